@@ -106,8 +106,8 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
-			Generation: generations.Generation,
-			Addresses:  node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Generation: generations.Generation, Processor: agent.ThreadTime,
+			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
 		},
 		agent.NewHost(k, o.AcceptForeign),

@@ -25,43 +25,48 @@ type Change struct {
 func Follow(ctx context.Context) <-chan Change { return follow(ctx, dial) }
 
 func follow(ctx context.Context, d dialer) <-chan Change {
-	const pause = time.Second
 	changes := make(chan Change, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if err := listen(ctx, d, changes); ctx.Err() == nil {
+			begun := time.Now()
+			pause, err := listen(ctx, d, changes, begun)
+			if err != nil && ctx.Err() == nil {
 				deliver(changes, Change{Err: err})
 			}
-			time.Sleep(pause)
+			select {
+			case <-time.After(time.Until(begun.Add(pause))):
+			case <-ctx.Done():
+			}
 		}
 	}()
 	return changes
 }
 
-// listen delivers lists until there is an error.
-func listen(ctx context.Context, d dialer, changes chan Change) error {
-	// While there are events all the time, lists take one part in share of it.
-	const share, longest = 200, 2 * time.Second
+// listen delivers a list, and returns after the first event since then, with the least time
+// from one list to the next. Until that is over there is no socket: each event would wake
+// the program.
+func listen(ctx context.Context, d dialer, changes chan Change, begun time.Time) (pause time.Duration, err error) {
+	const (
+		share             = 200 // lists take one part in it, while there are events all the time
+		shortest, longest = 250 * time.Millisecond, 2 * time.Second
+		afterError        = time.Second
+	)
 	nl, err := d(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {
-		return err
+		return afterError, err
 	}
 	defer func() { _ = nl.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = nl.SetReadDeadline(time.Unix(1, 0)) })()
-	for {
-		begun := time.Now()
-		addresses, err := addressesOf(d)
-		if err == nil {
-			deliver(changes, Change{Addresses: addresses})
-		}
-		time.Sleep(min(share*time.Since(begun), longest))
-		if err == nil {
-			_, err = nl.Receive()
-		}
-		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, errTorn) { // those mean events
-			return err
-		}
+	addresses, err := addressesOf(d)
+	pause = min(max(shortest, share*time.Since(begun)), longest)
+	if err == nil {
+		deliver(changes, Change{Addresses: addresses})
+		_, err = nl.Receive()
 	}
+	if err == nil || errors.Is(err, unix.ENOBUFS) || errors.Is(err, errTorn) { // those mean events
+		return pause, nil
+	}
+	return afterError, err
 }
 
 // deliver replaces a change that has not been received yet.

@@ -2,10 +2,10 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +35,7 @@ type Inputs struct {
 	Hangup   <-chan os.Signal
 
 	Generation func() (uint32, error) // of the ruleset
+	Processor  func() time.Duration   // processor time of the calling thread, as by ThreadTime
 
 	// Addresses lists those of the node, and Follow reports their changes. Both are
 	// called when a config first has snatAddresses.
@@ -128,6 +129,9 @@ type event struct {
 // full reports whether everything is to be checked.
 func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
 
+// checks reports whether the kernel is compared even with an unchanged policy.
+func (e event) checks() bool { return e.files == nil && e.moved == nil }
+
 // Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
 	a.second.try()
@@ -152,12 +156,16 @@ func (a *Agent) Run(ctx context.Context) {
 // wait returns the next event, or false if ctx is done.
 func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 	for {
+		moves := a.moves
+		if !a.schedule.addresses.ready(time.Now()) {
+			moves = nil // a later change replaces it
+		}
 		select {
 		case <-ctx.Done():
 			return event{}, false
 		case f := <-a.in.Files:
 			return event{reason: onConfig, files: &f}, true
-		case c := <-a.moves:
+		case c := <-moves:
 			return event{reason: onAddresses, moved: &c}, true
 		case <-a.in.Hangup:
 			a.in.Reread()
@@ -180,7 +188,9 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 
 // handle handles an event: the policy is chosen, applied and reported.
 func (a *Agent) handle(ctx context.Context, before view, e event) view {
-	start := time.Now()
+	runtime.LockOSThread() // its processor time is the cost
+	defer runtime.UnlockOSThread()
+	start, spent := time.Now(), a.in.Processor()
 	v := before
 	v.step = step{reason: e.reason}
 	if e.files != nil {
@@ -197,7 +207,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		a.publish(v) // for observers that act for the policy in the kernel
 	}
 	depth := a.depth(v, e)
-	if err == nil && v.policy.want != nil && (e.files == nil && e.moved == nil || v.policy.want != before.policy.want) {
+	if err == nil && v.policy.want != nil && (e.checks() || v.policy.want != before.policy.want) {
 		var applied kernel.Applied
 		if applied, err = a.kernel.Apply(ctx, *v.policy.want, depth); err == nil {
 			v = v.after(applied, time.Now())
@@ -208,16 +218,17 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	} else if err == nil && v.policy.want == nil {
 		v.refusal, v.tries = nil, 0
 	}
-	if errors.Is(err, context.Canceled) {
-		return before // the agent ends
+	if ctx.Err() != nil {
+		return before // the agent ends, and has said so
 	}
-	if err != nil {
-		v.step.err, v.refusal = err, err
+	v.step.err = err
+	if err != nil && !(kernel.Delayed(err) && v.inForce()) {
+		v.refusal = err
 		if e.reason != onDrift || before.refusal == nil {
 			v.tries++
 		}
 	}
-	v.step.took = time.Since(start)
+	v.step.took, v.step.cost = time.Since(start), a.in.Processor()-spent
 	a.plan(&v, before, depth)
 	// First the state, then the log: a reader of the line finds us ready.
 	a.state.Store(&v)

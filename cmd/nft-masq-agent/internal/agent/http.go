@@ -85,8 +85,9 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 				reported = err.Error()
 				log.Error("cannot listen on "+address+", retrying", zap.String("event", "listen_failed"), zap.Error(err))
 			}
-			tries++
-			wait(ctx, backoff(tries))
+			if tries++; !wait(ctx, backoff(tries)) {
+				return
+			}
 			listener, err = listen(address)
 		}
 	}()

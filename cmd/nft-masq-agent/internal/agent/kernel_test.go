@@ -53,7 +53,7 @@ func TestMetricsCountConnections(t *testing.T) {
 			}}}
 			log, lines := logLines()
 			a := New(Inputs{
-				Files: files, Generation: func() (uint32, error) { return 0, nil },
+				Files: files, Generation: func() (uint32, error) { return 0, nil }, Processor: ThreadTime,
 				Interfaces: func() ([]node.Interface, error) { return nil, nil },
 				Lock:       func() (io.Closer, error) { return nil, unix.EADDRINUSE },
 				Later:      func() (io.Closer, error) { return nil, unix.EADDRINUSE },

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 // metrics are the counters of the loop and, at each scrape, its reported state
@@ -31,6 +32,7 @@ const (
 	inSyncResult  = "in_sync"
 	writtenResult = "written"
 	refusedResult = "refused"
+	delayedResult = "delayed" // by other programs' transactions
 )
 
 func newMetrics(a *Agent) *metrics {
@@ -38,7 +40,8 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written or refused.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written, refused, or delayed " +
+				"by other programs that write all the time.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",
@@ -47,7 +50,7 @@ func newMetrics(a *Agent) *metrics {
 		}),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
-		for _, result := range []string{inSyncResult, writtenResult, refusedResult} {
+		for _, result := range []string{inSyncResult, writtenResult, refusedResult, delayedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
@@ -63,6 +66,8 @@ func newMetrics(a *Agent) *metrics {
 func (m *metrics) count(v view) {
 	result := inSyncResult
 	switch {
+	case kernel.Delayed(v.step.err):
+		result = delayedResult
 	case v.step.err != nil:
 		result = refusedResult
 	case v.step.applied == nil:

@@ -3,8 +3,9 @@ package agent
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // After a rejection the agent retries after 1 s, 2 s, 4 s and so on up to 1 min,
@@ -38,50 +39,55 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// A pace bounds how much work other programs can cause.
-//
-// A program that commits to its own tables all the time makes us check ours
-// needlessly. After a check that took c, the next one is at least 200·c later, so
-// that checks take at most 0.5 % of the time, and resyncs as much. For 10,000 CIDRs that is
-// two seconds: until then checks leave out the elements of sets, and are limited alike.
-//
-// A program that reverts our repairs would make us write all the time: after many
-// repairs within a minute, they are one second apart.
-type pace struct {
-	notBefore time.Time // the next check because of a new generation
-	frameAt   time.Time // likewise, without the elements of sets
-	verifyAt  time.Time // the next one without
-	repairs   []time.Time
-	slow      bool
-}
-
 // checkShare limits everything that is read again and again to 0.5 % of one CPU: the
 // next time is at least that many times as far away as the last one took.
 const checkShare = 200
 
-const (
-	repairWindow = time.Minute
-	manyRepairs  = 30
-	longPause    = time.Second
-)
+// atOnce is for how many seconds of its share a pace lets work be done without a pause:
+// 110 ms of processor time, or thirty repairs in a row. What happens after a quiet time is
+// never delayed.
+const atOnce = 22 * time.Second
 
-// checked records a check that found nothing to restore, or failed, its duration, and
-// whether there was a new generation. The first one after a quiet time is never delayed.
-func (p *pace) checked(now time.Time, took time.Duration, changed bool) {
-	p.verifyAt = now.Add(max(verifyEvery, checkShare*took))
-	if changed {
-		p.notBefore = now.Add(checkShare * took)
+// leastRepair is what a repair costs at least, so that repairs against a program that
+// reverts them are one second apart in the end.
+const leastRepair = time.Second / checkShare
+
+// A pace bounds the processor time of work that others can cause as often as they like: to
+// 0.5 % of one CPU, as far as no pause is longer than a bound.
+type pace struct {
+	longest time.Duration // pause, whatever was spent
+	until   time.Time     // when what was spent will be no more than its share
+	slow    bool          // the last repair was not the last one of those at once
+}
+
+// ready reports whether there is no pause now.
+func (p *pace) ready(now time.Time) bool { return !now.Before(p.until.Add(-atOnce)) }
+
+// spend records work and its processor time.
+func (p *pace) spend(now time.Time, cost time.Duration) {
+	if p.until.Before(now) {
+		p.until = now
+	}
+	p.until = p.until.Add(checkShare * cost)
+	if last := now.Add(atOnce + p.longest); p.until.After(last) {
+		p.until = last
 	}
 }
 
-// restored records that rules were restored. It reports whether repairs are slowed
-// down from now on.
-func (p *pace) restored(now time.Time) (slowed bool) {
-	p.repairs = append(slices.DeleteFunc(p.repairs, func(t time.Time) bool { return now.Sub(t) > repairWindow }), now)
+// repaired records a repair. It reports whether repairs are slowed down from now on.
+func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
+	p.spend(now, max(cost, leastRepair))
 	was := p.slow
-	if p.slow = len(p.repairs) >= manyRepairs; p.slow {
-		p.frameAt = now.Add(longPause - compareEvery/2) // at a tick, which was just before now
-		p.notBefore = p.frameAt
-	}
+	p.slow = !p.ready(now)
 	return p.slow && !was
+}
+
+// ThreadTime returns the processor time of the calling thread, in user mode and in the
+// kernel. What it waits for, and what other threads do meanwhile, is not in it.
+func ThreadTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
 }

@@ -1,12 +1,13 @@
 package agent
 
 import (
+	"runtime"
 	"testing"
 	"time"
 )
 
 func TestSlowRepairsAreReportedOnceEachTimeTheyBegin(t *testing.T) {
-	var p pace
+	p := pace{longest: rulesPause}
 	now, reported := time.Now(), 0
 	for _, tt := range []struct {
 		pause    time.Duration // before the repairs
@@ -15,22 +16,62 @@ func TestSlowRepairsAreReportedOnceEachTimeTheyBegin(t *testing.T) {
 		reported int // until then
 		slow     bool
 	}{
-		{0, manyRepairs - 1, time.Second, 0, false},
-		{0, 1, 0, 1, true},
+		{0, 29, compareEvery, 0, false},
+		{0, 1, compareEvery, 1, true},
 		{0, 1000, time.Second, 1, true},
-		{2 * repairWindow, manyRepairs - 1, time.Second, 1, false},
-		{0, 1, time.Second, 2, true},
-		{0, 100, repairWindow / (manyRepairs - 2), 2, false},
+		{2 * atOnce, 29, compareEvery, 1, false},
+		{0, 1, compareEvery, 2, true},
+		{0, 100, 2 * time.Second, 2, false},
 	} {
 		now = now.Add(tt.pause)
 		for range tt.repairs {
 			now = now.Add(tt.apart)
-			if p.restored(now) {
+			if p.repaired(now, 0) {
 				reported++
 			}
 		}
-		if slow := p.notBefore.Equal(now.Add(longPause - compareEvery/2)); reported != tt.reported || slow != tt.slow {
+		if slow := !p.ready(now); reported != tt.reported || slow != tt.slow {
 			t.Errorf("%+v: reported %d times, slow: %t", tt, reported, slow)
 		}
+	}
+}
+
+// However much was spent, and however often, no pause is longer than the bound; and however
+// others use it, a pace lets them have 0.5 % of the time, and 110 ms at once.
+func TestPaceLimitsProcessorTimeAndPauses(t *testing.T) {
+	for _, cost := range []time.Duration{
+		time.Microsecond, time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, time.Second, time.Hour,
+	} {
+		p, begun := pace{longest: 10 * time.Second}, time.Now()
+		var spent, pause time.Duration
+		now, last := begun, begun
+		for ; now.Sub(begun) < time.Hour; now = now.Add(compareEvery) {
+			if p.ready(now) {
+				p.spend(now, cost)
+				spent, pause, last = spent+cost, max(pause, now.Sub(last)), now
+			}
+		}
+		if pause > p.longest {
+			t.Errorf("work of %s has pauses of %s", cost, pause)
+		}
+		if most := (time.Hour+atOnce)/checkShare + cost; checkShare*cost <= p.longest && spent > most {
+			t.Errorf("work of %s takes %s in an hour, more than %s", cost, spent, most)
+		}
+	}
+}
+
+func TestThreadTimeIsThatOfWorkAndNotOfWaiting(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := ThreadTime()
+	for n := 0; ThreadTime() == before; n++ {
+		if n > 1e9 {
+			t.Fatal("work takes no processor time")
+		}
+	}
+	before = ThreadTime()
+	time.Sleep(200 * time.Millisecond)
+	if used := ThreadTime() - before; used > 100*time.Millisecond {
+		t.Errorf("200 ms of sleep took %s of processor time", used)
 	}
 }

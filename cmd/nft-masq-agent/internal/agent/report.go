@@ -42,15 +42,18 @@ func (a *Agent) report(before, v view) (l lines) {
 	}
 	if before.refusal != nil && v.refusal == nil {
 		text := "kernel accepted the rules again"
-		if v.step.applied == nil {
+		switch {
+		case v.step.applied == nil:
 			text = "nftables can be read again; nothing is written"
+		case kernel.Delayed(before.refusal):
+			text = "the rules are checked and in place in spite of other programs' changes"
 		}
 		l.add(zap.InfoLevel, "rules_accepted", text)
 	}
 	if v.step.applied != nil {
 		a.reportApplied(&l, before, v, *v.step.applied)
 	}
-	if err := v.step.err; err != nil && (before.refusal == nil || before.refusal.Error() != err.Error()) {
+	if err := v.refusal; err != nil && (before.refusal == nil || before.refusal.Error() != err.Error()) {
 		reportRefusal(&l, err, v.hash() != "")
 	}
 	switch was := before.policy.from; {
@@ -173,23 +176,26 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 	return fields
 }
 
-// reportRefusal reports that the kernel cannot be read, or refuses the rules.
+// reportRefusal reports that the kernel cannot be read, or refuses the rules, or that other
+// programs keep us from both.
 func reportRefusal(l *lines, err error, installed bool) {
-	event, text := "rules_unreadable", "cannot read nftables; retrying"
-	if errors.Is(err, unix.EPERM) {
-		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"
-	}
-	if kernel.Refused(err) {
+	level, event, text := zap.ErrorLevel, "rules_unreadable", "cannot read nftables; retrying"
+	switch {
+	case kernel.Delayed(err):
+		level, event = zap.WarnLevel, "rules_delayed"
+		text = "other programs change nftables all the time; the rules are not yet written, retrying"
+	case kernel.Refused(err) && installed:
+		event, text = "rules_rejected", "kernel rejected the rules; previous rules stay, retrying"
+	case kernel.Refused(err):
 		event, text = "rules_rejected", "kernel rejected the rules, retrying"
-		if installed {
-			text = "kernel rejected the rules; previous rules stay, retrying"
-		}
+	case errors.Is(err, unix.EPERM):
+		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"
 	}
 	fields := []any{"error", err}
 	if hint := kernel.Hint(err); hint != "" {
 		fields = append(fields, "hint", hint)
 	}
-	l.add(zap.ErrorLevel, event, text, fields...)
+	l.add(level, event, text, fields...)
 }
 
 // reportMoved reports which source addresses connections have after a change of the

@@ -3,6 +3,7 @@ package agent
 import (
 	"time"
 
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 )
 
@@ -11,25 +12,51 @@ import (
 // transactions of all programs take several times as much time and memory.
 const compareEvery = 250 * time.Millisecond
 
-// verifyEvery is how often our table itself is read: one that is owned by a process is
-// deleted with its socket, without a new generation.
-const verifyEvery = 10 * time.Second
+// The longest pauses, so that rules are restored within 10 s and elements within 30 s
+// whatever checks cost: the rest is for the comparison and for the check itself.
+const (
+	rulesPause     = 10*time.Second - 2*compareEvery
+	elementsPause  = 25 * time.Second
+	addressesPause = 10 * time.Second
+)
 
-// A schedule is when the loop checks the kernel without being asked.
+// A schedule is when the loop checks the kernel without being asked. There are two checks:
+//
+//	check      what it reads                 when the generation is another one   otherwise
+//	rules      all but the elements of sets  within the pace of rules             10 s after the last check
+//	elements   everything                    within the pace of elements          at the resync
+//
+// A table that is owned by a process is deleted with its socket, without a new generation:
+// hence the 10 s. While the kernel refuses our rules, the check of rules reads everything,
+// because sets may be filled only in part.
 type schedule struct {
+	rules, elements check
+	checked         time.Time // when either was
+	addresses       pace      // of events about the addresses of the node
+
+	ticker *time.Ticker // compares the generation
+	timer  *time.Timer  // the next full check, or the next try
+	resync time.Duration
+	rest   time.Duration // after the last full check, because of its cost
+}
+
+// A check is one of the two, with its pace.
+type check struct {
 	pace
-	ticker     *time.Ticker // compares the generation
-	timer      *time.Timer  // the next full check, or the next try
-	generation uint32       // when last checked
-	framed     uint32       // when last checked without the elements of sets
-	changed    bool         // it was checked because of another generation
-	deepAt     time.Time    // the next check of more than our rules because of others
-	resync     time.Duration
-	cost       time.Duration // of the last full check, unless it wrote
+	seen uint32 // generation at the last one; 0: unknown
+}
+
+// due reports whether to check at a generation.
+func (c *check) due(generation uint32, now time.Time) bool {
+	return generation != c.seen && c.ready(now)
 }
 
 func newSchedule(resync time.Duration) schedule {
-	return schedule{ticker: time.NewTicker(compareEvery), timer: time.NewTimer(resync), resync: resync}
+	return schedule{
+		rules: check{pace: pace{longest: rulesPause}}, elements: check{pace: pace{longest: elementsPause}},
+		addresses: pace{longest: addressesPause},
+		ticker:    time.NewTicker(compareEvery), timer: time.NewTimer(resync), resync: resync,
+	}
 }
 
 func (s *schedule) stop() {
@@ -37,30 +64,38 @@ func (s *schedule) stop() {
 	s.timer.Stop()
 }
 
-// compare returns a check that is due: because the generation has changed since the last
-// one, or because that was long ago.
+// compare returns a check that is due.
 func (a *Agent) compare(v view) (e event, due bool) {
 	s, now := &a.schedule, time.Now()
 	generation, err := a.in.Generation()
 	if err != nil {
 		return e, false
 	}
-	e.reason, s.changed = onDrift, generation != s.generation
-	if !s.changed {
-		return e, !now.Before(s.verifyAt) && v.inForce()
-	}
-	if now.Before(s.notBefore) {
-		if generation == s.framed || now.Before(s.frameAt) || v.refusal != nil {
-			return e, false
+	e.reason = onDrift
+	switch {
+	case s.elements.due(generation, now):
+		if a.takesOver(v) {
+			e.depth = layout.TakeOver
 		}
-		e.depth, s.framed = layout.Frame, generation
-		return e, true
+	case v.policy.want == nil:
+		return e, false
+	case s.rules.due(generation, now), now.Sub(s.checked) >= rulesPause:
+		if v.inForce() {
+			e.depth = layout.Frame
+		}
+	default:
+		return e, false
 	}
-	s.generation, s.framed = generation, generation
-	if a.takesOver(v) && !now.Before(s.deepAt) {
-		e.depth = layout.TakeOver
-	}
+	s.saw(e.depth, generation, now)
 	return e, true
+}
+
+// saw records at which generation something was checked.
+func (s *schedule) saw(depth layout.Depth, generation uint32, now time.Time) {
+	s.rules.seen, s.checked = generation, now
+	if depth > layout.Frame {
+		s.elements.seen = generation
+	}
 }
 
 // takesOver reports whether the rules of older agents are removed: only once a config
@@ -83,45 +118,55 @@ func (a *Agent) depth(v view, e event) layout.Depth {
 // plan plans the next checks after a step.
 func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	s, now := &a.schedule, time.Now()
-	drift := v.step.reason == onDrift && s.changed
-	applied := v.step.applied
-	if v.step.err != nil {
-		s.framed, _ = a.in.Generation() // our rules may be only partly written
-	} else if applied != nil {
-		s.framed = applied.Generation
-	}
-	if depth >= layout.Ours {
-		s.generation = s.framed
-	}
 	switch {
-	case v.step.err == nil && applied == nil:
-	case v.step.err == nil && (v.step.changed == restored || v.step.changed == removed):
-		v.step.slowed = s.restored(now)
-	case depth == layout.Frame:
-		s.frameAt = now.Add(checkShare * v.step.took)
-	default:
-		s.checked(now, v.step.took, drift && (depth == layout.Ours || v.step.err != nil))
+	case v.step.applied != nil:
+		s.saw(depth, v.step.applied.Generation, now)
+	case kernel.Delayed(v.step.err):
+		s.saw(depth, 0, now) // again, within the pace
+	case v.step.err != nil: // our rules may be only partly written
+		generation, _ := a.in.Generation()
+		s.saw(depth, generation, now)
 	}
-	if depth > layout.Ours && v.refusal == nil {
-		s.deepAt = now.Add(checkShare * v.step.took)
-	}
-	if c := v.policy.content; c.resync > 0 {
-		s.resync = c.resync
-	}
+	v.step.slowed = s.charge(*v, depth, now)
+
 	full := v.step.reason == onStart || v.step.reason == onResync || v.step.reason == onHangup
 	if v.refusal == nil && (full || v.full.IsZero()) {
-		v.full, s.cost = now, v.step.took
-		if v.step.changed != nothing {
-			s.cost = 0
-		}
+		v.full, s.rest = now, min(checkShare*v.step.cost, elementsPause)
 	}
 	if v.step.reason == onHangup {
 		v.hangups++
 	}
+	if c := v.policy.content; c.resync > 0 {
+		s.resync = c.resync
+	}
 	switch {
 	case v.refusal == nil:
-		s.timer.Reset(max(0, time.Until(v.full.Add(max(s.resync, checkShare*s.cost)))))
+		s.timer.Reset(max(0, time.Until(v.full.Add(max(s.resync, s.rest)))))
 	case v.step.reason != onDrift || before.refusal == nil: // other programs do not delay it
 		s.timer.Reset(backoff(v.tries))
 	}
+}
+
+// charge charges a step that others have caused to its pace. It reports whether repairs are
+// slowed down from now on.
+func (s *schedule) charge(v view, depth layout.Depth, now time.Time) (slowed bool) {
+	repaired := v.step.changed == restored || v.step.changed == removed
+	switch cost := v.step.cost; {
+	case v.step.reason == onAddresses:
+		s.addresses.spend(now, cost)
+	case v.step.reason != onDrift:
+	case depth == layout.Frame && repaired:
+		return s.rules.repaired(now, cost)
+	case depth == layout.Frame:
+		s.rules.spend(now, cost)
+	case repaired:
+		s.elements.repaired(now, cost)
+		return s.rules.repaired(now, 0)
+	default:
+		s.elements.spend(now, cost)
+		if v.refusal != nil { // then checks of rules are as deep
+			s.rules.spend(now, cost)
+		}
+	}
+	return false
 }

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/kernel"
 )
 
 // ErrStuck reports that the loop makes no progress.
@@ -54,7 +55,8 @@ func (a *Agent) Report() running.Report {
 	r := running.Report{
 		PID: os.Getpid(), Args: a.settings.Args, ConfigPath: a.settings.ConfigPath,
 		Alive: text(a.Alive()), Ready: text(v.ready()), Refusal: text(v.problem()),
-		Source: string(v.policy.from), Compiled: v.policy.want != nil, Addresses: v.addresses,
+		Delayed: kernel.Delayed(v.refusal),
+		Source:  string(v.policy.from), Compiled: v.policy.want != nil, Addresses: v.addresses,
 		SecondAgent: int(a.second.other.Load()),
 	}
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {

@@ -26,7 +26,7 @@ type view struct {
 	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
 	accepted  bool           // from an accepted config
 	told      running.Policy // about installed
-	refusal   error          // of the kernel; nil if the policy is in the kernel, as far as is known
+	refusal   error          // why it is not known to be in the kernel; nil if it is
 	tries     int            // since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
@@ -42,6 +42,7 @@ type step struct {
 	reason  string
 	read    bool            // a new content of the config
 	took    time.Duration   // including everything that was read
+	cost    time.Duration   // processor time
 	applied *kernel.Applied // nil if nothing was compared, or that failed
 	err     error           // because of which it failed
 	slowed  bool            // from now on repairs are slowed down
@@ -108,14 +109,17 @@ func (v view) ready() error {
 	return nil
 }
 
-// problem returns the kernel's refusal in words, nil for none.
+// problem returns the refusal in words, nil for none.
 func (v view) problem() error {
 	if v.refusal == nil {
 		return nil
 	}
 	text := "cannot read nftables: %w"
-	if kernel.Refused(v.refusal) {
+	switch {
+	case kernel.Refused(v.refusal):
 		text = "the kernel rejected the rules: %w"
+	case kernel.Delayed(v.refusal):
+		text = "the rules are not yet written, because other programs change nftables all the time: %w"
 	}
 	if hint := kernel.Hint(v.refusal); hint != "" {
 		text += "; " + hint

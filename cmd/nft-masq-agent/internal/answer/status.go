@@ -132,7 +132,10 @@ func NewStatus(h Head, o options.Options, l options.Loaded, err error) Status {
 // SetAgent sets the report on the running agent.
 func (r *Status) SetAgent(a running.Report) {
 	r.Agent = &Agent{a.PID, append([]string{}, a.Args...), a.Policy}
-	if a.Refusal != "" {
+	switch {
+	case a.Delayed:
+		r.Add(config.Error, "rules-delayed", "%s", a.Refusal)
+	case a.Refusal != "":
 		r.Add(config.Error, "kernel-refusal", "the agent cannot write its rules: %s", a.Refusal)
 	}
 	if a.SecondAgent != 0 {
@@ -283,7 +286,7 @@ func (r *Status) String() string {
 // weights are the errors by weight; the empty one stands for all others, which are those of
 // the files.
 var weights = []string{
-	"kernel-refusal", "config-rejected", "", "second-agent", "out-of-sync", "older-agent", "interface-list-unmatched",
+	"kernel-refusal", "rules-delayed", "config-rejected", "", "second-agent", "out-of-sync", "older-agent", "interface-list-unmatched",
 	"conflict", "overruled", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
 }
 

@@ -46,6 +46,8 @@ type Report struct {
 	Warnings config.Problems `json:"warnings"`
 	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
 	Refusal string `json:"refusal"`
+	// Delayed says that it is only because other programs write all the time.
+	Delayed bool `json:"delayed"`
 	// SecondAgent is the process of another agent in this network namespace, 0 for none; -1
 	// if its namespace hides it. The agent knows only of one that was there before it.
 	SecondAgent int `json:"secondAgent"`
