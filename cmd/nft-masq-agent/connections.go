@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
@@ -211,7 +210,7 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 			return err
 		case now.known != nil:
 			p = now.known.Want.Policy
-			j, err = agent.Judge(now.known)
+			j, err = now.known.Judge()
 			return err
 		case f.stale && !now.found:
 			return errNoRules

@@ -78,8 +78,11 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/rule"},
 		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
 		"nft/kernel": {
-			"nft", "nft/node", "nft/iprange", "nft/layout", "nft/layouts", "nft/native",
-			"nft/xtables", "nft/foreign", "nft/older", "nft/nfnetlink", "nft/rule",
+			"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/rule",
+		},
+		"nft/neighbors": {
+			"nft", "nft/conntrack", "nft/foreign", "nft/iprange", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/node",
+			"nft/older",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
@@ -88,14 +91,14 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
 			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer",
-			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/older",
+			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/older",
 			"nft/nfnetlink", "nft/node",
 		},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
-			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/kernel",
+			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
 			"nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 		},
 	}

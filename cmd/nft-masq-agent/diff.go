@@ -6,13 +6,12 @@ import (
 	"flag"
 	"fmt"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 )
 
 func diffCommand() command {
@@ -126,8 +125,8 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 
 // countOpen counts the open connections of pods in each change, and those that both
 // policies masquerade but that keep a source address that the second does not allow.
-func countOpen(d *answer.Diff, state *kernel.State, before, after nft.Policy) error {
-	evidence, err := agent.Evidence(state)
+func countOpen(d *answer.Diff, state *neighbors.State, before, after nft.Policy) error {
+	evidence, err := state.Evidence()
 	if err != nil {
 		return err
 	}

@@ -9,13 +9,12 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
@@ -114,7 +113,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		judged = s.Ruleset
 	}
 	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
-	var tracer *kernel.Tracer
+	var tracer *neighbors.Tracer
 	if readErr == nil {
 		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
 			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
@@ -223,12 +222,12 @@ func aboutPods(
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(held *kernel.State, src, dst netip.Addr) (int, error) {
+func staleTo(held *neighbors.State, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.from = netip.PrefixFrom(src, src.BitLen())
 	}
-	j, err := agent.Judge(held)
+	j, err := held.Judge()
 	if err != nil {
 		return 0, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
 
 	"golang.org/x/sys/unix"
@@ -57,7 +57,7 @@ type environment struct {
 	proc           string // mount point of procfs
 	socket         string // of the running agent
 
-	kernel    func() *kernel.Kernel                                      // opens that of this network namespace
+	kernel    func() *neighbors.Node                                     // opens that of this network namespace
 	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
 	addresses func() ([]netip.Addr, error)                               // [node.Addresses]
 	pods      func(ipv6 bool) ([]netip.Addr, error)                      // [node.Pods]
@@ -75,7 +75,7 @@ func theEnvironment() environment {
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,
-		kernel:    kernel.Open,
+		kernel:    neighbors.Open,
 		routes:    node.Lookup,
 		addresses: node.Addresses,
 		pods:      node.Pods,

@@ -17,6 +17,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/node"
@@ -111,8 +112,8 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
-		kernel: func() *kernel.Kernel {
-			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
+		kernel: func() *neighbors.Node {
+			return neighbors.New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable })))
 		},
 		routes:    routes,
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },

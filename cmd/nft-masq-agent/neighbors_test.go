@@ -48,7 +48,7 @@ const (
 	everywhere       // the pods of other nodes, too
 )
 
-func neighbors() []neighbor {
+func beside() []neighbor {
 	docker, tailnet := []string{"172.17.0.9/16"}, []string{"100.100.2.2/32", "fd7a:115c:a1e0::2/128"}
 	firewalld := []string{"172.30.0.9/24"}
 	// The members of an ipset, and marks that Cilium's programs in the kernel set for its proxy.
@@ -339,7 +339,7 @@ func (l *lab) states(t *testing.T, nb neighbor, p labPolicy) {
 func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "ip", "iptables-nft-restore", "ip6tables-nft-restore")
-	rows := append([]neighbor{{}, {v6Only: true}}, neighbors()...)
+	rows := append([]neighbor{{}, {v6Only: true}}, beside()...)
 	sent := make([]atomic.Int64, len(rows))
 	t.Run("next to", func(t *testing.T) {
 		for i, nb := range rows {

@@ -14,8 +14,8 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/neighbors"
 )
 
 // nodeFlags are the flags of the commands that answer for this node.
@@ -36,7 +36,7 @@ type session struct {
 	*nodeFlags
 	options.Loaded
 	rejected error // why the config is rejected, or cannot be read
-	kernel   *kernel.Kernel
+	kernel   *neighbors.Node
 
 	agent *running.Report // of the agent that runs here; nil if none answers
 	whose string          // whose flags are used, as text; "" for those of the command line
@@ -122,10 +122,10 @@ func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 // An inForce is what the kernel has of our rules.
 type inForce struct {
 	layout.Installed
-	state   *kernel.State // compared with the config
-	found   bool          // there are rules of ours
-	known   *kernel.State // compared with the candidate that they are exactly; nil if they are none
-	unknown string        // why not, a sentence without its end; "" if there are none
+	state   *neighbors.State // compared with the config
+	found   bool             // there are rules of ours
+	known   *neighbors.State // compared with the candidate that they are exactly; nil if they are none
+	unknown string           // why not, a sentence without its end; "" if there are none
 }
 
 // inForce compares our rules in the kernel with the candidates. The hash that the kernel's
@@ -135,7 +135,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if s.rejected == nil && s.Ruleset != nil {
 		want = *s.Ruleset
 	}
-	if f.state, err = s.kernel.Read(ctx, want, layout.Beside); err != nil {
+	if f.state, err = s.kernel.Survey(ctx, want); err != nil {
 		return f, hinted(err)
 	}
 	if f.Installed, f.found = f.state.Installed(); !f.found {
@@ -147,7 +147,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 		}
 		state := f.state
 		if !r.Same(want) {
-			if state, err = s.kernel.Read(ctx, *r, layout.Beside); err != nil {
+			if state, err = s.kernel.Survey(ctx, *r); err != nil {
 				return f, hinted(err)
 			}
 		}

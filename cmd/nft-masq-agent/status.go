@@ -6,12 +6,11 @@ import (
 	"flag"
 	"slices"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
 )
 
@@ -83,7 +82,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	if err := now.state.Foreign(); err != nil {
 		// Neither its rules nor their counters are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		r.SetOthers(kernel.Others{})
+		r.SetOthers(neighbors.Others{})
 		return nil
 	}
 	if s.rejected == nil {
@@ -114,7 +113,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 }
 
 // examine adds the report on other programs' rules and on this node.
-func (s *session) examine(r *answer.Status, state *kernel.State) error {
+func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 	want := state.Want
 	r.SNAT = answer.NodeSNAT(want.Policy)
 	others, err := state.Others()
@@ -137,8 +136,8 @@ func (s *session) examine(r *answer.Status, state *kernel.State) error {
 
 // countStale adds the report on connections that contradict the policy in the kernel, and on
 // source ports.
-func countStale(r *answer.Status, held *kernel.State) {
-	j, err := agent.Judge(held)
+func countStale(r *answer.Status, held *neighbors.State) {
+	j, err := held.Judge()
 	var stale conntrack.Stale
 	var tally conntrack.Tally
 	ports, among := held.Want.Policy.SourcePorts()

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -57,6 +58,24 @@ func (s Snapshot) byID() map[id]*Chain {
 		chains[chainID(s.Chains[i].Chain)] = &s.Chains[i]
 	}
 	return chains
+}
+
+// EachRule returns what reads the rules of a chain, from the kernel if they are not in the
+// snapshot.
+func (s Snapshot) EachRule(c *nfnetlink.Conn) older.EachRule {
+	chains := s.byID()
+	return func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
+		read := chains[id{family, table, chain}]
+		if read == nil || read.Unread {
+			return c.EachRule(family, table, chain, do)
+		}
+		for _, r := range read.Rules {
+			if err := do(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // Read reads the postrouting chains of the families ip, ip6 and inet, those before

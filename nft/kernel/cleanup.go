@@ -3,10 +3,12 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 )
 
 // A Removal selects what Cleanup removes.
@@ -23,7 +25,7 @@ const (
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
 	k.settled = nil
-	err = again(ctx, func() error {
+	err = Again(ctx, func() error {
 		s, err := k.removable(ctx, what)
 		if err != nil {
 			return err
@@ -44,7 +46,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 
 // Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
-	err = again(ctx, func() error {
+	err = Again(ctx, func() error {
 		s, err := k.removable(ctx, what)
 		if err == nil {
 			found = names(s.Differences())
@@ -88,6 +90,20 @@ func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool
 	return found, ok, err
 }
 
+// XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
+// changes do not affect the generation of the ruleset.
+func (k *Kernel) XTables() ([]older.XTable, error) { return k.xtables() }
+
+// OlderDecides reports whether packets reach rules of an iptables-based agent.
+func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
+	tables, err := k.xtables()
+	if err != nil || len(tables) > 0 {
+		return len(tables) > 0, err
+	}
+	s, err := k.Read(ctx, nft.Ruleset{}, layout.TakeOver)
+	return err == nil && slices.ContainsFunc(s.legacy, older.Chain.Decides), err
+}
+
 // OnlyNAT reports whether the base chain of our table is the only one of type nat
 // in nf_tables. When it is deleted, the kernel stops translating in this
 // namespace, and masqueraded connections break.
@@ -95,7 +111,7 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		var chains []nfnetlink.Chain
-		err := again(ctx, func() (err error) {
+		err := Again(ctx, func() (err error) {
 			chains, err = k.conn.In(ctx).Chains(f)
 			return err
 		})

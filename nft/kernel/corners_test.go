@@ -12,7 +12,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -184,10 +183,8 @@ func TestRenamedChainIsFoundAndCleanedUp(t *testing.T) {
 			if err != nil || !ok || found.Hash != want.Hash() || found.Layout != want.Layout {
 				t.Errorf("installed are %+v: %t, %v", found, ok, err)
 			}
-			others, err := k.Others(t.Context(), want)
-			named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
-			if err != nil || len(others.Legacy) > 0 || slices.ContainsFunc(others.Conflicts, named) {
-				t.Errorf("others are %+v, %v", others, err)
+			if found, err := k.Older(t.Context(), want); err != nil || len(found) > 0 {
+				t.Errorf("of older agents are %v, %v", found, err)
 			}
 			removed, err := k.Cleanup(t.Context(), Ours)
 			if err != nil || len(removed) != 2 {
@@ -228,9 +225,9 @@ func TestRenamedChainWithAnotherProgramsRuleIsReported(t *testing.T) {
 		if diff := cmp.Diff(before, foreignRules(t, ns)); !tt.ours && diff != "" {
 			t.Errorf("%v: foreign rules (-before +after):\n%s", tt.change, diff)
 		}
-		others, err := k.Others(t.Context(), want)
-		if err != nil || (len(others.Legacy) == 1 && others.Legacy[0].Name == "RENAMED") == tt.ours {
-			t.Errorf("%v: others are %+v, %v", tt.change, others, err)
+		found, err := k.Older(t.Context(), want)
+		if err != nil || (len(found) == 1 && found[0].Name == "RENAMED") == tt.ours {
+			t.Errorf("%v: of older agents are %v, %v", tt.change, found, err)
 		}
 		apply(t, k, want, layout.TakeOver)
 		if text := nfttest.ListRuleset(t, ns); strings.Contains(text, "RENAMED") {

@@ -4,18 +4,15 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
@@ -25,12 +22,7 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
-	// These read what is not nftables in the thread's namespace.
-	xtables    func() ([]older.XTable, error)
-	leftovers  func() ([]string, error)
-	interfaces func() ([]node.Interface, error)
-	networks   func() ([]node.Network, error)
-	local      func() ([]netip.Prefix, error)
+	xtables        func() ([]older.XTable, error) // of the thread's namespace
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
@@ -43,19 +35,16 @@ type Kernel struct {
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
 	k.xtables = func() ([]older.XTable, error) { return older.XTables("/proc/thread-self/net") }
-	k.leftovers, k.interfaces, k.networks, k.local = node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes
 	return k
 }
 
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{
-		conn: c, scraping: c.Another(), xtables: none[older.XTable], leftovers: none[string],
-		interfaces: none[node.Interface], networks: none[node.Network], local: none[netip.Prefix],
-	}
+	return &Kernel{conn: c, scraping: c.Another(), xtables: func() ([]older.XTable, error) { return nil, nil }}
 }
 
-func none[T any]() ([]T, error) { return nil, nil }
+// In returns the connection, whose requests end when ctx does.
+func (k *Kernel) In(ctx context.Context) *nfnetlink.Conn { return k.conn.In(ctx) }
 
 // Close closes the connection; the rules stay.
 func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.Close()) }
@@ -74,7 +63,7 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 // Read reads the kernel, to compare it with the wanted ruleset without writing.
 func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (s *State, err error) {
 	t := task{want: want, depth: depth, first: true}
-	err = again(ctx, func() error {
+	err = Again(ctx, func() error {
 		s, _, err = k.look(ctx, &t)
 		return err
 	})
@@ -113,7 +102,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 		t.before = k.right
 	}
 	k.right = nil
-	err = again(ctx, func() error {
+	err = Again(ctx, func() error {
 		a, err = k.attempt(ctx, &t)
 		return err
 	})
@@ -128,10 +117,10 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 // attempts is how often a task is repeated while other programs write.
 const attempts = 20
 
-// again repeats a task until it succeeds, or fails for another reason than that another
+// Again repeats a task until it succeeds, or fails for another reason than that another
 // program wrote at the same time. Two agents that fill the same sets would disrupt each
 // other forever if they did not wait for different times.
-func again(ctx context.Context, do func() error) (err error) {
+func Again(ctx context.Context, do func() error) (err error) {
 	for n := range attempts {
 		if err = do(); !disturbed(err) {
 			return err
@@ -219,7 +208,6 @@ func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
 	if whole {
 		a.Generation = s.generation
 	}
-	s.others = foreign.Snapshot{} // it can be large
 	k.right = s
 	return a, nil
 }

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/older"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -107,20 +108,11 @@ func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
 	return s.Foreign()
 }
 
-// Others reads other programs' rules.
-func (k *Kernel) Others(ctx context.Context, want nft.Ruleset) (Others, error) {
-	s, err := k.Read(ctx, want, layout.Beside)
-	if err != nil {
-		return Others{}, err
-	}
-	return s.Others()
-}
-
-// Tracer reads the rules that the kernel has, of which known is ours.
-func (k *Kernel) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
-	s, err := k.Read(ctx, known, layout.Everything)
+// Older finds the chains of older agents.
+func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) ([]older.Chain, error) {
+	s, err := k.Read(ctx, want, layout.TakeOver)
 	if err != nil {
 		return nil, err
 	}
-	return s.Tracer(ctx, known)
+	return s.legacy, nil
 }

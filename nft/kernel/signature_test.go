@@ -61,9 +61,8 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("%+v, %v", a, err)
 			}
 			stay("after Apply")
-			if others, err := k.Others(t.Context(), native); err != nil || len(others.Legacy) == 0 ||
-				!others.OlderAgentDecides() {
-				t.Errorf("%+v, %v", others.Legacy, err)
+			if decides, err := k.OlderDecides(t.Context()); !decides || err != nil {
+				t.Errorf("the older agent decides: %t, %v", decides, err)
 			}
 			if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
 				t.Errorf("removed %q, %v", removed, err)
@@ -149,9 +148,8 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
-		if others, err := k.Others(t.Context(), want); err != nil || len(others.Legacy) != 1 ||
-			others.Legacy[0].Family != nfnetlink.IPv6 {
-			t.Errorf("%s: %v, %v", name, others.Legacy, err)
+		if found, err := k.Older(t.Context(), want); err != nil || len(found) != 1 || found[0].Family != nfnetlink.IPv6 {
+			t.Errorf("%s: %v, %v", name, found, err)
 		}
 		if a, err := k.Apply(t.Context(), want, layout.TakeOver); err != nil || len(a.TookOver) != 1 {
 			t.Errorf("%s: %+v, %v", name, a, err)

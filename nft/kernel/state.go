@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -14,15 +13,13 @@ import (
 )
 
 // A State is what the kernel has at one generation: our rules, compared with the wanted
-// ones, and those of other programs if they were read.
+// ones.
 type State struct {
 	Want       nft.Ruleset
-	kernel     *Kernel
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
-	others     foreign.Snapshot
-	legacy     []older.Chain // that is to go
+	legacy     []older.Chain  // that is to go
 }
 
 // A reader reads the rules of a mode.
@@ -43,7 +40,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Want: want, kernel: k, generation: generation}
+	s := &State{Want: want, generation: generation}
 	for i, r := range readers() {
 		var earlier, now layout.State
 		if before != nil {
@@ -58,21 +55,16 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			s.wanted = now
 		}
 	}
-	if depth == layout.Beside {
-		if s.others, err = foreign.Read(ctx, c, s.owns); err != nil {
-			return nil, err
-		}
-	}
 	if depth == layout.TakeOver {
-		if s.legacy, err = older.Find(c, s.owns); err != nil {
+		if s.legacy, err = older.Find(c, c.EachRule, s.Owns); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-// owns reports whether a chain is ours, or will be.
-func (s *State) owns(c nfnetlink.Chain) bool {
+// Owns reports whether a chain is ours, or will be.
+func (s *State) Owns(c nfnetlink.Chain) bool {
 	for _, m := range s.modes {
 		if m != nil && m.Owns(c) {
 			return true

@@ -202,9 +202,8 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 							t.Errorf("what is not ours (-before the agent +after the take-over):\n%s", diff)
 						}
 						inSync(t, top.Node, way.want)
-						others, err := k.Others(t.Context(), way.want)
-						if err != nil || len(others.Legacy) > 0 {
-							t.Errorf("left %v: %v", others.Legacy, err)
+						if left, err := k.Older(t.Context(), way.want); err != nil || len(left) > 0 {
+							t.Errorf("left %v: %v", left, err)
 						}
 						agent.comeBack(t, top.Node, way.want)
 					}

@@ -266,16 +266,6 @@ func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
 	}
 }
 
-// The chain that drops is not the one that masquerades.
-func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
-	for _, c := range []config.Config{enforcing(), droppingInvalid()} {
-		want := nft.Compile(c, enforcingOptions())
-		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
-			t.Errorf("priority %d:\n%s", got, want)
-		}
-	}
-}
-
 func TestChainThatDropsIsRestored(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")

@@ -22,9 +22,7 @@ const (
 	Ours
 	// Everything is also what other modes, or other names of our chain, left behind.
 	Everything
-	// Beside is also other programs' rules that concern masquerading.
-	Beside
-	// TakeOver means that those of iptables-based agents are to go.
+	// TakeOver is also the rules of iptables-based agents, which are to go.
 	TakeOver
 )
 

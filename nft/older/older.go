@@ -60,11 +60,15 @@ type Chain struct {
 	RandomFully bool
 }
 
+// EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
+type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
+
 // Find finds the chains of iptables-based agents, other than ours: by their names, by the
 // comments of their rules, and by the comments of jumps to them. A chain with a name
-// unknown for agents is found only if it is reachable from a postrouting chain.
-func Find(c *nfnetlink.Conn, own func(nfnetlink.Chain) bool) ([]Chain, error) {
-	l := search{conn: c, own: own, chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
+// unknown for agents is found only if it is reachable from a postrouting chain. each reads
+// the rules of a chain, as the connection does.
+func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool) ([]Chain, error) {
+	l := search{conn: c, each: each, own: own, chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
 			return nil, fmt.Errorf("search for older agents: %w", err)
@@ -101,6 +105,7 @@ const maxRules = 60_000
 
 type search struct {
 	conn   *nfnetlink.Conn
+	each   EachRule
 	own    func(nfnetlink.Chain) bool
 	rules  int // the number of rules read
 	chains map[id]*chain
@@ -181,7 +186,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 	if c.own || l.rules+int(of.Use) > maxRules {
 		return nil
 	}
-	err := l.conn.EachRule(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
+	err := l.each(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
 		c.rules++
 		c.randomFully = c.randomFully || rule.RandomFully(r)
 		text := comment(r)

@@ -41,7 +41,7 @@ func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Cha
 	t.Helper()
 	generation, err := c.Generation()
 	if err == nil {
-		found, err = older.Find(c, func(nfnetlink.Chain) bool { return false })
+		found, err = older.Find(c, c.EachRule, func(nfnetlink.Chain) bool { return false })
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
-	found, err := older.Find(c, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	found, err := older.Find(c, c.EachRule, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -265,9 +265,7 @@ func (a *Agent) decide(ctx context.Context, v *view, e event) error {
 		if found {
 			n.previous = &left
 		} else if err == nil && v.content.want == nil {
-			var others kernel.Others
-			others, err = a.kernel.Older(ctx)
-			n.older = others.OlderAgentDecides()
+			n.older, err = a.kernel.OlderDecides(ctx)
 		}
 		if err != nil {
 			v.policy = policy{}

@@ -27,6 +27,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
@@ -56,7 +57,7 @@ type world struct {
 	ends       bool          // the agent, during the next check
 	end        func()
 	exchanged  bool // an element of a set was
-	others     kernel.Others
+	others     neighbors.Others
 	surveys    int           // that began
 	surveying  int           // that are running
 	surveyCost time.Duration // how long one takes
@@ -155,7 +156,10 @@ func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *connt
 	return w.flush(r, which, listed)
 }
 
-func (w *world) Older(context.Context) (kernel.Others, error) { return w.seen(), w.refusal() }
+func (w *world) OlderDecides(context.Context) (bool, error) {
+	o := w.seen()
+	return slices.ContainsFunc(o.Legacy, older.Chain.Decides) || len(o.XTables) > 0, w.refusal()
+}
 
 func (w *world) XTables() ([]older.XTable, error) { return w.seen().XTables, nil }
 
@@ -216,19 +220,19 @@ func (w *world) lock() (io.Closer, error) {
 	return w, nil
 }
 
-func (w *world) seen() kernel.Others {
+func (w *world) seen() neighbors.Others {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.others
 }
 
-func (w *world) Others(_ context.Context, _ nft.Ruleset) (kernel.Others, error) {
+func (w *world) Others(_ context.Context, _ nft.Ruleset) (neighbors.Others, error) {
 	w.mu.Lock()
 	w.surveys++
 	w.surveying++
 	others, cost := w.others, w.surveyCost
 	if w.surveying > 1 {
-		others = kernel.Others{Unread: w.surveying} // as seen in the log
+		others = neighbors.Others{Unread: w.surveying} // as seen in the log
 	}
 	w.mu.Unlock()
 	time.Sleep(cost)
@@ -246,7 +250,7 @@ func (w *world) locked(use func()) {
 }
 
 // find sets other programs' rules on the node.
-func (w *world) find(o kernel.Others) {
+func (w *world) find(o neighbors.Others) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.others = o
@@ -699,8 +703,8 @@ func TestHangupChecksFileAndKernel(t *testing.T) {
 }
 
 // legacy is the leftovers of an older agent.
-func legacy() kernel.Others {
-	return kernel.Others{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+func legacy() neighbors.Others {
+	return neighbors.Others{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
 }
 
 func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
@@ -716,7 +720,7 @@ func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
 		}
 		synctest.Wait()
 		wantLines(t, w.messages())
-		w.others = kernel.Others{}
+		w.others = neighbors.Others{}
 		w.commit()
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -748,7 +752,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged)...),
 			"more rules of other programs contradict the config; see nft-masq-agent status")...)
 		// The same rules again, with different handles, and one more.
-		w.others = kernel.Others{}
+		w.others = neighbors.Others{}
 		conflicts("other", 1)
 		conflicts("nat", maxLogged+3)
 		lookAgain()
@@ -766,7 +770,7 @@ func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		w.messages()
-		w.others = kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}
+		w.others = neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}
 		w.files <- file("100.64.0.0/10")
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")

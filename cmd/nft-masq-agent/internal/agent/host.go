@@ -2,8 +2,6 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"net/netip"
 	"runtime/debug"
 	"time"
 
@@ -14,8 +12,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
 )
 
@@ -23,13 +20,13 @@ import (
 type Kernel interface {
 	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
 	Installed(context.Context) (layout.Installed, bool, error)
-	Older(context.Context) (kernel.Others, error)
+	OlderDecides(context.Context) (bool, error)
 	Counters(nft.Layout) ([]nft.Counts, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables() ([]older.XTable, error)
 
 	// These run next to the others, which do not wait for them.
-	Others(context.Context, nft.Ruleset) (kernel.Others, error)
+	Others(context.Context, nft.Ruleset) (neighbors.Others, error)
 	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
 	Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush
 }
@@ -77,11 +74,11 @@ func (h *Host) alone(ctx context.Context, task func() error) error {
 }
 
 // apart reads the kernel with a connection of its own, and calls a task.
-func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*kernel.State) error) error {
+func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors.State) error) error {
 	return h.alone(ctx, func() error {
-		k := kernel.Open()
-		defer func() { _ = k.Close() }()
-		s, err := k.Read(ctx, want, layout.Beside)
+		n := neighbors.Open()
+		defer func() { _ = n.Close() }()
+		s, err := n.Survey(ctx, want)
 		if err != nil {
 			return err
 		}
@@ -93,8 +90,8 @@ func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*kernel.St
 func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 // Others reads other programs' rules.
-func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Others, err error) {
-	err = h.apart(ctx, want, func(s *kernel.State) (err error) {
+func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others neighbors.Others, err error) {
+	err = h.apart(ctx, want, func(s *neighbors.State) (err error) {
 		others, err = s.Others()
 		return err
 	})
@@ -104,8 +101,8 @@ func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others kernel.Othe
 
 // Stale counts the connections that contradict the policy of our ruleset in the kernel.
 func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
-	err = h.apart(ctx, r, func(s *kernel.State) error {
-		j, err := Judge(s)
+	err = h.apart(ctx, r, func(s *neighbors.State) error {
+		j, err := s.Judge()
 		if err == nil {
 			stale, err = conntrack.Open().CountStale(j)
 		}
@@ -122,8 +119,8 @@ func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntr
 			return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
 		},
 		Read: func(ctx context.Context) (j *conntrack.Judge, err error) {
-			err = h.apart(ctx, r, func(s *kernel.State) (err error) {
-				j, err = Judge(s)
+			err = h.apart(ctx, r, func(s *neighbors.State) (err error) {
+				j, err = s.Judge()
 				return err
 			})
 			return j, err
@@ -134,39 +131,4 @@ func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntr
 		err := p.Run(ctx)
 		return p.Deleted, err
 	}
-}
-
-// Judge returns a judge of connections for the policy that is wanted on this node.
-func Judge(s *kernel.State) (*conntrack.Judge, error) {
-	e, err := Evidence(s)
-	if err != nil {
-		return nil, err
-	}
-	return conntrack.NewJudge(s.Want.Policy, e), nil
-}
-
-// Evidence returns what a judge must know of this node. If anything cannot be read, no
-// connection is certain to be stale.
-func Evidence(s *kernel.State) (e conntrack.Evidence, err error) {
-	if e.Local, err = node.LocalPrefixes(); err != nil {
-		return e, err
-	}
-	rewrites := s.Rewrites()
-	if rewrites.Everything() {
-		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
-	}
-	legacy := map[bool]bool{} // by whether it is IPv6
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, err := older.LegacyRules("/proc/thread-self/net", family)
-		if err != nil {
-			return e, err
-		}
-		if rules > 0 {
-			legacy[family == nfnetlink.IPv6] = true
-			e.Spared = append(e.Spared, fmt.Sprintf("%stables-legacy -t nat -S lists rules of other programs: "+
-				"they may translate any connection of the family", family))
-		}
-	}
-	e.Others = func(src, dst netip.Addr, dnat bool) bool { return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) }
-	return e, nil
 }

@@ -17,7 +17,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
@@ -90,10 +90,10 @@ func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return openKernel(k.t, k.node).Counters(l)
 }
 
-func (k nodeKernel) Others(ctx context.Context, want nft.Ruleset) (kernel.Others, error) {
-	s, err := k.Read(ctx, want, layout.Beside)
+func (k nodeKernel) Others(ctx context.Context, want nft.Ruleset) (neighbors.Others, error) {
+	s, err := neighbors.New(k.Kernel).Survey(ctx, want)
 	if err != nil {
-		return kernel.Others{}, err
+		return neighbors.Others{}, err
 	}
 	return s.Others()
 }

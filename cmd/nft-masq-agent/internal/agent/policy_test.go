@@ -11,9 +11,9 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -97,7 +97,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 }
 
 // decides is an older agent's rules on a node, reachable by packets.
-func decides() kernel.Others {
+func decides() neighbors.Others {
 	o := legacy()
 	o.Legacy[0].Base = &nfnetlink.Chain{Name: "POSTROUTING"}
 	return o
@@ -152,11 +152,11 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 
 func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
 	for name, tt := range map[string]struct {
-		before, after kernel.Others
+		before, after neighbors.Others
 		source        Source
 	}{
-		"an older agent goes":  {decides(), kernel.Others{}, FromForeign},
-		"an older agent comes": {kernel.Others{}, decides(), FromDefaults},
+		"an older agent goes":  {decides(), neighbors.Others{}, FromForeign},
+		"an older agent comes": {neighbors.Others{}, decides(), FromDefaults},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -204,7 +204,7 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				}
 				// The next content is decided by what is there then.
 				w.refuse(unix.EPERM)
-				w.find(kernel.Others{})
+				w.find(neighbors.Others{})
 				w.files <- file("10.0.0.2")
 				w.wantSource(t, "")
 				w.refuse(nil)

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
 )
 
@@ -149,7 +149,7 @@ func (s *survey) logRouting(commands []string) {
 	}
 }
 
-func (s *survey) logLegacy(others kernel.Others) {
+func (s *survey) logLegacy(others neighbors.Others) {
 	found := namesOf(others.Legacy)
 	fields := []any{"found", found}
 	random := s.settings.NFT().RandomFully
@@ -177,7 +177,7 @@ func (s *survey) logLegacy(others kernel.Others) {
 // for each pod.
 const maxLogged = 20
 
-func (s *survey) logConflicts(others kernel.Others) {
+func (s *survey) logConflicts(others neighbors.Others) {
 	found, more := make(map[uint64]bool, len(others.Conflicts)), -maxLogged
 	for _, c := range slices.Concat(others.Conflicts, others.Overruled) {
 		is := c.Hash(s.seed)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -18,7 +18,7 @@ const contradicted = "another program's rule masquerades what the config exempts
 func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Hour
-		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
+		w.find(neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
 		w.settled(t)
 		w.tamper()
 		time.Sleep(compareEvery)
@@ -35,10 +35,10 @@ func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 func TestSurveysRunOneAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Minute
-		w.find(kernel.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
+		w.find(neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Second)
-		w.find(kernel.Others{})
+		w.find(neighbors.Others{})
 		w.files <- file("100.64.0.0/10")
 		time.Sleep(time.Second)
 		w.locked(func() { w.deep = 0 })
@@ -89,7 +89,7 @@ func TestSurveysTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		const bases = 1000
-		var found kernel.Others
+		var found neighbors.Others
 		for i := range 5 * bases {
 			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
 			found.Conflicts = append(found.Conflicts,
@@ -129,7 +129,7 @@ func TestRoutingRulesOfAnOlderAgentAreLoggedOnce(t *testing.T) {
 			{nil, nil},
 			{[]string{"ip rule del 1"}, []string{found}},
 		} {
-			w.find(kernel.Others{Routing: tt.commands})
+			w.find(neighbors.Others{Routing: tt.commands})
 			w.hangup <- unix.SIGHUP
 			synctest.Wait()
 			wantLines(t, w.messages(), tt.says...)

@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 )
 
 // A Why is the reason for an answer: a code for programs and its parameters.
@@ -32,7 +32,7 @@ const ownAddress = "the pod's own address"
 
 // Follow sets the headline from what the kernel does to the connection on each of its
 // paths. Those that lead nowhere are left out if the first one leads to another host.
-func (x *Explanation) Follow(paths []kernel.Path) {
+func (x *Explanation) Follow(paths []neighbors.Path) {
 	x.follow(paths[0])
 	all, away := []Explanation{*x}, []string(nil)
 	why := Why{Code: "unknown", Unknown: slices.Concat(paths[0].Depends, x.Why.Unknown)}
@@ -72,12 +72,12 @@ func (x *Explanation) Follow(paths []kernel.Path) {
 func distinct(texts []string) []string { return slices.Compact(slices.Sorted(slices.Values(texts))) }
 
 // leads reports whether a path leads to another host.
-func leads(n kernel.Path) bool {
+func leads(n neighbors.Path) bool {
 	return n.Packet.DstType != unix.RTN_LOCAL && n.Packet.DstType != unix.RTN_UNSPEC
 }
 
 // follow is Follow for one path.
-func (x *Explanation) follow(n kernel.Path) {
+func (x *Explanation) follow(n neighbors.Path) {
 	defer func() { x.Why.Interface = n.Out() }()
 	if dropped := n.Source.Dropped; dropped != nil {
 		r := newWay(*dropped, n)
@@ -126,7 +126,7 @@ func (x *Explanation) follow(n kernel.Path) {
 	x.certain(n, found, sees[0])
 }
 
-func (x *Explanation) certain(n kernel.Path, found []Rule, sees string) {
+func (x *Explanation) certain(n neighbors.Path, found []Rule, sees string) {
 	if a, err := netip.ParseAddr(sees); err == nil {
 		x.Sees = a.String()
 	}
@@ -194,7 +194,7 @@ func (x *Explanation) turnOff(w foreign.Way) {
 }
 
 // mayDrop notes the rules that drop the connection if a condition is true that is unknown.
-func (x *Explanation) mayDrop(n kernel.Path) {
+func (x *Explanation) mayDrop(n neighbors.Path) {
 	const most = 3
 	for i, w := range n.Source.Drops {
 		if i == most {
@@ -206,7 +206,7 @@ func (x *Explanation) mayDrop(n kernel.Path) {
 }
 
 // cannotKnow describes what the answer depends on.
-func (x *Explanation) cannotKnow(n kernel.Path, found []Rule) {
+func (x *Explanation) cannotKnow(n neighbors.Path, found []Rule) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := strings.Join(n.Source.Unknown, "; ")
 	switch {
@@ -243,7 +243,7 @@ func aboutSource(condition string) bool {
 // translatedFirst adds notes about rules that translate the destination address
 // first. If one does so for any connection, or for exactly this address, that is
 // the answer, and it returns true.
-func (x *Explanation) translatedFirst(n kernel.Path) bool {
+func (x *Explanation) translatedFirst(n neighbors.Path) bool {
 	for _, w := range slices.Concat(n.Destination.Ways, n.Destination.Redirects, n.Source.Redirects) {
 		if w.Drops {
 			continue
@@ -261,7 +261,7 @@ func (x *Explanation) translatedFirst(n kernel.Path) bool {
 	return false
 }
 
-func newWay(w foreign.Way, n kernel.Path) Rule {
+func newWay(w foreign.Way, n neighbors.Path) Rule {
 	r := newRule(w.Place, "translates")
 	r.Own = w.Own
 	switch {

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
 )
 
 func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
-	path := func(out, masqueraded string, depends ...string) kernel.Path {
-		n := kernel.Path{
+	path := func(out, masqueraded string, depends ...string) neighbors.Path {
+		n := neighbors.Path{
 			Packet:  foreign.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: node.Interface{Name: out}},
 			Source:  foreign.Trace{Ways: []foreign.Way{{Masquerade: true, Own: true}}},
 			Depends: depends,
@@ -24,17 +24,17 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 		n.Masqueraded, _ = netip.ParseAddr(masqueraded)
 		return n
 	}
-	exempt := func(depends ...string) kernel.Path {
+	exempt := func(depends ...string) neighbors.Path {
 		n := path("", "", depends...)
 		n.Source = foreign.Trace{Through: true}
 		return n
 	}
-	perhaps := func(masqueraded string, depends ...string) kernel.Path {
+	perhaps := func(masqueraded string, depends ...string) neighbors.Path {
 		n := path("eth0", masqueraded, depends...)
 		n.Source.Through, n.Source.Unknown = true, []string{"meta mark 0x77"}
 		return n
 	}
-	of := func(typ int, depends string) kernel.Path {
+	of := func(typ int, depends string) neighbors.Path {
 		n := exempt(depends)
 		n.Packet.DstType = typ
 		return n
@@ -44,41 +44,41 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	const by1 = "198.51.100.1, the address of eth1: masqueraded by this agent."
 	eth0, eth1 := path("eth0", "192.0.2.1"), path("eth1", "198.51.100.1", byMark)
 	for _, tt := range []struct {
-		paths            []kernel.Path
+		paths            []neighbors.Path
 		code, sees, on   string
 		headline, listed string
 		note             string
 	}{
-		{paths: []kernel.Path{eth0}, code: "masqueraded", sees: "192.0.2.1", headline: "203.0.113.9 sees " + by0},
+		{paths: []neighbors.Path{eth0}, code: "masqueraded", sees: "192.0.2.1", headline: "203.0.113.9 sees " + by0},
 		{
-			paths: []kernel.Path{eth0, eth1}, code: "unknown", on: byMark, headline: "it depends on ip rule 9.",
+			paths: []neighbors.Path{eth0, eth1}, code: "unknown", on: byMark, headline: "it depends on ip rule 9.",
 			listed: by0 + "\n" + by1,
 		},
 		{
-			paths: []kernel.Path{eth0, eth1, path("", "", byPort, byMark)}, code: "unknown", on: byPort + "; " + byMark,
+			paths: []neighbors.Path{eth0, eth1, path("", "", byPort, byMark)}, code: "unknown", on: byPort + "; " + byMark,
 			headline: "it depends on ip rule 10; ip rule 9.", listed: "an address that is not known by this agent",
 		},
 		{
-			paths: []kernel.Path{eth0, path("eth1", "192.0.2.1", byMark)}, code: "masqueraded",
+			paths: []neighbors.Path{eth0, path("eth1", "192.0.2.1", byMark)}, code: "masqueraded",
 			sees: "192.0.2.1", headline: "eth0",
 		},
 		{
-			paths: []kernel.Path{perhaps("192.0.2.1"), perhaps("198.51.100.1", byMark)}, code: "unknown",
+			paths: []neighbors.Path{perhaps("192.0.2.1"), perhaps("198.51.100.1", byMark)}, code: "unknown",
 			on: byMark + "; meta mark 0x77", headline: "it depends on ip rule 9; meta mark 0x77.",
 			listed: "198.51.100.1 by this agent",
 		},
-		{paths: []kernel.Path{exempt(), exempt(byMark)}, code: "exempt", sees: "10.244.1.2", headline: "sees 10.244.1.2"},
+		{paths: []neighbors.Path{exempt(), exempt(byMark)}, code: "exempt", sees: "10.244.1.2", headline: "sees 10.244.1.2"},
 		{
-			paths: []kernel.Path{eth0, exempt(byMark)}, code: "unknown", on: byMark, headline: "ip rule 9",
+			paths: []neighbors.Path{eth0, exempt(byMark)}, code: "unknown", on: byMark, headline: "ip rule 9",
 			listed: "10.244.1.2, the source's own address: no rule of this node translates it.",
 		},
 		{
-			paths: []kernel.Path{eth0, of(unix.RTN_LOCAL, byPort), of(unix.RTN_UNSPEC, byMark)}, code: "masqueraded",
+			paths: []neighbors.Path{eth0, of(unix.RTN_LOCAL, byPort), of(unix.RTN_UNSPEC, byMark)}, code: "masqueraded",
 			sees: "192.0.2.1", headline: "eth0",
 			note: "Some packets do not go there, depending on ip rule 10; ip rule 9.",
 		},
 		{
-			paths: []kernel.Path{of(unix.RTN_UNSPEC, ""), eth1}, code: "unknown", on: "; " + byMark, headline: "ip rule 9",
+			paths: []neighbors.Path{of(unix.RTN_UNSPEC, ""), eth1}, code: "unknown", on: "; " + byMark, headline: "ip rule 9",
 			listed: "This node has no route to 203.0.113.9.\n" + by1,
 		},
 	} {

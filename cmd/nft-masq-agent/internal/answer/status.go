@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 )
 
 // A Status is the output of status.
@@ -208,7 +208,7 @@ func (r *Status) SetPorts(used conntrack.Tally, ports int) {
 }
 
 // SetOthers sets the report on other programs' rules.
-func (r *Status) SetOthers(others kernel.Others) {
+func (r *Status) SetOthers(others neighbors.Others) {
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, Legacy{
 			l.Family.String() + " " + config.Printable(l.Table), config.Printable(l.Name), l.Rules, len(l.Jumps),

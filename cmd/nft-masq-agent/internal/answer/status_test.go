@@ -8,7 +8,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -22,7 +22,7 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 	}
 	var r Status
 	r.Config.Accepted, r.Kernel.InSync = true, true
-	r.SetOthers(kernel.Others{
+	r.SetOthers(neighbors.Others{
 		Conflicts: of(foreign.Masquerades, 2),
 		Overruled: append(append(of(foreign.Untracks, 3, 4), of(foreign.Exempts, 5)...), of(foreign.Drops, 0)...),
 	})

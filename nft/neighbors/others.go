@@ -1,14 +1,12 @@
-package kernel
+package neighbors
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 )
@@ -57,34 +55,26 @@ func (o *Others) Accept(chains []string) {
 	o.Overruled = slices.DeleteFunc(o.Overruled, accepted)
 }
 
-// OlderAgentDecides reports whether packets reach rules of an iptables-based agent.
-func (o Others) OlderAgentDecides() bool {
-	return slices.ContainsFunc(o.Legacy, older.Chain.Decides) || len(o.XTables) > 0
-}
-
-// XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
-// changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]older.XTable, error) { return k.xtables() }
-
 // Others returns other programs' rules: of every chain that is reachable from a
 // postrouting chain of type nat, and of no other.
 func (s *State) Others() (o Others, err error) {
-	k, want := s.kernel, s.Want
-	if o, err = s.older(context.Background()); err != nil {
+	n, want := s.node, s.Want
+	o.Legacy = s.older
+	if o.XTables, err = n.XTables(); err != nil {
 		return Others{}, err
 	}
-	if o.Routing, err = k.leftovers(); err != nil {
+	if o.Routing, err = n.leftovers(); err != nil {
 		return Others{}, err
 	}
-	links, err := k.interfaces()
+	links, err := n.interfaces()
 	if err != nil {
 		return Others{}, err
 	}
-	pods, err := k.pods(want.Policy)
+	pods, err := n.pods(want.Policy)
 	if err != nil {
 		return Others{}, err
 	}
-	local, err := k.local()
+	local, err := n.local()
 	if err != nil {
 		return Others{}, err
 	}
@@ -110,30 +100,11 @@ func (s *State) Others() (o Others, err error) {
 	return o, nil
 }
 
-// Older reads only the rules of iptables-based agents, wherever Others finds them.
-func (k *Kernel) Older(ctx context.Context) (Others, error) {
-	s, err := k.Read(ctx, nft.Ruleset{}, layout.Beside)
-	if err != nil {
-		return Others{}, err
-	}
-	return s.older(ctx)
-}
-
-func (s *State) older(ctx context.Context) (o Others, err error) {
-	if o.XTables, err = s.kernel.xtables(); err != nil {
-		return o, err
-	}
-	return o, again(ctx, func() error {
-		o.Legacy, err = older.Find(s.kernel.conn.In(ctx), s.owns)
-		return err
-	})
-}
-
 // pods returns what pods send according to a policy, of both families. If they are known by
 // the interfaces on which they are received, that is nothing from a network that is
 // connected to another interface, unless a route to a part of it leads to one of those. If
 // they are not, it has no Origin.
-func (k *Kernel) pods(p nft.Policy) (pods nft.Region, err error) {
+func (n *Node) pods(p nft.Policy) (pods nft.Region, err error) {
 	for _, f := range p.Families {
 		r := f.Pods()
 		if _, limited := r.OnAnyInterface(); limited {
@@ -144,17 +115,17 @@ func (k *Kernel) pods(p nft.Policy) (pods nft.Region, err error) {
 	if pods.Origin == nil {
 		return pods, nil
 	}
-	networks, err := k.networks()
+	networks, err := n.networks()
 	if err != nil {
 		return pods, err
 	}
 	var here, elsewhere []netip.Prefix
-	for _, n := range networks {
+	for _, is := range networks {
 		switch {
-		case pods.Origin.Has(n.Interface):
-			here = append(here, n.Prefix)
-		case n.Connected:
-			elsewhere = append(elsewhere, n.Prefix)
+		case pods.Origin.Has(is.Interface):
+			here = append(here, is.Prefix)
+		case is.Connected:
+			elsewhere = append(elsewhere, is.Prefix)
 		}
 	}
 	others := iprange.Subtract(iprange.SetOf(elsewhere), iprange.SetOf(here))
@@ -168,9 +139,6 @@ func comesLate(p nft.Policy, c foreign.Conflict) bool {
 		return (c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family()) && !p.Enforces(f)
 	})
 }
-
-// Rewrites finds all rules of other programs that can rewrite a source address.
-func (s *State) Rewrites() foreign.Rewrites { return foreign.FindRewrites(s.others) }
 
 // share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
 // those of the node, and at which priority.

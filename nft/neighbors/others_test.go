@@ -1,4 +1,4 @@
-package kernel
+package neighbors
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 				ip daddr 127.0.0.0/8 accept
 			}
 		}`, "-f", "-")
-	k := open(t, ns)
+	n := open(t, ns)
 	pods, docker := cases.CIDRs("10.244.0.0/16"), cases.CIDRs("172.17.0.0/16")
 	wg := []config.Interface{{Name: "wg0"}}
 	for _, tt := range []struct {
@@ -66,7 +66,7 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 	} {
 		c := config.Default(config.Defaults{})
 		tt.set(&c)
-		o, err := k.Others(t.Context(), nft.Compile(c, nft.Options{Layout: native.Layout{}}))
+		o, err := others(t, n, nft.Compile(c, nft.Options{Layout: native.Layout{}}))
 		if err != nil {
 			t.Fatal(err)
 		}

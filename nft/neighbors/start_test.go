@@ -1,4 +1,4 @@
-package kernel
+package neighbors
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -32,11 +33,11 @@ func BenchmarkStartWithFiftyThousandForeignRules(b *testing.B) {
 				before := processorTime(b)
 				_, err := k.Apply(b.Context(), want, layout.Everything)
 				must(b, err)
-				others, err := k.Others(b.Context(), want)
+				others, err := others(b, k, want)
 				must(b, err)
 				took += processorTime(b) - before
 				b.ReportMetric(float64(len(others.Conflicts)), "conflicts")
-				_, err = k.Cleanup(b.Context(), Ours)
+				_, err = k.Cleanup(b.Context(), kernel.Ours)
 				must(b, err)
 			}
 			b.ReportMetric(took/float64(b.N), "cpu-s/op")

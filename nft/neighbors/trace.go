@@ -1,4 +1,4 @@
-package kernel
+package neighbors
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 )
@@ -38,8 +39,8 @@ type Tracer struct {
 // ruleset that the kernel has, as far as it is known.
 func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
 	t := &Tracer{known: known}
-	return t, again(ctx, func() (err error) {
-		t.rules, err = foreign.NewTracer(ctx, s.kernel.conn.In(ctx), s.owns)
+	return t, kernel.Again(ctx, func() (err error) {
+		t.rules, err = foreign.NewTracer(ctx, s.node.In(ctx), s.Owns)
 		return err
 	})
 }

@@ -1,4 +1,4 @@
-package kernel
+package neighbors
 
 import (
 	"fmt"
@@ -85,8 +85,8 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 	} {
 		ns := nfttest.NewNS(t, "node")
 		nfttest.NFT(t, ns, tt.rules, "-f", "-")
-		k := open(t, ns)
-		k.networks = func() ([]node.Network, error) { return tt.networks, nil }
+		n := open(t, ns)
+		n.networks = func() ([]node.Network, error) { return tt.networks, nil }
 		var got []string
 		for i, set := range []func(*config.Config){
 			func(c *config.Config) {
@@ -99,7 +99,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 			c.EnableIPv6 = true
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, cases.CIDRs("fd00::/8")...)
 			set(&c)
-			o, err := k.Others(t.Context(), nft.Compile(c, nft.Options{Layout: native.Layout{}}))
+			o, err := others(t, n, nft.Compile(c, nft.Options{Layout: native.Layout{}}))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,107 @@
+package neighbors
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func apply(t *testing.T, n *Node, want nft.Ruleset) {
+	t.Helper()
+	if _, err := n.Apply(t.Context(), want, layout.Everything); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each of these programs masquerades the traffic of its own containers or machines, which here
+// includes the pods.
+func TestRulesThatComeAfterEnforcedExemptionsAreOverridden(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for name, replace := range map[string][]string{
+		"docker-iptables":  {"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"},
+		"docker-nftables":  {`"docker0"`, `"pod0"`, "172.17.0.0/16", "0.0.0.0/0"},
+		"libvirt":          {"-s 192.168.122.0/24 ! -d 192.168.122.0/24", "! -d 192.168.122.0/24"},
+		"flannel-iptables": nil,
+		"flannel-nftables": nil,
+		"calico-nftables":  nil,
+		"cni-bridge": {
+			"-s 10.88.0.5", "-s 10.244.1.2", "-s 10.88.0.6", "-s 10.99.0.6", "-s fd00:88::5", "-s fd00:10:244:1::2",
+		},
+	} {
+		ns := nfttest.NewNS(t, "node")
+		nfttest.LoadForeign(t, ns, filepath.Join("../../testdata/foreign", name), strings.NewReplacer(replace...).Replace)
+		for _, enforced := range []bool{false, true} {
+			c := config.Config{
+				EnableIPv6: true, NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
+				MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
+			}
+			if enforced {
+				c.Enforce = &config.Position{}
+			}
+			o, err := others(t, open(t, ns), nft.Compile(c, nft.Options{Layout: native.Layout{}}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (len(o.Conflicts) > 0) == enforced || (len(o.Overridden) > 0) != enforced {
+				t.Errorf("%s, enforced %t: conflicts %v, overridden %v", name, enforced, o.Conflicts, o.Overridden)
+			}
+		}
+	}
+}
+
+// The chain that drops is not the one that masquerades, nor is the one that enforces.
+func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
+	at := &config.Position{}
+	for _, c := range []config.Config{{Enforce: at}, {DropInvalid: at}} {
+		c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
+		want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
+			t.Errorf("priority %d:\n%s", got, want)
+		}
+	}
+}
+
+func TestRenamedChainOfOursIsNoConflict(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	n, want := open(t, ns), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
+	apply(t, n, want)
+	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-E", cases.DefaultChain, "RENAMED")
+	o, err := others(t, n, want)
+	named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
+	if err != nil || len(o.Legacy) > 0 || slices.ContainsFunc(o.Conflicts, named) {
+		t.Errorf("others are %+v, %v", o, err)
+	}
+}
+
+// The kernel lists no rule of more than 32 KiB, nor those after it.
+func TestRulesAfterALongOneAreFoundOrCounted(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	for _, tt := range []struct{ matches, conflicts, unread int }{{1, 1, 0}, {8, 1, 0}, {50, 1, 0}, {60, 0, 2}} {
+		ns := nfttest.NewNS(t, "node")
+		args := []string{"-t", "nat", "-I", "POSTROUTING"}
+		for range tt.matches {
+			args = append(args, "-m", "bpf", "--bytecode", "64,"+strings.Repeat("0 0 0 0,", 63)+"6 0 0 1")
+		}
+		nfttest.Run(t, ns, "", "iptables-nft", append(args, "-j", "ACCEPT")...)
+		nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+		o, err := others(t, open(t, ns), cases.Load(t, "default").Compile(nft.ModeNFTables))
+		got := fmt.Sprint(len(o.Conflicts), o.Unread)
+		if want := fmt.Sprint(tt.conflicts, tt.unread); err != nil || got != want {
+			t.Errorf("%d matches: conflicts and unread rules %s, want %s, error %v", tt.matches, got, want, err)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package neighbors
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// open returns the node of the namespace as in a new process, without its interfaces.
+func open(tb testing.TB, ns *nfttest.NS) *Node {
+	tb.Helper()
+	n := New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })))
+	tb.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return n
+}
+
+// others reads other programs' rules.
+func others(tb testing.TB, n *Node, want nft.Ruleset) (Others, error) {
+	tb.Helper()
+	s, err := n.Survey(tb.Context(), want)
+	if err != nil {
+		return Others{}, err
+	}
+	return s.Others()
+}
+
+// sample returns another program's rules for nft from testdata/foreign.
+func sample(t *testing.T, name string) string {
+	t.Helper()
+	rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules.nft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(rules)
+}

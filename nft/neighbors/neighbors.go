@@ -1,0 +1,65 @@
+// Package neighbors tells what other programs' rules on this node do to the connections of a
+// policy, of all packets ([State.Others], [State.Judge]) and of one ([State.Tracer]). It reads
+// what the kernel has next to our rules: those of other programs, and interfaces, networks and
+// addresses. The loop does not need it.
+package neighbors
+
+import (
+	"context"
+	"net/netip"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/older"
+)
+
+// A Node is a kernel with what else there is on this node. It is for one goroutine, like
+// the kernel.
+type Node struct {
+	*kernel.Kernel
+	// These read what is not nftables in the thread's namespace.
+	leftovers  func() ([]string, error)
+	interfaces func() ([]node.Interface, error)
+	networks   func() ([]node.Network, error)
+	local      func() ([]netip.Prefix, error)
+}
+
+// Open returns the node of the network namespace in which the first request is made.
+func Open() *Node {
+	return &Node{kernel.Open(), node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes}
+}
+
+// New uses the caller's kernel, and reads nothing but rules.
+func New(k *kernel.Kernel) *Node {
+	return &Node{k, none[string], none[node.Interface], none[node.Network], none[netip.Prefix]}
+}
+
+func none[T any]() ([]T, error) { return nil, nil }
+
+// A State is the state of our rules, with the rules of other programs that concern
+// masquerading.
+type State struct {
+	*kernel.State
+	node   *Node
+	older  []older.Chain
+	others foreign.Snapshot
+}
+
+// Survey reads the kernel with the rules of other programs, to compare it with the wanted
+// ruleset.
+func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
+	ours, err := n.Read(ctx, want, layout.Everything)
+	if err != nil {
+		return nil, err
+	}
+	s, c := &State{State: ours, node: n}, n.In(ctx)
+	return s, kernel.Again(ctx, func() (err error) {
+		if s.others, err = foreign.Read(ctx, c, s.Owns); err == nil {
+			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns)
+		}
+		return err
+	})
+}
