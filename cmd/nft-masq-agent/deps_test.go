@@ -71,6 +71,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/rule":      {"nft/nfnetlink", "nft/iprange"},
 		"nft/older":     {"nft/nfnetlink", "nft/rule"},
 		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/older", "nft/rule", "nft/iprange"},
+		"nft/trace":     {"nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
 		"nft/layout":    {"nft", "nft/older", "nft/nfnetlink"},

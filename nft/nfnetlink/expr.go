@@ -39,6 +39,7 @@ const (
 	NATRandom      = 1 << 2
 	NATPersistent  = 1 << 3
 	NATRandomFully = 1 << 4
+	NATPrefix      = 1 << 6 // NF_NAT_RANGE_NETMAP: the host part of the address stays
 )
 
 // Masquerade is `masquerade`, to the ports in two registers if those are not 0. The

@@ -276,6 +276,7 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 // An Element is an element of a set or a map.
 type Element struct {
 	Key   []byte // the components of a concatenation are padded to 4 bytes each
+	Last  []byte // of an interval of a concatenation; nil: it is one key
 	End   bool   // it is the bound after an interval
 	Value []byte // of a map, unless it is a verdict map
 	Code  int32  // the verdict
@@ -311,8 +312,10 @@ func parseElement(b Attrs) (e Element) {
 			for _, one := range data.All() {
 				e.Limited = e.Limited || limits(one)
 			}
-		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF, elemKeyEnd:
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
 			e.Conditional = true
+		case elemKeyEnd:
+			e.Conditional, e.Last = true, data.Attr(unix.NFTA_DATA_VALUE)
 		}
 	}
 	return e

@@ -396,7 +396,7 @@ func TestFactsOfNativeRules(t *testing.T) {
 		},
 		{
 			"counter name ip saddr map @counters",
-			`meta nfproto ipv4 <objref>; meta nfproto ==; sets ["counters"]`,
+			`meta nfproto ipv4 object of map @counters; meta nfproto ==; sets ["counters"]`,
 		},
 		{
 			"counter name seen",
@@ -404,7 +404,7 @@ func TestFactsOfNativeRules(t *testing.T) {
 		},
 		{
 			"add @learned { ip saddr }",
-			`meta nfproto ipv4 <dynset>; meta nfproto ==; sets ["learned"]`,
+			`meta nfproto ipv4 add @learned { … }; meta nfproto ==; sets ["learned"]`,
 		},
 		{
 			"fib daddr type local",
@@ -424,7 +424,7 @@ func TestFactsOfNativeRules(t *testing.T) {
 		},
 		{
 			"log mark 7",
-			"<log> meta mark 0x7; meta mark ==",
+			"log meta mark 0x7; meta mark ==",
 		},
 		{
 			"meta nfproto ipv6 meta l4proto udp",
@@ -721,8 +721,8 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 		},
 		{
 			"forgotten",
-			[]expr.Any{source, &expr.Log{}, equal([]byte{10, 0, 0, 1})},
-			"<log> <register 1> 0x0a000001; <register 1> ==",
+			[]expr.Any{source, &expr.Socket{Register: 1}, equal([]byte{10, 0, 0, 1})},
+			"<socket> <register 1> 0x0a000001; <register 1> ==",
 		},
 		{
 			"range",
@@ -796,7 +796,7 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 			"limit rate 5 bytes/hour",
 		},
 		{"limit over", []expr.Any{&expr.Limit{Rate: 5, Unit: expr.LimitTimeDay, Over: true}}, "limit rate over 5/day"},
-		{"quota", []expr.Any{&expr.Objref{Type: unix.NFT_OBJECT_QUOTA, Name: "q"}}, "<objref>"},
+		{"quota", []expr.Any{&expr.Objref{Type: unix.NFT_OBJECT_QUOTA, Name: "q"}}, "quota name q"},
 	} {
 		r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, tt.exprs...)}
 		if got := facts(r); got != tt.want {

@@ -211,8 +211,28 @@ func natFlags(flags uint32) string {
 	if flags&nfnetlink.NATRandomFully != 0 {
 		words += " fully-random"
 	}
+	if flags&nfnetlink.NATPrefix != 0 {
+		words += " prefix"
+	}
 	if flags&nfnetlink.NATPersistent != 0 {
 		words += " persistent"
 	}
 	return words
 }
+
+// What other expressions are in nft's words, without their parameters.
+var (
+	actions = map[string]string{
+		"reject": "reject", "tproxy": "tproxy", "synproxy": "synproxy", "queue": "queue", "log": "log", "dup": "dup",
+		"fwd": "fwd", "quota": "quota", "connlimit": "ct count", "last": "last", "flow_offload": "flow add",
+	}
+	objects = map[uint32]string{
+		unix.NFT_OBJECT_COUNTER: "counter", unix.NFT_OBJECT_QUOTA: "quota", unix.NFT_OBJECT_CT_HELPER: "ct helper set",
+		unix.NFT_OBJECT_LIMIT: "limit", unix.NFT_OBJECT_CONNLIMIT: "ct count", unix.NFT_OBJECT_CT_TIMEOUT: "ct timeout set",
+		unix.NFT_OBJECT_SECMARK: "meta secmark set", unix.NFT_OBJECT_CT_EXPECT: "ct expectation set",
+		unix.NFT_OBJECT_SYNPROXY: "synproxy",
+	}
+	dynsets = map[uint32]string{
+		unix.NFT_DYNSET_OP_ADD: "add", unix.NFT_DYNSET_OP_UPDATE: "update", 2: "delete",
+	}
+)

@@ -66,6 +66,8 @@ type Statement struct {
 	Op    string         // "==", "!=", "<", "<=", ">" or ">="; with a Set one of the first two
 	Mask  []byte         // of the field, before it is compared; nil: all of it
 	Value []byte         // what it is compared with
+	Last  []byte         // of a range that begins with Value; nil: it is one value
+	Key   []Part         // what is looked up in a set or a map of verdicts
 	Set   string         // or the set in which it is looked up
 	NAT
 	// NewMark is what the packet's mark is set to, nil if it is not.
@@ -90,6 +92,15 @@ type NAT struct {
 	// ToMap is the map that has the address for each value of ToField, masked.
 	ToMap  string
 	ToMask []byte
+	ToKey  []Part // all that is looked up in ToMap
+}
+
+// A Part is one component of the key that a rule looks up.
+type Part struct {
+	Field string // as in a [Statement], empty if it is not decoded
+	Mask  []byte // of the field; nil: all of it
+	// Modulus means a number that may be any from Offset to Offset+Modulus-1; 0: it is none.
+	Modulus, Offset uint32
 }
 
 // RandomFully reports whether any free port is taken.
@@ -167,6 +178,11 @@ func (s Statement) Range() (iprange.Range, bool) {
 	if s.Set != "" || len(s.Value) == 0 || len(s.Value) > size {
 		return iprange.Range{}, false
 	}
+	if s.Last != nil {
+		from, _ := netip.AddrFromSlice(s.Value)
+		to, ok := netip.AddrFromSlice(s.Last)
+		return iprange.Range{From: from, To: to}, ok && s.Mask == nil && len(s.Value) == size
+	}
 	ones := len(s.Value) * 8
 	if s.Mask != nil {
 		prefix, bits := net.IPMask(s.Mask).Size()
@@ -196,6 +212,16 @@ type operand struct {
 	constant []byte // in place of a field
 	set      string // the map that has it for a key
 	key      *operand
+	keys     []Part // all of that
+
+	modulus, offset uint32 // of a number that a generator or a hash makes
+}
+
+func (o operand) part() Part {
+	if o.constant != nil || !zero(o.xor) {
+		return Part{}
+	}
+	return Part{o.name, o.mask, o.modulus, o.offset}
 }
 
 func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
@@ -286,7 +312,12 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 	case "numgen":
 		how := either(e.Uint32(unix.NFTA_NG_TYPE) == unix.NFT_NG_RANDOM, "random", "inc")
 		o.field = field{fmt.Sprintf("numgen %s mod %d", how, e.Uint32(unix.NFTA_NG_MODULUS)), kindNumber}
+		o.modulus, o.offset = e.Uint32(unix.NFTA_NG_MODULUS), e.Uint32(unix.NFTA_NG_OFFSET)
 		o.register = e.Uint32(unix.NFTA_NG_DREG)
+	case "hash":
+		o.modulus, o.offset = e.Uint32(unix.NFTA_HASH_MODULUS), e.Uint32(unix.NFTA_HASH_OFFSET)
+		o.field = field{fmt.Sprintf("hash mod %d", o.modulus), kindNumber}
+		o.register = e.Uint32(unix.NFTA_HASH_DREG)
 	case "immediate":
 		o.constant = append([]byte{}, e.Value(unix.NFTA_IMMEDIATE_DATA)...)
 		o.register = e.Uint32(unix.NFTA_IMMEDIATE_DREG)
@@ -305,7 +336,7 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
 	case "lookup":
 		key := d.register(e.Uint32(unix.NFTA_LOOKUP_SREG))
-		o.set, o.key = e.Str(unix.NFTA_LOOKUP_SET), &key
+		o.set, o.key, o.keys = e.Str(unix.NFTA_LOOKUP_SET), &key, parts(d.keys(e))
 		o.name = d.key(e) + " map @" + nfnetlink.Printable(o.set)
 		o.register = e.Uint32(unix.NFTA_LOOKUP_DREG)
 	}
@@ -334,6 +365,10 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
 		s.text = o.as(o.kind) + " " + not + o.kind.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
 			o.kind.word(e.Value(unix.NFTA_RANGE_TO_DATA))
+		if ordered := o.kind == kindIPv4 || o.kind == kindIPv6 || o.kind == kindBig; ordered && zero(o.xor) {
+			s.Field, s.Op, s.Mask, s.kind = o.name, either(not == "", "==", "!="), o.mask, o.kind
+			s.Value, s.Last = e.Value(unix.NFTA_RANGE_FROM_DATA), e.Value(unix.NFTA_RANGE_TO_DATA)
+		}
 		return s, true
 	case "lookup":
 		s = Statement{Field: d.key(e), Op: "==", Set: e.Str(unix.NFTA_LOOKUP_SET)}
@@ -343,20 +378,33 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		if e.JumpsByMap() {
 			s = Statement{text: s.Field + " vmap @" + nfnetlink.Printable(s.Set)}
 		}
+		s.Key = parts(d.keys(e))
 		return s, true
 	}
 	return s, false
 }
 
-// key words what is looked up: all that was loaded for it, from its register on.
-func (d *decoder) key(e nfnetlink.Expr) string {
+// keys returns what is looked up: all that was loaded for it, from its register on.
+func (d *decoder) keys(e nfnetlink.Expr) []operand {
 	reg := e.Uint32(unix.NFTA_LOOKUP_SREG)
 	from := slices.IndexFunc(d.loads[d.fresh:], func(o operand) bool { return o.register == reg })
 	if from < 0 {
-		return d.register(reg).as(kindRaw)
+		return []operand{d.register(reg)}
 	}
+	return d.loads[d.fresh+from:]
+}
+
+func parts(of []operand) (all []Part) {
+	for _, o := range of {
+		all = append(all, o.part())
+	}
+	return all
+}
+
+// key words what is looked up.
+func (d *decoder) key(e nfnetlink.Expr) string {
 	var words []string
-	for _, o := range d.loads[d.fresh+from:] {
+	for _, o := range d.keys(e) {
 		words = append(words, o.as(o.kind))
 	}
 	return strings.Join(words, " . ")
@@ -371,9 +419,13 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 	case "counter", "notrack":
 		s.text = e.Name
 	case "objref":
-		if e.Uint32(unix.NFTA_OBJREF_IMM_TYPE) == unix.NFT_OBJECT_COUNTER {
-			s.text = "counter name " + nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
+		s.text = objects[e.Uint32(unix.NFTA_OBJREF_IMM_TYPE)] + " name " + nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
+		if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
+			s.text = "object of map @" + nfnetlink.Printable(set)
 		}
+	case "dynset":
+		how := dynsets[e.Uint32(unix.NFTA_DYNSET_OP)]
+		s.text = how + " @" + nfnetlink.Printable(e.Str(unix.NFTA_DYNSET_SET_NAME)) + " { … }"
 	case "limit":
 		s.text = limit(e)
 	case "meta":
@@ -391,6 +443,9 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 		}
 	case "masq", "redir", "nat":
 		s.NAT, s.text = d.translate(e)
+	}
+	if s.text == "" {
+		s.text = actions[e.Name]
 	}
 	if s.text == "" {
 		d.loads = d.loads[:0] // it may have filled any register
@@ -449,7 +504,7 @@ func (d *decoder) address(e nfnetlink.Expr, n *NAT) (words string) {
 		n.To.To, _ = netip.AddrFromSlice(to.constant)
 	case from.mask != nil || !zero(from.xor):
 	case from.key != nil && zero(from.key.xor):
-		n.ToMap, n.ToField, n.ToMask = from.set, from.key.name, from.key.mask
+		n.ToMap, n.ToField, n.ToMask, n.ToKey = from.set, from.key.name, from.key.mask, from.keys
 	case from.key == nil:
 		n.ToField = from.name
 	}

@@ -96,7 +96,7 @@ func TestNativeRulesArePrintedLikeNFT(t *testing.T) {
 		{"limit rate 5/minute counter accept", "limit rate 5/minute counter accept"},
 		{"limit rate over 7 bytes/week drop", "limit rate over 7 bytes/604800 seconds drop"},
 		{"meta protocol ip accept comment \"a word\"", "meta protocol ip accept comment \"a word\""},
-		{"meta nfproto ipv6 log return", "meta nfproto ipv6 <log> return"},
+		{"meta nfproto ipv6 log return", "meta nfproto ipv6 log return"},
 		{"pkttype broadcast return", "<meta 19> 0x01 return"},
 	}
 	var script strings.Builder

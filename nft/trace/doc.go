@@ -1,0 +1,44 @@
+// Package trace follows one packet through the rules of this node, and says what other
+// programs' rules do to it: [Tracer.Trace]. A survey of a policy is many packets: [Tracer.Survey].
+//
+// The addresses of the packet are known; every other fact is known or not. A [Truth] is how
+// certain something is, and there is no other word for that: of a condition, whether the packet
+// satisfies it; of a rule, whether the packet meets it. What may happen is never missed: what is
+// not known may be true or false, and both are followed.
+//
+// What is known of an expression, and in which direction it errs:
+//
+//	expression                       known                                  else, because
+//	ip saddr, daddr (also masked)    yes                                    after a write of parts: maybe
+//	meta nfproto, protocol           yes
+//	meta l4proto, ip protocol,       if the packet has them                 maybe: explain asks for addresses
+//	  th dport
+//	th sport                                                                maybe: the program that connects chooses it
+//	iif, oif, iifname, oifname       where the packet has passed them       maybe: the route is not known before
+//	fib saddr type, daddr type       without an interface                   maybe: that depends on the table
+//	ct state, ct status              of a new connection                    maybe, if the connection exists
+//	meta mark                        what rules have set; not set:          maybe: other programs, tc and sockets set marks
+//	                                 exactly the bit 0x4000 (kube-proxy)
+//	                                 or 0x2000 (portmap) alone
+//	numgen, jhash mod n              one of n values                        maybe one of them; each of them: yes
+//	a set or a map                   if it was read                         maybe: more than 200,000 elements
+//	an element with a limit or quota                                        maybe
+//	a dynamic set; with timeouts,                                           maybe: elements come and go, and a full
+//	  a limit for each element;                                             set breaks a rule off
+//	  add, update (dynset)
+//	limit, quota, ct count, a named                                         maybe
+//	  one (objref), -m anything
+//	queue, tproxy, synproxy,                                                code unknown, maybe: another program decides
+//	  NFQUEUE, any other target
+//	an expression without a name                                            code unknown, maybe
+//	a chain with too many rules,                                            code unknown: anything may happen in them
+//	  a map of verdicts not read
+//
+// Effects: masquerade, snat (also to a map, and prefix: the address follows from the source),
+// dnat and redirect, notrack before connection tracking, a header that is written, the mark, and
+// the verdicts; reject, REJECT and TARPIT end a connection like drop. Chains of type nat end at
+// accept, but the next one is still asked.
+//
+// Not read are rules in legacy ip_tables, families other than ip, ip6 and inet, and NAT outside
+// netfilter.
+package trace

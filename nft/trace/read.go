@@ -1,0 +1,265 @@
+package trace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
+)
+
+// Rules are the chains that [Read] found, with the sets and maps that their rules refer to.
+type Rules struct {
+	// Generation is that of the ruleset when reading began. With it, Commit makes
+	// the kernel reject changes that are based on older rules.
+	Generation uint32
+	Chains     []*Chain
+	// Unread counts rules that were not read, because there are too many. Their effect is
+	// unknown.
+	Unread int
+	chains map[id]*Chain
+	sets   map[id]*set
+}
+
+// Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
+// expressions that the kernel allows ten and more. A set of addresses alone that is larger
+// takes the kernel long to list.
+const (
+	maxRules    = 60_000
+	maxMemory   = 60 << 20
+	maxElements = 200_000
+)
+
+// A Chain is a chain with its rules.
+type Chain struct {
+	nfnetlink.Chain
+	Rules []nfnetlink.Rule
+	Own   bool
+	// Unread means that its rules were not read, because there are too many.
+	Unread bool
+	// Base is the first base chain from which it can be reached, or nil. It may
+	// be the chain itself.
+	Base *nfnetlink.Chain
+
+	statements [][]rule.Statement // of the rules, nil: not decoded yet
+	index      *index
+}
+
+// An id names a chain or a set.
+type id struct {
+	family      nfnetlink.Family
+	table, name string
+}
+
+// A Scope is what to read: the base chains, and others by their names. All chains that they
+// lead to are read too.
+type Scope struct {
+	Own   func(nfnetlink.Chain) bool
+	Reads func(nfnetlink.Chain) bool
+}
+
+// Read reads chains of the families ip, ip6 and inet.
+//
+// If the ruleset changes meanwhile, it reads again, up to three times, and then
+// returns what it has; Generation is then out of date. It fails with
+// [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
+func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
+	torn := (*Rules)(nil)
+	for range 3 {
+		r := reader{Rules: newRules(), Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}}
+		err := r.read()
+		if errors.Is(err, nfnetlink.ErrInterrupted) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read rules: %w", err)
+		}
+		after, err := c.Generation()
+		if err != nil {
+			return nil, err
+		}
+		if after == r.Generation {
+			return r.Rules, nil
+		}
+		torn = r.Rules
+	}
+	if torn == nil {
+		return nil, fmt.Errorf("read rules: %w", nfnetlink.ErrInterrupted)
+	}
+	return torn, nil
+}
+
+func newRules() *Rules { return &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}} }
+
+type reader struct {
+	*Rules
+	Scope
+	ctx      context.Context
+	conn     *nfnetlink.Conn
+	listed   map[id]nfnetlink.Set // sets that were not read
+	rules    int                  // the number of rules read
+	memory   int                  // that they take, in bytes
+	elements int                  // in sets and maps
+}
+
+func (r *reader) read() (err error) {
+	if r.Generation, err = r.conn.Generation(); err != nil {
+		return err
+	}
+	all := map[id]nfnetlink.Chain{}
+	var first []nfnetlink.Chain
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		dormant, err := r.list(family)
+		if err != nil {
+			return err
+		}
+		chains, err := r.conn.Chains(family)
+		if err != nil {
+			return err
+		}
+		for _, c := range chains {
+			all[id{family, c.Table, c.Name}] = c
+			if r.Reads(c) && (c.Hook == nil || !dormant[c.Table]) {
+				first = append(first, c)
+			}
+		}
+	}
+	types := []string{"nat", "filter", "route", ""} // in this order, in case there are too many rules
+	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
+		x, y := hookOf(a), hookOf(b)
+		return cmp.Or(cmp.Compare(slices.Index(types, x.Type), slices.Index(types, y.Type)), cmp.Compare(x.Priority, y.Priority))
+	})
+	for _, c := range first {
+		if err := r.follow(c, all); err != nil {
+			return err
+		}
+	}
+	return r.ctx.Err()
+}
+
+func hookOf(c nfnetlink.Chain) nfnetlink.Hook {
+	if c.Hook == nil {
+		return nfnetlink.Hook{}
+	}
+	return *c.Hook
+}
+
+// list records the sets of a family, and returns the tables that are not in force.
+func (r *reader) list(family nfnetlink.Family) (dormant map[string]bool, err error) {
+	tables, err := r.conn.Tables(family)
+	dormant = map[string]bool{}
+	for _, t := range tables {
+		dormant[t.Name] = t.Dormant()
+		sets, err := r.conn.Sets(family, t.Name)
+		if err != nil && !nfnetlink.IsNotExist(err) {
+			return nil, err
+		}
+		for _, s := range sets {
+			r.listed[id{family, t.Name, s.Name}] = s
+		}
+	}
+	return dormant, err
+}
+
+// follow reads a chain and all chains that it leads to.
+func (r *reader) follow(from nfnetlink.Chain, all map[id]nfnetlink.Chain) error {
+	base := &from
+	if from.Hook == nil {
+		base = nil
+	}
+	for next := []nfnetlink.Chain{from}; len(next) > 0; next = next[1:] {
+		at := id{next[0].Family, next[0].Table, next[0].Name}
+		if r.chains[at] != nil {
+			continue
+		}
+		c, err := r.readChain(next[0], base)
+		if err != nil {
+			return err
+		}
+		for _, each := range c.Rules {
+			targets, err := r.refers(each)
+			if err != nil {
+				return err
+			}
+			for _, name := range targets {
+				if to, ok := all[id{at.family, at.table, name}]; ok {
+					next = append(next, to)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (r *reader) readChain(c nfnetlink.Chain, base *nfnetlink.Chain) (*Chain, error) {
+	if err := r.ctx.Err(); err != nil {
+		return nil, err
+	}
+	out, unread := &Chain{Chain: c, Base: base, Own: r.Own(c)}, 0
+	if r.rules+int(c.Use) > maxRules { // checked before they are in memory
+		unread = int(c.Use)
+	} else {
+		rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
+			r.memory += next.Memory()
+			return r.memory > maxMemory || r.ctx.Err() != nil
+		})
+		switch {
+		case err != nil:
+			return nil, err
+		case more:
+			unread, rules = int(c.Use), nil
+		case c.Hook != nil: // a rule of more than 32 KiB hides itself and those after it
+			unread = max(0, int(c.Use)-len(rules))
+		}
+		out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
+		r.rules += len(rules)
+	}
+	out.Unread = unread > 0
+	r.Unread += unread
+	r.Chains, r.chains[id{c.Family, c.Table, c.Name}] = append(r.Chains, out), out
+	return out, nil
+}
+
+// refers reads the sets and maps of a rule, and returns the chains that it leads to.
+func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
+	if chain, ok := rule.Target(from); ok {
+		targets = append(targets, chain)
+	}
+	for _, name := range rule.Sets(from) {
+		at := id{from.Family, from.Table, name}
+		if s, ok := r.listed[at]; ok {
+			delete(r.listed, at)
+			if err := r.readSet(at, s); err != nil && !nfnetlink.IsNotExist(err) {
+				return nil, err
+			}
+		}
+		if s := r.sets[at]; s != nil {
+			targets = append(targets, s.chains()...)
+		}
+	}
+	return targets, nil
+}
+
+// readSet reads a set or a map, unless it is too large or its elements come and go.
+func (r *reader) readSet(at id, s nfnetlink.Set) error {
+	const changing = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
+	if s.Flags&(changing|unix.NFT_SET_OBJECT) != 0 || slices.ContainsFunc(s.Special, hasState) {
+		return nil
+	}
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, maxElements-r.elements)
+	if err != nil || more {
+		return err
+	}
+	r.elements += len(elements)
+	r.sets[at] = newSet(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
+	return nil
+}
+
+// hasState reports whether an attribute of a set adds a limit or other state to its elements:
+// NFTA_SET_EXPR and NFTA_SET_EXPRESSIONS, which x/sys/unix lacks.
+func hasState(attr uint16) bool { return attr == 17 || attr == 18 }
