@@ -245,7 +245,7 @@ func (r Row) in(c *Config) any {
 func (r Row) Entries(from Config) []CIDR {
 	all := get[[]CIDR](r, from)
 	for _, rule := range get[[]SNATRule](r, from) {
-		all = slices.Concat(all, rule.From, rule.To, rule.Addresses)
+		all = append(all, slices.Concat(rule.From, rule.To, rule.Addresses)...)
 	}
 	return all
 }

@@ -126,7 +126,7 @@ func (p *parser) mergeLists(row *Row) {
 			*to = append(*to, f.snatRules(row)...)
 		}
 		if n := len(*to); n > maxSNATRules {
-			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible",
+			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible: each is a rule",
 				row.Key, n, maxSNATRules)
 		}
 	}

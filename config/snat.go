@@ -18,7 +18,7 @@ type SNATRule struct {
 }
 
 // maxSNATRules is the most entries of snatRules.
-const maxSNATRules = 256
+const maxSNATRules = 64
 
 // String returns the entry as flow-style YAML.
 func (r SNATRule) String() string {

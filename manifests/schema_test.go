@@ -58,7 +58,7 @@ var otherKeys = map[string]object{
 	"snatRules": {
 		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one " +
 			"on the node.",
-		"type": []string{"array", "null"}, "maxItems": 256,
+		"type": []string{"array", "null"}, "maxItems": 64,
 		"items": object{
 			"type": "object", "additionalProperties": false, "required": []string{"addresses"}, "minProperties": 2,
 			"properties": object{

@@ -68,11 +68,7 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 		out.KeyType, out.KeyLen = out.KeyType<<bitsOfType|out.KeyType, 2*out.KeyLen
 	case s.Mappings != nil:
 		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
-		if s.Verdicts {
-			out.Flags, out.DataType = out.Flags|unix.NFT_SET_INTERVAL, unix.NFT_DATA_VERDICT // its length is the kernel's
-		} else {
-			out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
-		}
+		out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
 	}
 	out.UserData = userdata.AppendString(out.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
 	return out

@@ -98,7 +98,6 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
-	Verdicts bool                // the map has a chain for each of its ranges
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
 }

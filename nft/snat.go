@@ -110,30 +110,13 @@ func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
 	return masquerade && !f.SNAT.has(from)
 }
 
-// CoveredBy returns those of earlier entries that are for all connections that the entry is
-// for: one, or several that differ in one of their lists.
-func (r SNATRule) CoveredBy(earlier []SNATRule) []SNATRule {
-	if i := slices.IndexFunc(earlier, func(o SNATRule) bool { return o.covers(r) }); i >= 0 {
-		return earlier[i : i+1]
+// CoveredBy returns an earlier entry that is for all connections that the entry is for.
+func (r SNATRule) CoveredBy(earlier []SNATRule) (by SNATRule, covered bool) {
+	i := slices.IndexFunc(earlier, func(o SNATRule) bool { return o.covers(r) })
+	if i < 0 {
+		return by, false
 	}
-	for _, list := range []func(*SNATRule) *List{
-		func(r *SNATRule) *List { return &r.From },
-		func(r *SNATRule) *List { return &r.To },
-	} {
-		var by []SNATRule
-		var together []config.CIDR
-		for _, o := range earlier {
-			cidrs := list(&o).CIDRs
-			if *list(&o) = *list(&r); o.covers(r) {
-				by, together = append(by, o), append(together, cidrs...)
-			}
-		}
-		var all SNATRule
-		if *list(&all) = NewList(together); len(by) > 0 && all.covers(r) {
-			return by
-		}
-	}
-	return nil
+	return earlier[i], true
 }
 
 // covers reports whether the entry is for all connections that a later one is for.
@@ -275,8 +258,8 @@ func (s SNAT) Mappings() []nfnetlink.Mapping {
 	for i, a := range s.assign() {
 		key := make([]byte, len(a.AsSlice()))
 		key[len(key)-1] = byte(i)
-		out[i].Keys.From, _ = netip.AddrFromSlice(key)
-		out[i].Keys.To, out[i].Value = out[i].Keys.From, a
+		out[i].Key, _ = netip.AddrFromSlice(key)
+		out[i].Value = a
 	}
 	return out
 }

@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -121,5 +123,49 @@ func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
 				t.Errorf("%d MiB of memory", peak>>20)
 			}
 		})
+	}
+}
+
+// Entries of snatRules are compared with each other, and a YAML alias makes them long for
+// a few bytes. Processor time does not depend on other tests.
+func TestLongEntriesOfSNATRulesAreQuick(t *testing.T) {
+	program, dir := agent.Program(t), t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	entries := func(n int, lists func(i int) string) string {
+		text := "snatRules:\n"
+		for i := range n {
+			text += fmt.Sprintf("- {%s, addresses: [198.51.100.%d]}\n", lists(i), i+1)
+		}
+		return text
+	}
+	long := func(from int) string {
+		return entries(12, func(i int) string {
+			at := from + 512*i
+			return "from: [" + networks(at, at+512, "%s, ") + "], to: [" + networks(at+100, at+612, "%s, ") + "]"
+		})
+	}
+	shared := "nonMasqueradeCIDRs: &all [" + networks(0, 190, "%s, ") + "]\n" +
+		entries(64, func(int) string { return "from: *all, to: *all" })
+	for _, args := range [][]string{
+		{"diff", write("old", long(0)), write("new", long(300))},
+		{"check", "--config", write("shared", shared)},
+	} {
+		cmd := nfttest.Command(program, args...)
+		out, err := cmd.CombinedOutput()
+		state := cmd.ProcessState
+		if code := state.ExitCode(); code != map[string]int{"diff": 1}[args[0]] {
+			t.Fatalf("%s: %v: %s", args[0], err, out)
+		}
+		took, peak := state.UserTime()+state.SystemTime(), state.SysUsage().(*syscall.Rusage).Maxrss<<10
+		t.Logf("%s: %v, %d MiB", args[0], took, peak>>20)
+		if took > time.Second || peak > 64<<20 {
+			t.Errorf("%s took %v of processor time and %d MiB", args[0], took, peak>>20)
+		}
 	}
 }

@@ -11,8 +11,7 @@ import (
 	"nft-masq-agent/nft/layout"
 )
 
-// randomRules returns snatRules with about n entries, most of them for other pods. Some
-// are answered by a map together, others one after the other.
+// randomRules returns snatRules with n entries, most of them for other pods.
 func randomRules(n int) string {
 	var entries []string
 	for i := range n {
@@ -29,9 +28,6 @@ func randomRules(n int) string {
 		which, several := rand.IntN(len(match)), rand.IntN(2)
 		if i >= 8 {
 			which = 0
-		}
-		if i >= 32 {
-			several = 0 // several in each of 256 entries are 256 maps
 		}
 		entries = append(entries, fmt.Sprintf("{%s, addresses: [%s]}", match[which], someAddresses(1+several)))
 	}

@@ -32,7 +32,7 @@ func scenarios() []scenario {
 		{"addresses of the node come and go", addressesMove(snatKey)},
 		{"addresses of the node come and go, snatRules", addressesMove(snatKey, randomRules(8))},
 		{"snatRules and snatAddresses change, 8 entries", rulesChange(8)},
-		{"snatRules and snatAddresses change, 256 entries", rulesChange(256)},
+		{"snatRules and snatAddresses change, 64 entries", rulesChange(64)},
 		{"snatRules alternate, one address, no agent", rulesAlternate(false)},
 		{"snatRules alternate, two addresses, no agent", rulesAlternate(true)},
 		{"connections lose their entry, dropInvalid", entriesVanish(true)},

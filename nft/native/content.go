@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
@@ -97,55 +95,30 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 
 // compareMap compares a map, and counts the elements that do more than map.
 func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
-	held := make(map[iprange.Bound]string, len(elements))
+	held := make(map[netip.Addr]netip.Addr, len(elements))
 	for _, e := range elements {
 		key, isKey := netip.AddrFromSlice(e.Key)
 		value, isValue := netip.AddrFromSlice(e.Value)
-		text := value.String()
-		if e.Code == unix.NFT_GOTO {
-			text, isValue = "goto "+e.Chain, true
-		}
-		if e.End && key.IsUnspecified() {
-			continue // nft adds a bound before the first interval
-		}
-		if e.Conditional || !isKey || isValue == e.End {
+		if e.Conditional || !isKey || !isValue {
 			conditional++
 			continue
 		}
-		held[iprange.Bound{Addr: key, End: e.End}] = text
-	}
-	expect := func(key iprange.Bound, text string) {
-		switch value, ok := held[key]; {
-		case !ok:
-			c.add("map %s lacks %s", name, mappingText(key, text))
-		case value != text && !key.End:
-			c.add("map %s has %s instead of %s", name, mappingText(key, value), text)
-		}
-		delete(held, key)
+		held[key] = value
 	}
 	for _, w := range want {
-		if w.Chain == "" {
-			expect(iprange.Bound{Addr: w.Keys.From}, w.Value.String())
-			continue
+		switch value, ok := held[w.Key]; {
+		case !ok:
+			c.add("map %s lacks %s", name, w)
+		case value != w.Value:
+			c.add("map %s has %s instead of %s", name, nfnetlink.Mapping{Key: w.Key, Value: value}, w.Value)
 		}
-		expect(iprange.Bound{Addr: w.Keys.From}, "goto "+w.Chain)
-		if next := w.Keys.To.Next(); next.IsValid() {
-			expect(iprange.Bound{Addr: next, End: true}, "")
-		}
+		delete(held, w.Key)
 	}
-	byAddress := func(a, b iprange.Bound) int { return a.Addr.Compare(b.Addr) }
-	for _, key := range slices.SortedFunc(maps.Keys(held), byAddress) {
-		c.add("map %s has %s, which is not in the config", name, mappingText(key, held[key]))
+	for _, key := range slices.SortedFunc(maps.Keys(held), netip.Addr.Compare) {
+		c.add("map %s has %s, which is not in the config", name, nfnetlink.Mapping{Key: key, Value: held[key]})
 	}
 	if more := len(c.diffs) - fewDiffs; more > 0 {
 		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))
 	}
 	return conditional
-}
-
-func mappingText(key iprange.Bound, value string) string {
-	if key.End {
-		return "an end before " + key.Addr.String()
-	}
-	return key.Addr.String() + " : " + value
 }

@@ -54,13 +54,6 @@ func inSet(ipv6, source, not bool, set string) nft.Node {
 		&expr.Lookup{SourceRegister: reg1, SetName: set + nft.SideA, Invert: not})
 }
 
-// byMap continues in the chain that a map has for the source or the destination.
-func byMap(ipv6, source bool, set string) nft.Node {
-	return implying(ipv6, node(
-		nfnetlink.AddressPayload(ipv6, source),
-		&expr.Lookup{SourceRegister: reg1, SetName: set + nft.SideA, IsDestRegSet: true}))
-}
-
 // node returns a node with the text that nft prints.
 func node(exprs ...expr.Any) nft.Node { return nodeOf(nfnetlink.Marshal(nfnetlink.Inet, exprs...)...) }
 

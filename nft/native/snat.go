@@ -2,14 +2,12 @@ package native
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/google/nftables/expr"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -46,26 +44,14 @@ func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 		})
 	}
 	sets = append(sets, byPod(f, podMap(f), f.SNAT)...)
-	for _, run := range ruleRuns(f) {
-		r, by := run[0], mapBy(run[0])
-		if by != "" {
-			sets = append(sets, nft.Set{
-				Name: ruleName(r, by, f), IPv6: f.IPv6, Mappings: chainsOf(run, f), Verdicts: true,
-				Comment: placesOf(run),
-			})
-		} else {
-			for i, list := range []nft.List{r.From, r.To} {
-				what := []string{"-from", "-to"}[i]
-				if len(list.CIDRs) > 0 {
-					sets = append(sets, nft.Set{
-						Name: ruleName(r, what, f), IPv6: f.IPv6, Prefixes: list.Prefixes(), Comment: placesOf(run),
-					})
-				}
-			}
+	for _, r := range f.SNATRules {
+		if len(r.Present) == 0 {
+			continue
 		}
-		for _, r := range run {
-			sets = append(sets, byPod(f, ruleName(r, "-by-pod", f), r.SNAT)...)
+		for _, l := range listsOf(r, f) {
+			sets = append(sets, nft.Set{Name: l.set, IPv6: f.IPv6, Prefixes: l.Prefixes(), Comment: placeOf(r)})
 		}
+		sets = append(sets, byPod(f, ruleName(r, "-by-pod", f), r.SNAT)...)
 	}
 	return sets
 }
@@ -85,60 +71,20 @@ func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
 	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, what, f.Suffix())
 }
 
-// placesOf names entries of snatRules.
-func placesOf(run []nft.SNATRule) string {
-	first, last := run[0].Place, run[len(run)-1].Place
-	if first == last {
-		return fmt.Sprintf("%s, entry %d", config.KeySNATRules, first)
-	}
-	return fmt.Sprintf("%s, entries %d to %d", config.KeySNATRules, first, last)
+// An entryList is a list of an entry of snatRules, with the name of its set.
+type entryList struct {
+	nft.List
+	set    string
+	source bool
 }
 
-// mapBy returns how a map finds an entry of snatRules: by one of the two addresses, if
-// nothing else decides whether it matches.
-func mapBy(r nft.SNATRule) string {
-	switch from, to := len(r.From.CIDRs) > 0, len(r.To.CIDRs) > 0; {
-	case from == to || len(r.Out) > 0:
-		return ""
-	case from:
-		return "-by-source"
-	}
-	return "-by-destination"
+func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
+	both := []entryList{{r.From, ruleName(r, "-from", f), true}, {r.To, ruleName(r, "-to", f), false}}
+	return slices.DeleteFunc(both, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
-// ruleRuns returns the entries of snatRules of which the node has an address. Those that
-// follow each other and that a map finds in the same way are together.
-func ruleRuns(f nft.FamilyPolicy) (runs [][]nft.SNATRule) {
-	for _, r := range f.SNATRules {
-		switch last := len(runs) - 1; {
-		case len(r.Present) == 0:
-		case last >= 0 && mapBy(r) != "" && mapBy(r) == mapBy(runs[last][0]):
-			runs[last] = append(runs[last], r)
-		default:
-			runs = append(runs, []nft.SNATRule{r})
-		}
-	}
-	return runs
-}
-
-// chainsOf maps the addresses of entries of snatRules to their chains. Of entries that
-// overlap, the first one has the address.
-func chainsOf(run []nft.SNATRule, f nft.FamilyPolicy) (out []nfnetlink.Mapping) {
-	var taken []iprange.Range
-	for _, r := range run {
-		list := slices.Concat(r.From.Prefixes(), r.To.Prefixes()) // it has one of them
-		for _, p := range list {
-			all := iprange.Of(p)
-			at, _ := slices.BinarySearchFunc(taken, all.From, func(r iprange.Range, a netip.Addr) int { return r.To.Compare(a) })
-			for _, free := range iprange.Subtract([]iprange.Range{all}, taken[at:]) {
-				out = append(out, nfnetlink.Mapping{Keys: free, Chain: ruleName(r, "", f)})
-			}
-		}
-		taken = iprange.Normal(slices.Concat(taken, iprange.SetOf(list)))
-	}
-	slices.SortStableFunc(out, func(a, b nfnetlink.Mapping) int { return a.Keys.From.Compare(b.Keys.From) })
-	return out
-}
+// placeOf names an entry of snatRules.
+func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Place) }
 
 // compileSNAT compiles the chain that selects the source address for connections of pods,
 // and those of the entries of snatRules, to which it sends them; those of the node are
@@ -153,34 +99,10 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.
 			return sourceNAT(f, s, byPod, p.RandomFully, ports)
 		})
 	}
-	for _, run := range ruleRuns(f) {
-		for _, r := range run {
+	for _, r := range f.SNATRules {
+		if len(r.Present) > 0 {
 			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f))})
-		}
-		r, by := run[0], mapBy(run[0])
-		if by != "" {
-			match := byMap(f.IPv6, len(r.From.CIDRs) > 0, ruleName(r, by, f))
-			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{match}, Comment: placesOf(run)})
-			continue
-		}
-		var match []nft.Node
-		if len(r.From.CIDRs) > 0 {
-			match = append(match, implying(f.IPv6, inSet(f.IPv6, true, false, ruleName(r, "-from", f))))
-		}
-		if to := inSet(f.IPv6, false, false, ruleName(r, "-to", f)); len(r.To.CIDRs) > 0 && len(match) > 0 {
-			match = append(match, to) // of the same family
-		} else if len(r.To.CIDRs) > 0 {
-			match = append(match, implying(f.IPv6, to))
-		}
-		send := func(match ...nft.Node) {
-			nodes := append(slices.Clip(match), continueIn(ruleName(r, "", f)))
-			c.Rules = append(c.Rules, nft.Rule{Nodes: nodes, Comment: placesOf(run)})
-		}
-		for _, o := range r.Out {
-			send(append(slices.Clip(match), byInterface(o.Name, true, false))...)
-		}
-		if len(r.Out) == 0 {
-			send(match...)
+			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
 	if len(f.SNAT.Present) > 0 {
@@ -189,6 +111,30 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
 	}
 	return append(chains, c)
+}
+
+// entryRules sends the connections that match an entry of snatRules to its chain: by one
+// rule, or one for each of its interfaces.
+func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
+	var match []nft.Node
+	for i, l := range listsOf(r, f) {
+		lookup := inSet(f.IPv6, l.source, false, l.set)
+		if i == 0 { // then the other is of the same family
+			lookup = implying(f.IPv6, lookup)
+		}
+		match = append(match, lookup)
+	}
+	send := func(match []nft.Node) {
+		nodes := append(match, continueIn(ruleName(r, "", f)))
+		rules = append(rules, nft.Rule{Nodes: nodes, Comment: placeOf(r)})
+	}
+	for _, o := range r.Out {
+		send(append(slices.Clip(match), byInterface(o.Name, true, false)))
+	}
+	if len(r.Out) == 0 {
+		send(match)
+	}
+	return rules
 }
 
 // sourceNAT translates to the node's address, or to the one of several that a map has for the

@@ -65,11 +65,7 @@ func writeSet(b *strings.Builder, s nft.Set) {
 			s.Name, nft.SideA, typeName(s), nft.LearnedSize, s.Comment)
 		return
 	case s.Mappings != nil:
-		value, flags := typeName(s), ""
-		if s.Verdicts {
-			value, flags = "verdict", "\t\tflags interval\n"
-		}
-		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %s\n%s", s.Name, nft.SideA, typeName(s), value, flags)
+		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
 		if s.IPv6 {
 			perLine = 1
 		}

@@ -211,45 +211,22 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 	}
 }
 
-// A Mapping is an element of a map: an address and the one that it is mapped to, or, in a
-// map of intervals, a range and the chain in which its packets continue.
-type Mapping struct {
-	Keys  iprange.Range
-	Value netip.Addr
-	Chain string
-}
+// A Mapping is an element of a map.
+type Mapping struct{ Key, Value netip.Addr }
 
 // String returns the element as nft prints it.
-func (m Mapping) String() string {
-	if m.Chain != "" {
-		return m.Keys.String() + " : goto " + m.Chain
-	}
-	return m.Keys.String() + " : " + m.Value.String()
-}
+func (m Mapping) String() string { return m.Key.String() + " : " + m.Value.String() }
 
-// AddMappings adds elements, which must not overlap, to a map.
+// AddMappings adds elements to a map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
 	for chunk := range slices.Chunk(mappings, elementsPerMessage/2) { // they have a value, too
 		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
-					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Keys.From.AsSlice()) })
-					a.nest(unix.NFTA_SET_ELEM_DATA, func() {
-						if m.Chain == "" {
-							a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice())
-							return
-						}
-						a.nest(unix.NFTA_DATA_VERDICT, func() {
-							to := int32(unix.NFT_GOTO)
-							a.uint32(unix.NFTA_VERDICT_CODE, uint32(to))
-							a.str(unix.NFTA_VERDICT_CHAIN, m.Chain)
-						})
-					})
+					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_DATA, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice()) })
 				})
-				if next := m.Keys.To.Next(); m.Chain != "" && next.IsValid() {
-					a.element(next, true)
-				}
 			}
 		})
 		b.add(family, unix.NFT_MSG_NEWSETELEM, netlink.Create, a)

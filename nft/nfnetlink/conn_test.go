@@ -275,9 +275,7 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
 	addr := netip.MustParseAddr
-	mapping := func(from, to netip.Addr) nfnetlink.Mapping {
-		return nfnetlink.Mapping{Keys: iprange.Range{From: from, To: from}, Value: to}
-	}
+	mapping := func(from, to netip.Addr) nfnetlink.Mapping { return nfnetlink.Mapping{Key: from, Value: to} }
 	v4 := []nfnetlink.Mapping{
 		mapping(addr("0.0.0.0"), addr("198.51.100.11")), mapping(addr("0.0.0.7"), addr("198.51.100.12")),
 	}
@@ -325,7 +323,7 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	for name, mappings := range map[string][]nfnetlink.Mapping{"m4": v4, "m6": v6} {
 		want := map[netip.Addr]netip.Addr{}
 		for _, m := range mappings {
-			want[m.Keys.From] = m.Value
+			want[m.Key] = m.Value
 		}
 		got, elements, more := read("t", name, 2000)
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more ||

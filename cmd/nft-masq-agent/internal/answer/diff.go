@@ -164,10 +164,7 @@ func NewDiff(before, after nft.Policy) Diff {
 	for _, ipv6 := range []bool{false, true} {
 		b, _ := before.Family(ipv6)
 		a, _ := after.Family(ipv6)
-		if rules := [2][]nft.SNATRule{b.SNATRules, a.SNATRules}; len(rules[0])+len(rules[1]) > 0 {
-			d.Other = append(d.Other, changedSources(rules, [2][]string{lastly(before, ipv6), lastly(after, ipv6)}, ipv6)...)
-			continue
-		}
+		d.Other = append(d.Other, changedEntries(b.SNATRules, a.SNATRules)...)
 		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
 	}
 	return d
@@ -189,131 +186,60 @@ func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
 	}
 }
 
-// leaveFrom names the source addresses of masqueraded connections.
+// leaveFrom names the source addresses of masqueraded connections that no entry of snatRules
+// matches.
 func leaveFrom(p nft.Policy, ipv6 bool) string {
-	if all := lastly(p, ipv6); len(all) > 1 {
-		return "those of " + all[0] + " that the node has"
-	}
-	return interfaceAddress
-}
-
-const interfaceAddress = "the address of the interface"
-
-// lastly returns what applies if no entry of snatRules does.
-func lastly(p nft.Policy, ipv6 bool) []string {
 	if listed := iprange.SetOf(p.SNATOf(ipv6).Prefixes()); len(listed) > 0 {
-		return []string{addressList(listed), interfaceAddress}
+		return "those of " + addressList(listed) + " that the node has"
 	}
-	return []string{interfaceAddress}
+	return "the address of the interface"
 }
 
-// changedSources names the connections that leave from another address, if they are
-// masqueraded, and from which: of the first that the node has.
-func changedSources(rules [2][]nft.SNATRule, last [2][]string, ipv6 bool) (lines []string) {
-	all := slices.Concat(rules[0], rules[1])
-	var from, to []nft.List
-	for _, r := range all {
-		from, to = append(from, r.From), append(to, r.To)
+// changedEntries names entries of snatRules that were added or removed, and those that are
+// in both lists in another order.
+func changedEntries(before, after []nft.SNATRule) (lines []string) {
+	line := func(what string, r nft.SNATRule) {
+		lines = append(lines, fmt.Sprintf("%s, %s: %s: %s", config.KeySNATRules, familyName(r.CIDRs[0].Addr().Is6()), what,
+			entryText(r)))
 	}
-	destinations, found := alike(to, ipv6), map[string][]iprange.Range{}
-	for _, src := range alike(from, ipv6) {
-		changes := map[string][]iprange.Range{}
-		for _, dst := range destinations {
-			var chains [2][]string
-			for i, r := range all {
-				if src.in[i] && dst.in[i] {
-					which := 0
-					if i >= len(rules[0]) {
-						which = 1
-					}
-					chains[which] = append(chains[which], leavesFrom(r))
-				}
-			}
-			for i := range chains {
-				chains[i] = firsts(append(chains[i], last[i]...))
-			}
-			if text := changedChain(chains[0], chains[1]); text != "" {
-				changes[text] = append(changes[text], dst.set...)
-			}
+	left, texts := slices.Clone(before), texts(before)
+	var kept [][2]nft.SNATRule
+	for _, r := range after {
+		i := slices.Index(texts, r.String())
+		if i < 0 {
+			line(fmt.Sprintf("added entry %d", r.Place), r)
+			continue
 		}
-		for text, set := range changes {
-			what := addresses(iprange.Normal(set)) + ": " + text
-			found[what] = append(found[what], src.set...)
+		kept = append(kept, [2]nft.SNATRule{left[i], r})
+		left, texts = slices.Delete(left, i, i+1), slices.Delete(texts, i, i+1)
+	}
+	for _, r := range left {
+		line(fmt.Sprintf("removed entry %d", r.Place), r)
+	}
+	inOrder := slices.SortedFunc(slices.Values(kept), func(a, b [2]nft.SNATRule) int { return a[0].Place - b[0].Place })
+	for i, r := range kept {
+		if r[0].Place != inOrder[i][0].Place {
+			line(fmt.Sprintf("moved entry %d to %d", r[0].Place, r[1].Place), r[1])
 		}
 	}
-	for what, set := range found {
-		lines = append(lines, "masqueraded "+addresses(iprange.Normal(set))+" → "+what)
-	}
-	slices.Sort(lines)
 	return lines
 }
 
-// leavesFrom names the addresses of an entry of snatRules, and its interfaces.
-func leavesFrom(r nft.SNATRule) string {
-	text := addressList(iprange.SetOf(r.Prefixes()))
+// entryText describes an entry of snatRules, with the first of its addresses.
+func entryText(r nft.SNATRule) string {
+	text := ""
+	for _, l := range []struct {
+		word string
+		nft.List
+	}{{"from ", r.From}, {"to ", r.To}} {
+		if len(l.CIDRs) > 0 {
+			text += l.word + addressList(iprange.SetOf(l.Prefixes())) + " "
+		}
+	}
 	if len(r.Out) > 0 {
-		text += " by " + strings.Join(config.Names(r.Out), ", ")
+		text += "by " + strings.Join(config.Names(r.Out), ", ") + " "
 	}
-	return text
-}
-
-// firsts removes what was named before.
-func firsts(all []string) (out []string) {
-	for _, one := range all {
-		if !slices.Contains(out, one) {
-			out = append(out, one)
-		}
-	}
-	return out
-}
-
-// changedChain names two lists of addresses, of which the first that the node has is used,
-// without the end that they share; "" if they are the same.
-func changedChain(before, after []string) string {
-	if slices.Equal(before, after) {
-		return ""
-	}
-	b, a := len(before), len(after)
-	for b+a > 2 && before[b-1] == after[a-1] {
-		b, a = max(1, b-1), max(1, a-1)
-	}
-	return untilSure(before, b) + " → " + untilSure(after, a)
-}
-
-// untilSure joins the first n of a list, and more until one does not depend on interfaces.
-func untilSure(chain []string, n int) string {
-	for n < len(chain) && strings.Contains(chain[n-1], " by ") {
-		n++
-	}
-	return strings.Join(chain[:n], ", else ")
-}
-
-// An alikeness is addresses that the same lists have.
-type alikeness struct {
-	set []iprange.Range
-	in  []bool // each list, or it has no entries
-}
-
-// alike divides all addresses of a family by which lists have them.
-func alike(lists []nft.List, ipv6 bool) []alikeness {
-	parts := []alikeness{{set: []iprange.Range{iprange.All(ipv6)}}}
-	for _, l := range lists {
-		listed := iprange.SetOf(l.Prefixes())
-		if len(l.CIDRs) == 0 {
-			listed = []iprange.Range{iprange.All(ipv6)}
-		}
-		var next []alikeness
-		for _, p := range parts {
-			if set := iprange.Intersect(p.set, listed); len(set) > 0 {
-				next = append(next, alikeness{set, append(slices.Clip(p.in), true)})
-			}
-			if set := iprange.Subtract(p.set, listed); len(set) > 0 {
-				next = append(next, alikeness{set, append(slices.Clip(p.in), false)})
-			}
-		}
-		parts = next
-	}
-	return parts
+	return text + "leaves from " + addressList(iprange.SetOf(r.Prefixes()))
 }
 
 func untranslated(p nft.Policy) string {

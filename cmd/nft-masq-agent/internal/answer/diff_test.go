@@ -242,22 +242,40 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			name: "an entry of snatRules is new", before: "snatAddresses: [198.51.100.11]",
 			after: "snatAddresses: [198.51.100.11]\n" +
 				"snatRules: [{from: [10.244.8.0/24], to: [203.0.113.9/32], addresses: [198.51.100.21]}]",
-			want: []string{"masqueraded 10.244.8.0/24 → 203.0.113.9: 198.51.100.11 → 198.51.100.21"},
-		},
-		{
-			name:   "entries of snatRules change",
-			before: "snatRules: [{from: [10.244.8.0/24], addresses: [198.51.100.20]}, {out: [eth1], addresses: [192.0.2.65]}]",
-			after:  "snatRules: [{from: [10.244.8.0/23], addresses: [198.51.100.21]}, {out: [eth1], addresses: [192.0.2.65]}]",
 			want: []string{
-				"masqueraded 10.244.8.0/24 → any IPv4 address: 198.51.100.20 → 198.51.100.21",
-				"masqueraded 10.244.9.0/24 → any IPv4 address: 192.0.2.65 by eth1, else the address of the interface → " +
-					"198.51.100.21",
+				"snatRules, IPv4: added entry 1: from 10.244.8.0/24 to 203.0.113.9 leaves from 198.51.100.21",
 			},
 		},
 		{
-			name:   "entries of snatRules change places without effect",
-			before: "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: [192.0.2.8]}]",
-			after:  "snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.8]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}]",
+			name:   "entries of snatRules change, and snatAddresses",
+			before: "snatRules: [{from: [10.244.8.0/24], addresses: [198.51.100.20]}, {out: [eth1], addresses: [192.0.2.65]}]",
+			after: "snatRules: [{from: [10.244.8.0/23], addresses: [198.51.100.21]}, {out: [eth1], addresses: [192.0.2.65]}]\n" +
+				"snatAddresses: [198.51.100.11]",
+			want: []string{
+				"snatRules, IPv4: added entry 1: from 10.244.8.0/23 leaves from 198.51.100.21",
+				"snatRules, IPv4: removed entry 1: from 10.244.8.0/24 leaves from 198.51.100.20",
+				"masqueraded IPv4 connections leave from: the address of the interface → " +
+					"those of 198.51.100.11 that the node has",
+			},
+		},
+		{
+			name: "an entry of snatRules before the others",
+			before: "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.8]}]",
+			after: "snatRules: [{from: [10.3.0.0/16], addresses: [192.0.2.9]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.8]}]",
+			want: []string{"snatRules, IPv4: added entry 1: from 10.3.0.0/16 leaves from 192.0.2.9"},
+		},
+		{
+			name: "entries of snatRules change places",
+			before: "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {out: [eth1], addresses: [192.0.2.65]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.8]}]",
+			after: "snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.8]}, {out: [eth1], addresses: [192.0.2.65]}, " +
+				"{from: [10.1.0.0/16], addresses: [192.0.2.7]}]",
+			want: []string{
+				"snatRules, IPv4: moved entry 3 to 1: from 10.2.0.0/16 leaves from 192.0.2.8",
+				"snatRules, IPv4: moved entry 1 to 3: from 10.1.0.0/16 leaves from 192.0.2.7",
+			},
 		},
 	} {
 		d := answer.NewDiff(policy(tt.before, tt.optBefore), policy(tt.after, tt.optAfter))

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -52,10 +51,10 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 		l.unusable(f.SNAT)
 		for i, r := range f.SNATRules {
-			if by := r.CoveredBy(f.SNATRules[:i]); by != nil {
+			if by, covered := r.CoveredBy(f.SNATRules[:i]); covered {
 				l.warn("snat-rule-covered", r.At,
-					"%s: entry %d never matches for %s on nodes that have an address of %s: that covers it",
-					config.KeySNATRules, r.Place, familyName(f.IPv6), places(by))
+					"%s: entry %d never matches for %s on nodes that have an address of entry %d: that covers it",
+					config.KeySNATRules, r.Place, familyName(f.IPv6), by.Place)
 			}
 		}
 		if !f.IPv6 {
@@ -64,15 +63,6 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
-}
-
-// places names entries of snatRules.
-func places(entries []nft.SNATRule) string {
-	var words []string
-	for _, r := range entries {
-		words = append(words, fmt.Sprint("entry ", r.Place))
-	}
-	return strings.Join(words, " and ")
 }
 
 // unusable finds addresses of snatAddresses that no node can use. In snatRules they are errors.

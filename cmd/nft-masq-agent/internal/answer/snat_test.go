@@ -75,7 +75,7 @@ func TestLintFindsEntriesThatNeverMatch(t *testing.T) {
 				entry("10.0.0.0/9", "", ""), entry("10.1.0.0/16", "", ""), entry("10.128.0.0/9", "", "eth0"),
 				entry("10.0.0.0/8", "", "eth0"),
 			},
-			"of entry 1 and entry 2 and entry 3: ",
+			"",
 		},
 		{
 			"several destinations",
@@ -83,7 +83,7 @@ func TestLintFindsEntriesThatNeverMatch(t *testing.T) {
 				entry("", "203.0.112.0/24", ""), entry("", "203.0.113.0/24", ""),
 				entry("10.0.0.0/8", "203.0.112.0/23", ""),
 			},
-			"of entry 1 and entry 2: ",
+			"",
 		},
 		{
 			"not all of it",
