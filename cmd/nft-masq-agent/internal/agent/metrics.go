@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
