@@ -630,7 +630,7 @@ func TestSlipsAreNamedWithWhatWasMeant(t *testing.T) {
 	const list, rest = "nonMasqueradeCIDRs:\n", "resyncInterval: 60s\n"
 	const further = `this entry is indented further than the one in line 2, and a part of it: align the "-"`
 	for file, want := range map[string]string{
-		list + "- 10.0.0.0/8\n  - 172.16.0.0/12\n":                "3:3: " + further,
+		list + "- 10.0.0.0/8\n  - 172.16.0.0/12\n":               "3:3: " + further,
 		list + "  - 10.0.0.0/8\n\n    - 172.16.0.0/12\n" + rest:  "4:5: " + further,
 		list + "  - 10.0.0.0/8\n   - \"172.16.0.0/12\"\n" + rest: "3:4: " + further,
 		list + "- \"10.0.0.0/8\"\n  - 172.16.0.0/12\n" + rest: `3:3: syntax: did not find expected key: ` +
@@ -641,12 +641,12 @@ func TestSlipsAreNamedWithWhatWasMeant(t *testing.T) {
 			`beginning of object key string: remove this comma, the last entry has none`,
 		"{\"masqLinkLocal\": true\n\"masqLinkLocalIPv6\": true}": `2:1: JSON, as the file begins with "{": invalid ` +
 			`character '"' after object key:value pair: put a comma before it`,
-		"nonMasqueradeCIDRs: [10.0.0.0 /8]":        `1:22: "10.0.0.0 /8" has a blank in it: write "10.0.0.0/8"`,
-		"nonMasqueradeCIDRs: [10. 0.0.0/ 8]":       `1:22: "10. 0.0.0/ 8" has a blank in it: write "10.0.0.0/8"`,
-		"nonMasqueradeCIDRs: [\" fd00::/8\"]":      `1:22: " fd00::/8" has a blank in it: write "fd00::/8"`,
-		"snatAddresses: [\"198.51.100.1 /32\"]":    `1:17: "198.51.100.1 /32" has a blank in it: write "198.51.100.1/32"`,
-		`nonMasqueradeCIDRs: [10.0.0.0\8]`:         `1:22: "10.0.0.0\\8" has a backslash in it: write "10.0.0.0/8"`,
-		`nonMasqueradeCIDRs: [10.0.0.0\/8]`:        `1:22: "10.0.0.0\\/8" has a backslash in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs: [10.0.0.0 /8]":       `1:22: "10.0.0.0 /8" has a blank in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs: [10. 0.0.0/ 8]":      `1:22: "10. 0.0.0/ 8" has a blank in it: write "10.0.0.0/8"`,
+		"nonMasqueradeCIDRs: [\" fd00::/8\"]":     `1:22: " fd00::/8" has a blank in it: write "fd00::/8"`,
+		"snatAddresses: [\"198.51.100.1 /32\"]":   `1:17: "198.51.100.1 /32" has a blank in it: write "198.51.100.1/32"`,
+		`nonMasqueradeCIDRs: [10.0.0.0\8]`:        `1:22: "10.0.0.0\\8" has a backslash in it: write "10.0.0.0/8"`,
+		`nonMasqueradeCIDRs: [10.0.0.0\/8]`:       `1:22: "10.0.0.0\\/8" has a backslash in it: write "10.0.0.0/8"`,
 		"nonMasqueradeCIDRs:\n- 10.0.0.0/8 blank": `2:3: "10.0.0.0/8 blank" is not a CIDR: write one such as "10.0.0.0/8"`,
 		`nonMasqueradeCIDRs: ["10.0.0.0\8"]`: `1:31: syntax: found unknown escape character: write the character itself, ` +
 			`"/" in a CIDR`,

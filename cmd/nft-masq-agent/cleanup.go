@@ -129,10 +129,10 @@ func legacyIPTables(proc string) []string {
 	return lines
 }
 
-// hinted adds a hint to an error of the kernel.
+// hinted puts the cause and what to do before the words of netlink.
 func hinted(err error) error {
 	if hint := kernel.Hint(err); hint != "" {
-		return fmt.Errorf("%w (%s)", err, hint)
+		return fmt.Errorf("%s (%w)", hint, err)
 	}
 	return err
 }

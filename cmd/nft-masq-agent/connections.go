@@ -184,7 +184,7 @@ func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found
 	}
 	if total == 0 && f.seenAs.IsValid() {
 		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
-			f.seenAs)
+			answer.End(f.seenAs))
 	}
 	if total > listed {
 		add(config.Note, "limited", "%d of %s; raise --limit for more", listed, answer.Plural(total, "connection"))
@@ -291,8 +291,12 @@ func (f *connectionsFlags) delete(
 		}
 	}
 	if !f.yes && len(listed) > 0 {
-		return 0, 0, fmt.Errorf("--flush would delete %s, of which %d are TCP: their next packet has another source, "+
-			"and the destination resets them. Give --yes to delete them", answer.Plural(len(listed), "connection"), resets)
+		tcp := ""
+		if resets > 0 {
+			tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
+		}
+		return 0, 0, fmt.Errorf("give --yes to delete %s: the next packet of each begins a new one with the right source%s",
+			answer.Plural(len(listed), "connection"), tcp)
 	}
 	p := conntrack.Pass{
 		Table: conntrack.Open(), Read: read,

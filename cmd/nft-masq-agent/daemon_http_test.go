@@ -121,6 +121,7 @@ func TestProbesDescribeTheState(t *testing.T) {
 	n.swap("")
 	d.await("config_accepted")
 	d.await("config_file_appeared")
+	d.await("config_warning") // it is empty
 	probe("/readyz", 200, "ok")
 	d.silent()
 	if code, _ := n.get("/"); code != 404 {

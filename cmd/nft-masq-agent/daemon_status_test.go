@@ -107,7 +107,8 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 	}
 	r, code := n.status()
 	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid ||
-		!strings.Contains(r.Notes.Error(), "--resync-interval=3600") {
+		!strings.Contains(r.Notes.Error(), fmt.Sprintf("with the flags of the running agent (pid %d)", d.Pid)) ||
+		!slices.Contains(r.Agent.Flags, "--resync-interval=3600") {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 	if len(r.Counters) != 3 || len(r.Kernel.Differences)+len(r.Legacy)+len(r.Others)+len(r.Errors)+len(r.Warnings) > 0 {

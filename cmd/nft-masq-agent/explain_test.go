@@ -121,6 +121,9 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 	for args, want := range map[string][]string{
 		"": {
 			"not masqueraded", " " + conf + ":1:22 ",
+			fmt.Sprintf("with the flags of the running agent (pid %d) ", os.Getpid()),
+		},
+		"-v 1": {
 			fmt.Sprintf("with the flags of the running agent (pid %d: --config conf --enable-ipv6 --random-fully=false)",
 				os.Getpid()),
 		},
@@ -142,7 +145,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 	}
 	report.Args = []string{"--enable-ipv6"}
 	write("masqLinkLocal: 5\n")
-	if code, text := explain(report, ""); code != exitFailed || !strings.Contains(text, "enable-ipv6) "+conf+":1:16: ") {
+	if code, text := explain(report, ""); code != exitFailed || !strings.Contains(text, fmt.Sprintf("(pid %d) ", os.Getpid())+conf+":1:16: ") {
 		t.Errorf("a bad file: exit code %d: %s", code, text)
 	}
 }

@@ -39,7 +39,7 @@ func programHelp(all []command) string {
 	}
 	b.WriteString("\n" + answer.Line("run is the default command.", ""))
 	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something "+
-		"needs attention; 2 wrong usage.", ""))
+		"needs attention; 2 wrong usage, or with diff any error.", ""))
 	return answer.Fit(b.String())
 }
 
@@ -70,34 +70,51 @@ func (c command) help() string {
 		}
 	}
 	fs, _ := c.flagSet()
-	if flags := flagHelp(fs); flags != "" {
-		b.WriteString("\nFlags:\n" + answer.Fit(flags))
+	own, shared := flagHelp(fs)
+	if own != "" {
+		b.WriteString("\nFlags:\n" + answer.Fit(own))
+	}
+	if shared != "" {
+		b.WriteString("\nFlags of all commands that read the config:\n" + answer.Fit(shared))
 	}
 	return text + b.String()
 }
 
-// flagHelp lists the flags, except those of klog, which it summarizes.
-func flagHelp(fs *flag.FlagSet) string {
-	var b strings.Builder
+// flagHelp lists the flags of the command alone, and those that it has in common with others,
+// except those of klog, which it summarizes.
+func flagHelp(fs *flag.FlagSet) (own, shared string) {
+	var b, common strings.Builder
 	klog := false
+	policy := flag.NewFlagSet("", flag.ContinueOnError)
+	options.AddPolicyFlags(policy)
 	fs.VisitAll(func(f *flag.Flag) {
-		if options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run") {
+		switch {
+		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run" && fs.Lookup("probe-socket") == nil):
 			klog = true
 			return
+		case f.Name == "o": // listed with --output
+			return
 		}
-		dashes := "--"
-		if len(f.Name) == 1 {
-			dashes = "-"
+		to, name := &b, "--"+f.Name
+		switch {
+		case f.Name == "output":
+			name = "-o, --output"
+		case len(f.Name) == 1:
+			name = "-" + f.Name
+		}
+		if f.Name != "v" && policy.Lookup(f.Name) != nil || f.Name == "probe-socket" && fs.Name() != "run" &&
+			fs.Lookup("config") != nil {
+			to = &common
 		}
 		value, usage := flag.UnquoteUsage(f)
 		if f.DefValue != "" && f.DefValue != "false" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
-		fmt.Fprintf(&b, "%s\n%s", strings.TrimRight("  "+dashes+f.Name+" "+value, " "), answer.Line(usage, "        "))
+		fmt.Fprintf(to, "%s\n%s", strings.TrimRight("  "+name+" "+value, " "), answer.Line(usage, "        "))
 	})
 	if klog {
-		b.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
+		common.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
 			"agents keep working.", "  "))
 	}
-	return b.String()
+	return b.String(), common.String()
 }

@@ -83,12 +83,16 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 
 // follow uses the flags of the agent.
 func (s *session) follow() {
+	agent, verbose := fmt.Sprintf("the running agent (pid %d)", s.agent.PID), s.Given("v") && s.Verbosity > 0
+	if verbose {
+		agent = s.agent.String()
+	}
 	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
-		s.whose = fmt.Sprintf("without the flags of %s: %v", s.agent, err)
+		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
 		return
 	}
-	s.whose, s.others = fmt.Sprintf("with the flags of %s", s.agent), strings.Join(others, ", ")
+	s.whose, s.others = "with the flags of "+agent, strings.Join(others, ", ")
 	if s.others != "" {
 		s.whose += ", except " + s.others
 	}

@@ -148,14 +148,14 @@ var ErrInterrupted = errors.New("the ruleset changed while it was read")
 func (c *Conn) Generation() (uint32, error) {
 	msgs, err := c.request(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {
-		return 0, fmt.Errorf("read generation: %w", err)
+		return 0, fmt.Errorf("cannot read nftables: %w", err)
 	}
 	for _, m := range msgs {
 		if g, ok := parseGen(m); ok {
 			return g.ID, nil
 		}
 	}
-	return 0, errors.New("read generation: no reply")
+	return 0, errors.New("cannot read nftables: no reply")
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects

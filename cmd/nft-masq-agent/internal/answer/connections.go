@@ -58,12 +58,12 @@ type Connection struct {
 // NewConnection returns an entry for output. The judge is nil if there is no policy.
 func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
 	c := Connection{
-		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: end(e.Original.Src),
-		Destination: end(e.Destination()), SeenAs: end(e.SeenAs()),
+		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
+		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
 		State: e.State, Timeout: e.Timeout, Zone: e.Zone,
 	}
 	if e.Original.Dst != e.Destination() {
-		c.Requested = end(e.Original.Dst)
+		c.Requested = End(e.Original.Dst)
 	}
 	if j != nil {
 		c.Now, c.Stale = j.Now(e), j.Stale(e)
@@ -78,12 +78,12 @@ func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
 	for i := range found {
 		sources[found[i].Original.Src.Addr()] = true
 	}
-	c.behind = fmt.Sprintf("behind %s: %s\n", end(seenAs),
+	c.behind = fmt.Sprintf("behind %s: %s\n", End(seenAs),
 		addressList(slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)))
 }
 
-// end returns an address without the port if the protocol has none.
-func end(a netip.AddrPort) string {
+// End returns an address without the port if there is none.
+func End(a netip.AddrPort) string {
 	if a.Port() == 0 {
 		return a.Addr().String()
 	}
@@ -93,10 +93,12 @@ func end(a netip.AddrPort) string {
 // String returns the list as text.
 func (c *Connections) String() string {
 	switch {
-	case c.Connections == nil:
-		return portsText(c.Ports)
 	case c.Total == 0 && c.behind != "":
 		return ""
+	case c.Total == 0:
+		return "no connections\n"
+	case c.Connections == nil:
+		return portsText(c.Ports)
 	}
 	return c.behind + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
 		func(c Connection) string {

@@ -53,7 +53,7 @@ func (o *Options) Follow(args []string, path string) (theirs Options, others []s
 		if was == nil {
 			return
 		}
-		if value != "" && value != was.Value.String() && f.Name != "probe-socket" &&
+		if value != "" && value != was.Value.String() && f.Name != "probe-socket" && f.Name != "v" &&
 			(f.Name != "config" || !o.operand) {
 			others = append(others, "--"+f.Name)
 		}
@@ -167,6 +167,7 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 // AddNodeFlags declares the flags of all commands that answer for this node.
 func AddNodeFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
+	fs.Lookup("v").Usage = "`LEVEL` of detail: from 1 on, name the flags of the running agent"
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
 		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
 	return o

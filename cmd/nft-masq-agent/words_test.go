@@ -1,0 +1,73 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+)
+
+// A command's own flags come first; those of all commands are listed once.
+func TestHelpListsSharedFlagsOnceUnderTheirOwnHeading(t *testing.T) {
+	const heading = "\nFlags of all commands that read the config:\n"
+	policy := flag.NewFlagSet("", flag.ContinueOnError)
+	options.AddPolicyFlags(policy)
+	for _, c := range commands() {
+		fs, _ := c.flagSet()
+		own, shared, found := strings.Cut(c.help(), heading)
+		if found != (fs.Lookup("config") != nil) {
+			t.Errorf("%s: heading: %t", c.name, found)
+		}
+		policy.VisitAll(func(f *flag.Flag) {
+			in := func(text string) bool {
+				return strings.Contains(strings.ReplaceAll(text, "\n  --"+f.Name+" ", "\n  --"+f.Name+"\n"), "\n  --"+f.Name+"\n")
+			}
+			if !options.IsKlogFlag(f.Name) && (in(own) || in("\n"+shared) != found) {
+				t.Errorf("%s: --%s:\n%s", c.name, f.Name, c.help())
+			}
+		})
+		if fs.Lookup("output") != nil && strings.Count(c.help(), "  -o, --output ") != 1 {
+			t.Errorf("%s: --output:\n%s", c.name, c.help())
+		}
+	}
+}
+
+func TestEmptyAnswersSayThatTheyAre(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.began(wants(t, ""))
+	const none = ": it has ended, or another node or program translates it\n"
+	for args, want := range map[string]result{
+		"connections":                       {"no connections\n", "", exitDone},
+		"connections --stale":               {"no connections\n", "", exitDone},
+		"connections --ports":               {"no connections\n", "", exitDone},
+		"connections --flush --yes":         {"no connections\n", "note: deleted 0 connections\n", exitDone},
+		"connections --seen-as 192.0.2.9":   {"", "no connection is seen as 192.0.2.9" + none, exitFailed},
+		"connections --seen-as 192.0.2.9:7": {"", "no connection is seen as 192.0.2.9:7" + none, exitFailed},
+	} {
+		if got := n.run(strings.Fields(args)...); got != want {
+			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+}
+
+// As with kubectl diff, 1 means that there are changes.
+func TestDiffOfAMissingFileHasExitCodeTwo(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "there"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range []string{
+		"diff --config ./none", "diff ./none", "diff ./there ./none", "diff ./none ./there", "diff ./none ./none",
+	} {
+		got := runProgram(t, dir, strings.Fields(args)...)
+		if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
+			!strings.Contains(got.stderr, "none: file does not exist") {
+			t.Errorf("%s: %+v", args, got)
+		}
+	}
+}
