@@ -40,11 +40,9 @@ var mentions = []string{
 var elsewhere = map[string]string{
 	"systemctl daemon-reload && systemctl enable --now nft-masq-agent": "needs systemd as the first process; " +
 		"TestUnitIsValidAndItsAgentInstallsRules verifies the unit and starts the agent as it does",
-	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
-	"manifests/fleet.sh": "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
-	"make fleet":         "runs manifests/fleet.sh",
+	"make fleet": "runs kubectl masq fleet",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -147,7 +145,9 @@ func runner(line string) string {
 	switch {
 	case elsewhere[line] != "":
 		return "elsewhere"
-	case first == "kubectl", first == "helm", strings.HasSuffix(first, "fleet.sh"),
+	case strings.HasPrefix(line, "kubectl masq "):
+		return "plugin"
+	case first == "kubectl", first == "helm",
 		regexp.MustCompile(`^make (-s )?(install|uninstall|manifest|fleet)( |$)`).MatchString(line):
 		return "cluster"
 	case first == "make":

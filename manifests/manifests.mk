@@ -4,7 +4,7 @@ KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 HELM       = go run helm.sh/helm/v3/cmd/helm@v3.22.0
 KUBECTL    = kubectl
 # Also with make --file manifests.mk in its directory.
-FLEET     := $(dir $(lastword $(MAKEFILE_LIST)))fleet.sh
+PLUGIN    := $(dir $(lastword $(MAKEFILE_LIST)))kubectl-masq
 
 # docker if its daemon responds, else podman, else buildah; checked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -112,6 +112,7 @@ release: release-check $(ARCHS:%=content-%) ## release: Write dist/: all files o
 	$(call release-manifest,nft-masq-agent,base)
 	$(foreach overlay,$(notdir $(wildcard manifests/overlays/*)),$(call release-manifest,$(overlay),overlays/$(overlay)))
 	$(RELEASE) chart manifests/helm
+	$(RELEASE) plugin manifests/kubectl-masq LICENSE
 	$(RELEASE) seal dist/nft-masq-agent-linux-amd64
 	@echo "dist: $(IMAGE):$(VERSION)@$$(cat bin/release-digest)"
 
@@ -184,7 +185,7 @@ uninstall: registry ## use: Remove the agent, its rules on all nodes, and everyt
 
 .PHONY: fleet
 fleet: ## use: Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
-	@KUBECTL='$(KUBECTL)' $(FLEET) $(NAMESPACE)
+	@KUBECTL='$(KUBECTL)' $(PLUGIN) -n $(NAMESPACE) fleet
 
 # Renders into the directory $(1): the base as a single manifest, the
 # overlays for the tests, the alerts as a PrometheusRule and for the chart.
