@@ -67,7 +67,7 @@ container-tool:
 	@test -n '$(CONTAINER_TOOL)' || { echo 'missing: docker, podman or buildah' >&2; exit 1; }
 
 .PHONY: container-test
-container-test: ## test: Build the image and run it with the settings of the manifest, in a network namespace
+container-test: bin/containerd ## test: Build the image and run it with the settings of the manifest, in a network namespace
 	@missing=; for program in buildah podman runc nft; do \
 		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
 	done; \
@@ -76,7 +76,7 @@ container-test: ## test: Build the image and run it with the settings of the man
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
-	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
+	IMAGE_TEST=1 CONTAINERD='$(CURDIR)/bin/containerd' go test -count=1 -v -run '^TestImage' ./manifests
 
 .PHONY: reproducible-image
 reproducible-image: ## release: Build the image of the last commit in two directories, compare (needs buildah)
@@ -130,12 +130,17 @@ release-test: bin/tools/kustomize bin/tools/helm ## release: Make the release of
 promtool-test: bin/promtool ## test: Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
-# Debian's, without installing the server.
-bin/promtool:
+# Programs of Debian's packages, without installing their servers.
+define extract
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	apt-get update -qq; \
-	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb .); \
-	install -D "$$dir/usr/bin/promtool" $@
+	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq $(1) && dpkg -x $(1)_*.deb .); \
+	install -D --target-directory=$(2) $(3:%="$$dir"/usr/bin/%)
+endef
+bin/promtool:
+	$(call extract,prometheus,bin,promtool)
+bin/containerd:
+	$(call extract,containerd,$@,containerd ctr)
 
 .PHONY: schema-test
 schema-test: ## test: Check the JSON Schema of the config file with ajv (needs npm)

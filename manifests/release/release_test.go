@@ -110,7 +110,8 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 	var top, all index
 	decode(files["index.json"], &top)
 	if len(top.Manifests) != 1 || top.Manifests[0].Digest != digest ||
-		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" {
+		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" ||
+		top.Manifests[0].Annotations["io.containerd.image.name"] != "registry.example/nft-masq-agent:v1.2.3" {
 		t.Errorf("index.json: %+v", top)
 	}
 	decode(get(top.Manifests[0]), &all)
