@@ -8,6 +8,7 @@ export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 GOFUMPT     = go run mvdan.cc/gofumpt@v0.12.0
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+ACTIONLINT  = go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.11
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 ARCHS   = amd64 arm arm64 ppc64le s390x
@@ -80,6 +81,7 @@ lint: ## develop: Check formatting and run the linters
 	GOARCH=arm go vet ./nft/... ./config/... ./watch/... ./cmd/nft-masq-agent/...
 	$(STATICCHECK) ./...
 	$(GOLANGCI) run ./...
+	$(ACTIONLINT) -shellcheck=
 
 .PHONY: vuln
 vuln: ## develop: Check for known vulnerabilities (needs the vulnerability database)

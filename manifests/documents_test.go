@@ -40,11 +40,9 @@ var mentions = []string{
 var elsewhere = map[string]string{
 	"systemctl daemon-reload && systemctl enable --now nft-masq-agent": "needs systemd as the first process; " +
 		"TestUnitIsValidAndItsAgentInstallsRules verifies the unit and starts the agent as it does",
-	"kubectl -n kube-system exec POD -- /nft-masq-agent status": "needs a kubelet: the tests of make test-cluster run it",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
-	"manifests/fleet.sh": "needs pods: TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong runs it",
-	"make fleet":         "runs manifests/fleet.sh",
+	"make fleet": "runs kubectl masq fleet",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -52,8 +50,10 @@ var elsewhere = map[string]string{
 	"cosign sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS":           "needs an identity",
 	"cosign sign --yes registry.example/nft-masq-agent@$(jq -r '.manifests[0].digest' dist/image/index.json)": "needs " +
 		"an identity",
-	`(cd "$RELEASE" && sha256sum --check --quiet SHA256SUMS)`: "TestReleaseIsReproducibleAndVerifiable runs it",
-	`diff -r "$RELEASE" dist`:                                 "TestReleaseIsReproducibleAndVerifiable runs it",
+	"tar --directory dist/image --create --file bin/image.tar .": "TestImageOfAReleaseIsImportedFromADirectory runs it",
+	"ctr --namespace k8s.io images import bin/image.tar":         "TestImageOfAReleaseIsImportedFromADirectory runs it",
+	`(cd "$RELEASE" && sha256sum --check --quiet SHA256SUMS)`:    "TestReleaseIsReproducibleAndVerifiable runs it",
+	`diff -r "$RELEASE" dist`:                                    "TestReleaseIsReproducibleAndVerifiable runs it",
 }
 
 // byHand are targets of make that neither .ci/run nor ci-full runs.
@@ -147,7 +147,9 @@ func runner(line string) string {
 	switch {
 	case elsewhere[line] != "":
 		return "elsewhere"
-	case first == "kubectl", first == "helm", strings.HasSuffix(first, "fleet.sh"),
+	case strings.HasPrefix(line, "kubectl masq "):
+		return "plugin"
+	case first == "kubectl", first == "helm",
 		regexp.MustCompile(`^make (-s )?(install|uninstall|manifest|fleet)( |$)`).MatchString(line):
 		return "cluster"
 	case first == "make":

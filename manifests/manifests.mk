@@ -4,7 +4,7 @@ KUSTOMIZE ?= go run sigs.k8s.io/kustomize/kustomize/v5@v5.8.2
 HELM       = go run helm.sh/helm/v3/cmd/helm@v3.22.0
 KUBECTL    = kubectl
 # Also with make --file manifests.mk in its directory.
-FLEET     := $(dir $(lastword $(MAKEFILE_LIST)))fleet.sh
+PLUGIN    := $(dir $(lastword $(MAKEFILE_LIST)))kubectl-masq
 
 # docker if its daemon responds, else podman, else buildah; checked once.
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
@@ -67,7 +67,7 @@ container-tool:
 	@test -n '$(CONTAINER_TOOL)' || { echo 'missing: docker, podman or buildah' >&2; exit 1; }
 
 .PHONY: container-test
-container-test: ## test: Build the image and run it with the settings of the manifest, in a network namespace
+container-test: bin/containerd ## test: Build the image and run it with the settings of the manifest, in a network namespace
 	@missing=; for program in buildah podman runc nft; do \
 		command -v $$program >/dev/null || missing="$$missing $${program/#nft/nftables}"; \
 	done; \
@@ -76,7 +76,7 @@ container-test: ## test: Build the image and run it with the settings of the man
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing >/dev/null; \
 	fi
-	IMAGE_TEST=1 go test -count=1 -v -run '^TestImage' ./manifests
+	IMAGE_TEST=1 CONTAINERD='$(CURDIR)/bin/containerd' go test -count=1 -v -run '^TestImage' ./manifests
 
 .PHONY: reproducible-image
 reproducible-image: ## release: Build the image of the last commit in two directories, compare (needs buildah)
@@ -112,6 +112,7 @@ release: release-check $(ARCHS:%=content-%) ## release: Write dist/: all files o
 	$(call release-manifest,nft-masq-agent,base)
 	$(foreach overlay,$(notdir $(wildcard manifests/overlays/*)),$(call release-manifest,$(overlay),overlays/$(overlay)))
 	$(RELEASE) chart manifests/helm
+	$(RELEASE) plugin manifests/kubectl-masq LICENSE
 	$(RELEASE) seal dist/nft-masq-agent-linux-amd64
 	@echo "dist: $(IMAGE):$(VERSION)@$$(cat bin/release-digest)"
 
@@ -129,12 +130,17 @@ release-test: bin/tools/kustomize bin/tools/helm ## release: Make the release of
 promtool-test: bin/promtool ## test: Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
-# Debian's, without installing the server.
-bin/promtool:
+# Programs of Debian's packages, without installing their servers.
+define extract
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
 	apt-get update -qq; \
-	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb .); \
-	install -D "$$dir/usr/bin/promtool" $@
+	(cd "$$dir" && apt-get -o APT::Sandbox::User=root download -qq $(1) && dpkg -x $(1)_*.deb .); \
+	install -D --target-directory=$(2) $(3:%="$$dir"/usr/bin/%)
+endef
+bin/promtool:
+	$(call extract,prometheus,bin,promtool)
+bin/containerd:
+	$(call extract,containerd,$@,containerd ctr)
 
 .PHONY: schema-test
 schema-test: ## test: Check the JSON Schema of the config file with ajv (needs npm)
@@ -184,7 +190,7 @@ uninstall: registry ## use: Remove the agent, its rules on all nodes, and everyt
 
 .PHONY: fleet
 fleet: ## use: Ask the agent of each node of the cluster: a row per node with its policy, and what is wrong
-	@KUBECTL='$(KUBECTL)' $(FLEET) $(NAMESPACE)
+	@KUBECTL='$(KUBECTL)' $(PLUGIN) -n $(NAMESPACE) fleet
 
 # Renders into the directory $(1): the base as a single manifest, the
 # overlays for the tests, the alerts as a PrometheusRule and for the chart.

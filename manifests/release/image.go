@@ -99,7 +99,10 @@ func (r release) writeImage(contexts []string) (string, error) {
 		return "", err
 	}
 	digest := image.Digest
-	image.Annotations = map[string]string{"org.opencontainers.image.ref.name": r.version}
+	// containerd imports the image under its whole name, which the first of these cannot hold.
+	image.Annotations = map[string]string{
+		"org.opencontainers.image.ref.name": r.version, "io.containerd.image.name": r.image + ":" + r.version,
+	}
 	top, err := json.Marshal(index{SchemaVersion: 2, MediaType: typeIndex, Manifests: []descriptor{image}})
 	if err != nil {
 		return "", err

@@ -4,16 +4,19 @@
 //
 //	release [flags] image ARCH=DIRECTORY…   DIST/image, an OCI image layout; prints its digest
 //	release [flags] chart DIRECTORY         the chart, with the image by digest
+//	release [flags] plugin FILE LICENSE     the plugin of kubectl as an archive and, with a source, its manifest for krew
 //	release [flags] seal PROGRAM            DIST/provenance.json and DIST/SHA256SUMS
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -42,8 +45,8 @@ func main() {
 }
 
 func (r release) run(args []string) error {
-	if len(args) < 2 {
-		return errors.New("usage: release [flags] image ARCH=DIRECTORY… | chart DIRECTORY | seal PROGRAM")
+	if len(args) < 2 || args[0] == "plugin" && len(args) != 3 {
+		return errors.New("usage: release [flags] image ARCH=DIRECTORY… | chart DIRECTORY | plugin FILE LICENSE | seal PROGRAM")
 	}
 	switch args[0] {
 	case "image":
@@ -54,6 +57,8 @@ func (r release) run(args []string) error {
 		return err
 	case "chart":
 		return r.writeChart(args[1])
+	case "plugin":
+		return r.writePlugin(args[1], args[2])
 	case "seal":
 		return r.seal(args[1])
 	}
@@ -100,11 +105,8 @@ func (r release) writeChart(dir string) error {
 				"\n  tag: " + r.version + "@" + digest + "\n",
 			}
 		}
-		for ; len(edits) > 0; edits = edits[2:] {
-			if !strings.Contains(string(f.data), edits[0]) {
-				return fmt.Errorf("%s has no line %q", f.name, strings.TrimSpace(edits[0]))
-			}
-			f.data = []byte(strings.Replace(string(f.data), edits[0], edits[1], 1))
+		if f.data, err = edit(f.name, f.data, edits...); err != nil {
+			return err
 		}
 		files[i] = f
 	}
@@ -113,4 +115,47 @@ func (r release) writeChart(dir string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(r.dist, "nft-masq-agent-"+version+".tgz"), compress(archive), 0o644)
+}
+
+// edit replaces texts of a file, each followed by what it becomes.
+func edit(name string, data []byte, edits ...string) ([]byte, error) {
+	for texts := range slices.Chunk(edits, 2) {
+		if !bytes.Contains(data, []byte(texts[0])) {
+			return nil, fmt.Errorf("%s has no %q", name, strings.TrimSpace(texts[0]))
+		}
+		data = bytes.ReplaceAll(data, []byte(texts[0]), []byte(texts[1]))
+	}
+	return data, nil
+}
+
+// writePlugin writes the archive of the plugin, and the manifest next to it with the archive's
+// address at a source like GitHub's and its checksum.
+func (r release) writePlugin(program, license string) error {
+	files := []file{{name: "LICENSE", mode: 0o644}, {name: filepath.Base(program), mode: 0o755}}
+	for i, name := range []string{license, program} {
+		var err error
+		if files[i].data, err = os.ReadFile(name); err != nil {
+			return err
+		}
+	}
+	archive, err := pack(files, r.time)
+	if err != nil {
+		return err
+	}
+	archive = compress(archive)
+	if err := os.WriteFile(filepath.Join(r.dist, "kubectl-masq.tar.gz"), archive, 0o644); err != nil || r.source == "" {
+		return err
+	}
+	const name = "krew.yaml"
+	manifest, err := os.ReadFile(filepath.Join(filepath.Dir(program), name))
+	if err != nil {
+		return err
+	}
+	comment, _, _ := strings.Cut(string(manifest), "\n")
+	manifest, err = edit(name, manifest, comment+"\n", "", "https://git.example/nft-masq-agent", r.source, "v1.0.0", r.version,
+		strings.Repeat("0", 64), strings.TrimPrefix(sum(archive), "sha256:"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.dist, name), manifest, 0o644)
 }

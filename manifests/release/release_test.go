@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 )
 
 // write writes files that are as old as the test, with the modes of a umask.
@@ -109,7 +110,8 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 	var top, all index
 	decode(files["index.json"], &top)
 	if len(top.Manifests) != 1 || top.Manifests[0].Digest != digest ||
-		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" {
+		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" ||
+		top.Manifests[0].Annotations["io.containerd.image.name"] != "registry.example/nft-masq-agent:v1.2.3" {
 		t.Errorf("index.json: %+v", top)
 	}
 	decode(get(top.Manifests[0]), &all)
@@ -199,5 +201,49 @@ func TestChartOfTheRepositoryCanBeWritten(t *testing.T) {
 	_, r := make1(t, 0o022)
 	if err := r.writeChart("../helm"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestPluginHasItsChecksumAndAddressInTheManifestForKrew(t *testing.T) {
+	_, r := make1(t, 0o022)
+	if err := r.writePlugin("../kubectl-masq", "../../LICENSE"); err != nil {
+		t.Fatal(err)
+	}
+	files := read(t, r.dist)
+	unpacked, err := gzip.NewReader(strings.NewReader(files["kubectl-masq.tar.gz"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := io.ReadAll(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff("-rw-r--r-- LICENSE\n-rwxr-xr-x kubectl-masq\n", listing(t, archive)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	var got, want struct {
+		Spec struct {
+			Version, Homepage string
+			Platforms         []struct{ URI, Sha256, Bin string }
+		}
+	}
+	want.Spec.Version, want.Spec.Homepage = "v1.2.3", "https://git.example/nft-masq-agent"
+	want.Spec.Platforms = append(want.Spec.Platforms, struct{ URI, Sha256, Bin string }{
+		"https://git.example/nft-masq-agent/releases/download/v1.2.3/kubectl-masq.tar.gz",
+		strings.TrimPrefix(sum([]byte(files["kubectl-masq.tar.gz"])), "sha256:"), "kubectl-masq",
+	})
+	if err := yaml.Unmarshal([]byte(files["krew.yaml"]), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	r.source, r.dist = "", t.TempDir()
+	if err := r.writePlugin("../kubectl-masq", "../../LICENSE"); err != nil {
+		t.Fatal(err)
+	}
+	if files := read(t, r.dist); len(files) != 1 {
+		t.Errorf("without an address: %v", files)
 	}
 }

@@ -1,0 +1,278 @@
+package manifests_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// healthy is the answer of an agent, with values between which a parser must tell apart.
+const healthy = `{
+  "version": 1, "command": "status",
+  "errors": [], "warnings": [{"id": "x", "message": "a \"} , [ warning"}], "notes": [],
+  "config": {"path": "/etc/config/ip-masq-agent", "hash": "3f9a2c71", "accepted": true, "files": ["a", "b"]},
+  "agent": {"pid": 7, "flags": ["--v=2"], "policy": {"hash": "3f9a2c71", "since": "2026-01-02T03:04:05Z"}},
+  "kernel": {"inSync": true, "hash": "00000000", "differences": []}
+}
+`
+
+const rejected = `{"version":1,"command":"status","errors":[
+  {"id":"cidr","severity":"error","message":"\"10.0.0.0/33\" has an invalid prefix length","line":1},
+  {"id":"other","severity":"error","message":"another"}],"warnings":[],"notes":[],
+  "config":{"path":"x","accepted":false},"agent":{"pid":7,"flags":[]},"kernel":{"inSync":false}}`
+
+// plugin runs the plugin with a program in place of kubectl.
+func plugin(t *testing.T, kubectl string, args ...string) (output string, code int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "./kubectl-masq", args...)
+	cmd.Env = append(os.Environ(), "KUBECTL="+kubectl)
+	out, err := cmd.CombinedOutput()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// fleet runs the plugin's fleet with a kubectl that has these answers of pods by node. Without an
+// answer, the program cannot be run.
+func fleet(t *testing.T, desired int, answers map[string]string) (output string, code int) {
+	t.Helper()
+	dir := t.TempDir()
+	pods := ""
+	for node, text := range answers {
+		pods += fmt.Sprintf("%-20s agent-%s\n", node, node)
+		if err := os.WriteFile(filepath.Join(dir, "agent-"+node), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := fmt.Sprintf(`#!/bin/sh
+case "$*" in
+"-n kube-system get pods -l app.kubernetes.io/name=nft-masq-agent "*) printf '%%s' '%s' ;;
+"-n kube-system get daemonsets -l app.kubernetes.io/name=nft-masq-agent "*) echo %d ;;
+"-n kube-system exec agent-"*" -- /nft-masq-agent status -o json")
+	test -s "%[3]s/$4" || { echo 'error: unable to upgrade connection: pod does not exist' >&2; exit 1; }
+	cat "%[3]s/$4"; ! grep -q '"severity": *"error"' "%[3]s/$4" ;;
+*) echo "unexpected: $*" >&2; exit 64 ;;
+esac
+`, pods, desired, dir)
+	kubectl := filepath.Join(dir, "kubectl")
+	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return plugin(t, kubectl, "fleet")
+}
+
+func TestFleetHasARowForEachNodeAndSaysFirstWhatIsWrong(t *testing.T) {
+	for name, tt := range map[string]struct {
+		desired int
+		answers map[string]string
+		want    string
+		code    int
+	}{
+		"all in sync": {2, map[string]string{"node-1": healthy, "node-2": healthy}, `all 2 nodes are in sync with 3f9a2c71
+NODE    HASH      SINCE                 SYNC  WRONG
+node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
+node-2  3f9a2c71  2026-01-02T03:04:05Z  yes   -
+`, 0},
+		"nothing found": {0, nil, "kubectl masq: no pods with app.kubernetes.io/name=nft-masq-agent in the namespace kube-system\n", 1},
+		"no pod": {3, map[string]string{"node-1": healthy}, `no pod on 2 of 3 nodes
+NODE    HASH      SINCE                 SYNC  WRONG
+node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
+`, 1},
+		"faults": {3, map[string]string{"a": rejected, "b": "", "node-3": rejected}, `something is wrong on 3 of 3 nodes
+NODE    HASH      SINCE                 SYNC  WRONG
+a       -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
+b       -         -                     ?     error: unable to upgrade connection: pod does not exist
+node-3  -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
+`, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, code := fleet(t, tt.desired, tt.answers)
+			if diff := cmp.Diff(tt.want, got); diff != "" || code != tt.code {
+				t.Errorf("exit code %d (-want +got):\n%s", code, diff)
+			}
+		})
+	}
+}
+
+func TestFleetShowsWhichNodesHaveAnotherPolicy(t *testing.T) {
+	other := bytes.ReplaceAll([]byte(healthy), []byte("3f9a2c71"), []byte("11111111"))
+	got, code := fleet(t, 3, map[string]string{"a": healthy, "b": healthy, "c": string(other)})
+	for _, want := range []string{
+		"policy 3f9a2c71: 2 of 3 nodes\n", "policy 11111111: 1 of 3 nodes\n",
+		"\nc     11111111  ",
+	} {
+		if !bytes.Contains([]byte(got), []byte(want)) {
+			t.Errorf("%q is missing in:\n%s", want, got)
+		}
+	}
+	if code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// An agent answers with times to the nanosecond, and has a policy while it rejects the file.
+func TestFleetShowsWhatARealAgentEnforces(t *testing.T) {
+	t.Parallel()
+	n := newDocumentNode(t, nfttest.NewNS(t, "node"))
+	const status = "nft-masq-agent status -o json"
+	before, err := n.run(status)
+	if err != nil {
+		t.Fatal(err, before)
+	}
+	const change = "echo 'nonMasqueradeCIDRs: [10.0.0.1]' >next && mv next /etc/config/ip-masq-agent"
+	if out, err := n.run(change); err != nil {
+		t.Fatal(err, out)
+	}
+	if _, err := n.agent.Await(t.Context(), "config_rejected"); err != nil {
+		t.Fatal(err)
+	}
+	after, _ := n.run(status) // exit code 1
+	row := regexp.MustCompile(`(?m)^(good|bad) +([0-9a-f]{8})  \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  (yes|no )   (\S+)`)
+	got, code := fleet(t, 2, map[string]string{"good": before, "bad": after})
+	rows := row.FindAllStringSubmatch(got, -1)
+	if len(rows) != 2 || rows[0][2] != rows[1][2] || rows[0][4] != "config" || rows[1][4] != "-" || code != 1 ||
+		strings.Contains(got, "no policy") {
+		t.Errorf("exit code %d:\n%s", code, got)
+	}
+}
+
+// theKubectl is kubectl next to one node: it knows pods, and runs commands in the agent's by running
+// them here. What the plugin must not ask for is an error.
+const theKubectl = `#!/bin/sh
+case "$*" in
+"-n kube-system get pods -l "*"spec.nodeName=node-1,"*) printf 'agent-0 2026-01-02T03:04:05Z\nagent-1 <none>\n' ;;
+"-n kube-system get pods -l "*"spec.nodeName="*) ;;
+"-n kube-system get pods -l "*NODE:*IPS:*) echo "node-1 agent-1 NODE4,NODE6" ;;
+"-n kube-system get pods -l "*NODE:*) echo "node-1 agent-1" ;;
+"-n kube-system get daemonsets "*) echo 1 ;;
+"-n default get pods web "*NODE:*IPS:*) echo "node-1 POD4,POD6" ;;
+"-n default get pods gone "*) echo 'Error from server (NotFound): pods "gone" not found' >&2; exit 1 ;;
+"-n default get pods pending "*) echo "<none> <none>" ;;
+"-n default get pods only-v6 "*) echo "node-1 POD6" ;;
+"-n  get pods --all-namespaces "*"spec.nodeName=node-1 "*)
+	printf '%s\n' "NODE4 kube-system agent-1 true" "POD4,POD6 default web <none>" ;;
+"-n kube-system exec agent-1 -- /nft-masq-agent "*) shift 6 && exec nft-masq-agent "$@" ;;
+*) echo "unexpected: $*" >&2; exit 64 ;;
+esac
+`
+
+func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := newDocumentNode(t, top.Node)
+	kubectl := strings.NewReplacer("NODE4", top.NodeV4.String(), "NODE6", top.NodeV6.String(), "POD4",
+		top.PodV4.String(), "POD6", top.PodV6.String()).Replace(theKubectl)
+	if err := os.WriteFile(filepath.Join(n.dir, "kubectl"), []byte(kubectl), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	seen4 := nfttest.MustSend(t, top, nfttest.Flow{
+		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
+	}).Seen.String()
+	seen6 := nfttest.MustSend(t, top, nfttest.Flow{
+		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("[2001:db8:1::1]:443"),
+	}).Seen.String()
+	const web4, web6 = "10.244.1.2 is the pod default/web\n", "fd00:10:244:1::2 is the pod default/web\n"
+	type question struct {
+		args string
+		code int
+		want []string
+	}
+	questions := []question{
+		{"status node-1", 0, []string{"in sync: "}},
+		{"status", 0, []string{"all 1 nodes are in sync with "}},
+		{"fleet", 0, []string{"\nnode-1  "}},
+		{"status --pod default/web", 0, []string{"in sync: "}},
+		{"-n kube-system -l app.kubernetes.io/name=nft-masq-agent status node-1", 0, []string{"in sync: "}},
+		{"explain --pod default/web 203.0.113.9", 0, []string{"203.0.113.9 sees " + top.NodeV4.String(), web4}},
+		{"explain 10.9.0.9 --pod=default/web", 0, []string{"10.9.0.9 sees 10.244.1.2", web4}},
+		{"explain 2001:db8:1::1 --pod default/web", 0, []string{"2001:db8:1::1 sees " + top.NodeV6.String(), web6}},
+		{"explain 203.0.113.9 --pod default/web -o json", 0, []string{`"command": "explain"`}},
+		{"connections --seen-as " + seen4, 0, []string{"on the node node-1:\n", web4}},
+		{"connections --seen-as='" + seen6 + "'", 0, []string{"on the node node-1:\n", web6}},
+		{"connections --seen-as 198.51.100.77:1", 1, []string{"node-1: ", "198.51.100.77:1"}},
+		{"connections --pod default/web", 0, []string{web4}},
+		{"check node-1", 0, []string{"valid"}},
+		{"--help", 0, []string{"kubectl masq explain --pod"}},
+		{"status node-2", 1, []string{"no pod with app.kubernetes.io/name=nft-masq-agent runs on the node node-2\n"}},
+		{"explain 10.9.0.9 --pod default/pending", 1, []string{"the pod default/pending is on no node yet\n"}},
+		{"explain 10.9.0.9 --pod default/gone", 1, []string{`Error from server (NotFound): pods "gone" not found`}},
+		{"explain 10.9.0.9 --pod default/only-v6", 1, []string{"has no address of the same family as 10.9.0.9\n"}},
+		{"", 2, []string{"kubectl masq fleet"}},
+		{"explain", 2, []string{"explain needs a node, or --pod NAMESPACE/NAME"}},
+		{"explain --pod web 10.9.0.9", 2, []string{"--pod needs NAMESPACE/NAME"}},
+		{"explain 10.9.0.9 --pod", 2, []string{"--pod needs NAMESPACE/NAME"}},
+		{"--unknown status", 2, []string{"unknown flag --unknown"}},
+		{"-n", 2, []string{"-n needs a value"}},
+		{"fleet node-1", 2, []string{"fleet takes --watch only"}},
+		{"status node-1 --unknown", 2, []string{"--unknown"}},
+	}
+	examples := strings.NewReplacer("NAMESPACE/NAME", "default/web", "NODE", "node-1", "ADDRESS:PORT", seen4, "ADDRESS",
+		"203.0.113.9", "COMMAND", "status")
+	for _, d := range by(t, "plugin") {
+		line := examples.Replace(strings.TrimPrefix(d.line, "kubectl masq "))
+		if strings.HasPrefix(line, "monitor ") {
+			line += " --for=100ms"
+		}
+		if !strings.Contains(line, "--watch") { // which does not end
+			questions = append(questions, question{line, 0, []string{""}})
+		}
+	}
+	for _, tt := range questions {
+		out, err := n.run("KUBECTL=./kubectl manifests/kubectl-masq " + tt.args + " 2>&1")
+		code := 0
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			code = exit.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(out, want) || code != tt.code {
+				t.Errorf("kubectl masq %s: exit code %d, want %d and %q:\n%s", tt.args, code, tt.code, want, out)
+			}
+		}
+	}
+}
+
+// Until it is interrupted, with the state of each time.
+func TestPluginWatchesTheFleet(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	kubectl := filepath.Join(dir, "kubectl")
+	if err := os.WriteFile(kubectl, []byte("#!/bin/sh\nexit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "./kubectl-masq", "fleet", "--watch=0.1")
+	cmd.Env = append(os.Environ(), "KUBECTL="+kubectl)
+	pipe, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, times := bufio.NewScanner(pipe), 0
+	for times < 3 && lines.Scan() {
+		if strings.Contains(lines.Text(), "no pods with ") {
+			times++
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil || times < 3 {
+		t.Errorf("%d times, %v", times, err)
+	}
+	_ = cmd.Wait()
+}

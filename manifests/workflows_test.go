@@ -1,0 +1,117 @@
+package manifests_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A workflow is the part of a workflow of GitHub that the tests judge.
+type workflow struct {
+	Permissions map[string]string
+	Jobs        map[string]struct {
+		Permissions map[string]string
+		Strategy    struct{ Matrix struct{ Target []string } }
+		Steps       []struct{ Uses, Run string }
+	}
+}
+
+func workflows(t *testing.T) map[string]workflow {
+	t.Helper()
+	files, err := filepath.Glob("../.github/workflows/*.yml")
+	if err != nil || len(files) != 3 {
+		t.Fatalf("%v %v", files, err)
+	}
+	all := map[string]workflow{}
+	for _, file := range files {
+		var w workflow
+		readYAML(t, file, &w)
+		all[file] = w
+	}
+	return all
+}
+
+// Anybody can run what a workflow runs, and no action changes under its name.
+func TestWorkflowsOnlyCallTargetsOfMake(t *testing.T) {
+	t.Parallel()
+	pinned := regexp.MustCompile(`(?m)^ +- uses: [^@ ]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	for file, w := range workflows(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := strings.Count(string(text), "uses:"); len(pinned.FindAll(text, -1)) != all {
+			t.Errorf("%s: some of %d actions are not pinned to a commit", file, all)
+		}
+		for name, job := range w.Jobs {
+			runs := 0
+			for _, step := range job.Steps {
+				if step.Run == "" {
+					continue
+				}
+				_, target, ok := strings.Cut(step.Run, "make ")
+				if !ok || strings.ContainsAny(step.Run, ";&|\n") {
+					t.Errorf("%s: %s: %q is more than a target of make", file, name, step.Run)
+				}
+				targets := []string{target}
+				if target == "${{ matrix.target }}" {
+					targets = job.Strategy.Matrix.Target
+				}
+				for _, target := range targets {
+					runs++
+					if strings.HasPrefix(target, "reproducible") {
+						continue // lines that call make run in a dry run, too
+					}
+					cmd := exec.CommandContext(t.Context(), "bash", "-c", "make --dry-run --directory=.. "+target)
+					if out, err := cmd.CombinedOutput(); err != nil {
+						t.Errorf("%s: make %s: %v\n%s", file, target, err, out)
+					}
+				}
+			}
+			if runs == 0 {
+				t.Errorf("%s: %s runs nothing", file, name)
+			}
+		}
+	}
+}
+
+func TestWorkflowsMayOnlyRead(t *testing.T) {
+	t.Parallel()
+	for file, w := range workflows(t) {
+		if w.Permissions == nil || len(w.Permissions) > 0 {
+			t.Errorf("%s: permissions %v of all jobs", file, w.Permissions)
+		}
+		for name, job := range w.Jobs {
+			if len(job.Permissions) != 1 || job.Permissions["contents"] != "read" {
+				t.Errorf("%s: %s: permissions %v", file, name, job.Permissions)
+			}
+		}
+	}
+}
+
+// What a maintainer asks for first, before an issue is open for a day.
+func TestTemplateForIssuesAsksForStatusAndRuleset(t *testing.T) {
+	t.Parallel()
+	var form struct {
+		Body []struct {
+			Attributes  struct{ Label string }
+			Validations struct{ Required bool }
+		}
+	}
+	readYAML(t, "../.github/ISSUE_TEMPLATE/bug.yml", &form)
+	var required []string
+	for _, field := range form.Body {
+		if field.Validations.Required {
+			required = append(required, field.Attributes.Label)
+		}
+	}
+	for _, want := range []string{"nft-masq-agent status -o json", "nft list ruleset"} {
+		if !slices.Contains(required, want) {
+			t.Errorf("%q is not required: %q", want, required)
+		}
+	}
+}
