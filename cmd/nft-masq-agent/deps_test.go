@@ -91,9 +91,13 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
-			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer",
-			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/older",
-			"nft/nfnetlink", "nft/node",
+			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel",
+			"nft/layout", "nft/node",
+		},
+		"cmd/nft-masq-agent/internal/observe": {
+			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
+			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/node",
+			"nft/older",
 		},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
