@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
 )
 
@@ -19,7 +20,7 @@ type interfaces struct {
 	*agent.Agent
 	list      func() ([]node.Interface, error)
 	policy    *nft.Ruleset
-	absent    []nft.AbsentInterface
+	absent    []neighbors.AbsentInterface
 	unmatched atomic.Pointer[int] // lists that match nothing; nil: unknown
 }
 
@@ -39,7 +40,7 @@ func (o *interfaces) look(p nft.Policy) {
 		o.Log(zap.WarnLevel, "interfaces_unreadable", "cannot list the interfaces of this node", "error", err)
 		return
 	}
-	absent, before := p.AbsentInterfaces(all), o.absent
+	absent, before := neighbors.AbsentInterfaces(p, all), o.absent
 	unmatched := answer.Interfaces(absent).Faults()
 	n := len(unmatched)
 	o.unmatched.Store(&n)
