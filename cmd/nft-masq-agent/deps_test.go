@@ -72,7 +72,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/older":     {"nft/nfnetlink", "nft/rule"},
 		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/older", "nft/rule", "nft/iprange"},
 		"nft/trace":     {"nft/nfnetlink", "nft/node", "nft/rule", "nft/iprange"},
-		"nft":           {"config", "nft/node", "nft/nfnetlink", "nft/rule", "nft/iprange"},
+		"nft":           {"config", "nft/nfnetlink", "nft/rule", "nft/iprange"},
 		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
 		"nft/layout":    {"nft", "nft/older", "nft/nfnetlink"},
 		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/rule", "nft/iprange"},
@@ -82,7 +82,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/rule",
 		},
 		"nft/neighbors": {
-			"nft", "nft/conntrack", "nft/foreign", "nft/iprange", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/node",
+			"config", "nft", "nft/conntrack", "nft/foreign", "nft/iprange", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/node",
 			"nft/older",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
@@ -91,9 +91,13 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
-			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/answer",
-			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/older",
-			"nft/nfnetlink", "nft/node",
+			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel",
+			"nft/layout", "nft/node",
+		},
+		"cmd/nft-masq-agent/internal/observe": {
+			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
+			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/node",
+			"nft/older",
 		},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
@@ -117,6 +121,26 @@ func TestPackagesDependOneWay(t *testing.T) {
 	for name := range mayImport {
 		if !slices.ContainsFunc(all, func(p goPackage) bool { return p.ImportPath == name }) {
 			t.Errorf("there is no package %s", name)
+		}
+	}
+}
+
+// looksAtTheNode is layer 2: the packages that look at the node beside our rules. Main alone
+// imports both layers.
+func looksAtTheNode() []string {
+	return []string{
+		"nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack",
+		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/observe",
+	}
+}
+
+func TestAgentNeedsNothingThatLooksAtTheNode(t *testing.T) {
+	t.Parallel()
+	for _, p := range goList(t, "./cmd/nft-masq-agent/internal/agent", "./nft/kernel") {
+		for _, d := range ours(p.Deps) {
+			if under(d, looksAtTheNode()...) {
+				t.Errorf("%s needs %s", p.ImportPath, d)
+			}
 		}
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
@@ -103,17 +103,19 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	generations := nfnetlink.DialGeneration()
+	host := observe.NewNode(k, o.AcceptForeign)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Generation: generations.Generation, Processor: agent.ThreadTime,
-			Addresses: node.Addresses, Follow: node.Follow, Interfaces: node.Interfaces, Pressure: conntrack.Open().Pressure,
+			Addresses: node.Addresses, Follow: node.Follow,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
 		},
-		agent.NewHost(k, o.AcceptForeign),
+		host,
 		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
+	loop.Observe(observe.All(loop, host, o)...)
 	var all sync.WaitGroup
 	if o.HTTPAddress != "" {
 		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)

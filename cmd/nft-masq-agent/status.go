@@ -126,7 +126,7 @@ func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 	if err != nil {
 		return err
 	}
-	r.Take(answer.Interfaces(want.Policy.AbsentInterfaces(links)))
+	r.Take(answer.Interfaces(neighbors.AbsentInterfaces(want.Policy, links)))
 	for _, p := range answer.UncoveredPods(want.Policy, s.PodCIDRs) {
 		p.Level = config.Error // here: check warns of what may be meant
 		r.Take(config.Problems{p})

@@ -15,8 +15,9 @@ func Refused(err error) bool {
 	return (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE)) && !Delayed(err)
 }
 
-// Delayed reports whether an error is [ErrBusy]: the same rules are accepted later.
-func Delayed(err error) bool { return errors.Is(err, ErrBusy) }
+// Delayed reports whether an error only means that other programs wrote at the same time,
+// whenever it was tried. That is no rejection: the same rules are accepted later.
+func Delayed(err error) bool { return isAny(err, unix.ERESTART, nfnetlink.ErrInterrupted) }
 
 // Hint explains what an error from the kernel usually means, "" if there is
 // nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in

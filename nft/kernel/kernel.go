@@ -80,7 +80,7 @@ type Applied struct {
 	TookOver, Removed []string
 	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
-	Replaced []older.Chain
+	Replaced []string
 	// Generation of the ruleset at which everything was right; 0 if it is not known,
 	// because another program wrote in the meantime.
 	Generation uint32
@@ -276,7 +276,7 @@ func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
 		case d.Kind == layout.Leftover:
 			a.Removed = append(a.Removed, d.Text)
 		case d.Kind == layout.Unsigned && d.Rules.Rules > 0:
-			a.Replaced = append(a.Replaced, d.Rules)
+			a.Replaced = append(a.Replaced, d.Rules.String())
 		}
 	}
 	a.Removed = append(a.Removed, k.emptied(diffs)...)

@@ -187,10 +187,7 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var reported []string
-		for _, r := range a.Replaced {
-			reported = append(reported, r.String())
-		}
+		reported := a.Replaced
 		var expected []string
 		if want.Same(xtOf(config.Default(config.Defaults{}))) {
 			expected = []string{"chain IP-MASQ-AGENT in table ip nat: 1 rule, random-fully"}

@@ -34,7 +34,7 @@ func (c *content) add(format string, args ...any) {
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
 	out := &content{}
 	if w.Learned {
-		return nil, nil
+		return out, nil
 	}
 	conditional, err := out.read(c, s, w)
 	if conditional > 0 {

@@ -80,7 +80,7 @@ func (s *State) Others() (o Others, err error) {
 	}
 	found, rest := foreign.Conflicts(s.others, share(want, pods, local))
 	policy := want.Policy
-	if policy.ReceivesNothing(links) {
+	if receivesNothing(policy, links) {
 		policy.Enforce = nil
 	}
 	for _, c := range found {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
@@ -25,6 +25,14 @@ import (
 type Files struct {
 	Sources []config.Source
 	Err     error
+}
+
+// A Kernel is what the loop reads and writes: a [kernel.Kernel], or a fake in tests.
+type Kernel interface {
+	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
+	Installed(context.Context) (layout.Installed, bool, error)
+	OlderDecides(context.Context) (bool, error)
+	Counters(nft.Layout) ([]nft.Counts, error)
 }
 
 // Inputs are the events that the loop waits for, and what it reads besides rules.
@@ -42,13 +50,11 @@ type Inputs struct {
 	Addresses func() ([]netip.Addr, error)
 	Follow    func(context.Context) <-chan node.Change
 
-	// For observers. Lock is that of the network namespace, Later tells who has it that
-	// this is another agent, and Holder is the process that has it.
-	Interfaces func() ([]node.Interface, error)
-	Pressure   func() (conntrack.Pressure, error)
-	Lock       func() (io.Closer, error)
-	Later      func() (io.Closer, error)
-	Holder     func() (pid int, ok bool)
+	// Lock is that of the network namespace, Later tells who has it that this is another
+	// agent, and Holder is the process that has it.
+	Lock   func() (io.Closer, error)
+	Later  func() (io.Closer, error)
+	Holder func() (pid int, ok bool)
 }
 
 // Settings are the options of the command line, and what describes the program.
@@ -76,20 +82,13 @@ type Agent struct {
 	schedule  schedule
 	moves     <-chan node.Change // of addresses; nil until a policy needs them
 	second    *second
-	observers []observer
+	observers []Observer
 }
 
 // published is a view for observers.
 type published struct {
 	view
 	outdated chan struct{} // closed when there is another one
-}
-
-// An observer reads the published view, and reports for itself: in the log and in
-// metrics. The loop does not know of it.
-type observer interface {
-	run(ctx context.Context)
-	collect(e exporter)
 }
 
 // New returns an agent. Run starts it.
@@ -101,7 +100,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	a.state.Store(&view{})
 	a.published.Store(&published{outdated: make(chan struct{})})
 	a.second = &second{Agent: a}
-	a.observers = []observer{a.second, newSurvey(a), &interfaces{Agent: a}, &connections{Agent: a}, &ports{Agent: a}}
+	a.observers = []Observer{a.second}
 	a.metrics = newMetrics(a)
 	return a
 }
@@ -137,7 +136,7 @@ func (a *Agent) Run(ctx context.Context) {
 	a.second.try()
 	var all sync.WaitGroup
 	for _, o := range a.observers {
-		all.Go(func() { o.run(ctx) })
+		all.Go(func() { o.Run(ctx) })
 	}
 	defer all.Wait()
 	defer a.schedule.stop()
@@ -181,7 +180,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 				return e, true
 			}
 		case err := <-a.in.Warnings:
-			a.logLine(zap.WarnLevel, "watch_failed", "cannot watch the config", "error", err)
+			a.Log(zap.WarnLevel, "watch_failed", "cannot watch the config", "error", err)
 		}
 	}
 }
@@ -244,7 +243,7 @@ func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 	}
 	*v = v.after(applied, time.Now())
 	if len(applied.Differences) > 0 {
-		giveBack()
+		time.AfterFunc(time.Second, debug.FreeOSMemory) // sets and messages are large
 	}
 	return nil
 }
@@ -324,18 +323,3 @@ func (a *Agent) publish(v view) {
 
 // now returns the last view.
 func (a *Agent) now() view { return *a.state.Load() }
-
-// follow calls see for the published view and for each later one until ctx is done, and
-// whether everything was checked since the last call. A slow observer sees only the last
-// view.
-func (a *Agent) follow(ctx context.Context, see func(v view, checked bool)) {
-	for last := (time.Time{}); ctx.Err() == nil; {
-		p := a.published.Load()
-		see(p.view, p.full != last)
-		last = p.full
-		select {
-		case <-p.outdated:
-		case <-ctx.Done():
-		}
-	}
-}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,16 +22,16 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
+
+// found are the chains of older agents on the node.
+type found struct{ Legacy []older.Chain }
 
 // A world is the loop in a synctest bubble, with channels instead of files, and is
 // its kernel.
@@ -41,37 +40,27 @@ type world struct {
 	hangup  chan os.Signal
 	rereads int
 
-	held       string // hash of the rules in the kernel
-	left       *layout.Installed
-	mu         sync.Mutex // because a firing timer does not synchronize
-	refuses    error
-	writes     []string // hashes, in the order of the writes
-	looks      int
-	last       layout.Depth
-	deep       int // checks of more than our rules
-	frames     int // checks without the elements of sets
-	cost       time.Duration
-	frameCost  time.Duration
-	stall      time.Duration // of each check, without processor time
-	used       time.Duration // processor time
-	ends       bool          // the agent, during the next check
-	end        func()
-	exchanged  bool // an element of a set was
-	others     neighbors.Others
-	surveys    int           // that began
-	surveying  int           // that are running
-	surveyCost time.Duration // how long one takes
-	interfaces []node.Interface
-	addresses  []netip.Addr
-	unlisted   error
-	moves      chan node.Change
-	follows    int
-
-	flush    func(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush
-	stale    atomic.Int64 // connections
-	recounts atomic.Int64
-	readings atomic.Int64 // of the connections
-	reading  atomic.Int64 // how long a reading takes
+	held      string // hash of the rules in the kernel
+	left      *layout.Installed
+	mu        sync.Mutex // because a firing timer does not synchronize
+	refuses   error
+	writes    []string // hashes, in the order of the writes
+	looks     int
+	last      layout.Depth
+	deep      int // checks of more than our rules
+	frames    int // checks without the elements of sets
+	cost      time.Duration
+	frameCost time.Duration
+	stall     time.Duration // of each check, without processor time
+	used      time.Duration // processor time
+	ends      bool          // the agent, during the next check
+	end       func()
+	exchanged bool // an element of a set was
+	others    found
+	addresses []netip.Addr
+	unlisted  error
+	moves     chan node.Change
+	follows   int
 
 	counts    []nft.Counts
 	countsErr error
@@ -111,12 +100,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 					w.follows++
 					return w.moves
 				},
-				Interfaces: func() (all []node.Interface, err error) {
-					w.locked(func() { all = w.interfaces })
-					return all, nil
-				},
-				Pressure: w.pressure,
-				Lock:     w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
+				Lock: w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
 			},
 			w,
 			testSettings(o),
@@ -135,33 +119,10 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 	})
 }
 
-func (w *world) pressure() (conntrack.Pressure, error) {
-	w.readings.Add(1)
-	time.Sleep(time.Duration(w.reading.Load()))
-	return conntrack.Pressure{
-		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
-		Fullest: map[conntrack.PortGroup]int{{Protocol: unix.IPPROTO_UDP}: 32256},
-	}, nil
-}
-
-func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (conntrack.Stale, error) {
-	if err := ctx.Err(); err != nil {
-		return conntrack.Stale{}, err
-	}
-	w.recounts.Add(1)
-	return conntrack.Stale{Count: int(w.stale.Load())}, nil
-}
-
-func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
-	return w.flush(r, which, listed)
-}
-
 func (w *world) OlderDecides(context.Context) (bool, error) {
 	o := w.seen()
-	return slices.ContainsFunc(o.Legacy, older.Chain.Decides) || len(o.XTables) > 0, w.refusal()
+	return slices.ContainsFunc(o.Legacy, older.Chain.Decides), w.refusal()
 }
-
-func (w *world) XTables() ([]older.XTable, error) { return w.seen().XTables, nil }
 
 func (w *world) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (kernel.Applied, error) {
 	w.mu.Lock()
@@ -220,26 +181,10 @@ func (w *world) lock() (io.Closer, error) {
 	return w, nil
 }
 
-func (w *world) seen() neighbors.Others {
+func (w *world) seen() found {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.others
-}
-
-func (w *world) Others(_ context.Context, _ nft.Ruleset) (neighbors.Others, error) {
-	w.mu.Lock()
-	w.surveys++
-	w.surveying++
-	others, cost := w.others, w.surveyCost
-	if w.surveying > 1 {
-		others = neighbors.Others{Unread: w.surveying} // as seen in the log
-	}
-	w.mu.Unlock()
-	time.Sleep(cost)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.surveying--
-	return others, w.refuses
 }
 
 // locked calls a function that uses fields: a firing timer does not synchronize.
@@ -249,8 +194,8 @@ func (w *world) locked(use func()) {
 	use()
 }
 
-// find sets other programs' rules on the node.
-func (w *world) find(o neighbors.Others) {
+// find sets the rules of older agents on the node.
+func (w *world) find(o found) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.others = o
@@ -703,78 +648,8 @@ func TestHangupChecksFileAndKernel(t *testing.T) {
 }
 
 // legacy is the leftovers of an older agent.
-func legacy() neighbors.Others {
-	return neighbors.Others{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
-}
-
-func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.others = legacy()
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
-		wantLines(t, w.messages(), "starting", "applied",
-			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only")
-		for range 3 {
-			w.commit()
-			time.Sleep(time.Minute)
-		}
-		synctest.Wait()
-		wantLines(t, w.messages())
-		w.others = neighbors.Others{}
-		w.commit()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		wantLines(t, w.messages(), "the rules of iptables-based agents are gone")
-	})
-}
-
-func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		handle := uint64(0)
-		conflicts := func(table string, n int) {
-			for i := range n {
-				handle++
-				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
-				w.others.Conflicts = append(w.others.Conflicts,
-					foreign.Conflict{Place: foreign.Place{Rule: r, Base: "POSTROUTING"}})
-			}
-		}
-		lookAgain := func() {
-			w.commit()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-		}
-		const one = "another program's rule masquerades what the config exempts"
-		conflicts("nat", maxLogged+2)
-		conflicts("other", 1)
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
-		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged)...),
-			"more rules of other programs contradict the config; see nft-masq-agent status")...)
-		// The same rules again, with different handles, and one more.
-		w.others = neighbors.Others{}
-		conflicts("other", 1)
-		conflicts("nat", maxLogged+3)
-		lookAgain()
-		wantLines(t, w.messages(), one)
-		// The same rule for another reason.
-		w.others.Conflicts[0].Source = "192.0.2.0/24"
-		lookAgain()
-		wantLines(t, w.messages(), one)
-	})
-}
-
-func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		w.messages()
-		w.others = neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}
-		w.files <- file("100.64.0.0/10")
-		synctest.Wait()
-		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")
-	})
+func legacy() found {
+	return found{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
 }
 
 func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,39 +58,4 @@ func (c documentedCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 		}
 	}
 	return c.Core.Write(e, fields)
-}
-
-func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
-	logged := map[string]bool{}
-	for _, pattern := range []string{"*.go", "../../*.go"} {
-		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range files {
-			if strings.HasSuffix(name, "_test.go") {
-				continue
-			}
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for event := range documented() {
-				logged[event] = logged[event] || strings.Contains(string(text), `"`+event+`"`)
-			}
-			for _, m := range regexp.MustCompile(`(?:Level, |add\(level, |"event", |event = |event, text := )"([a-z_]+)"`).FindAllStringSubmatch(string(text), -1) {
-				if _, ok := documented()[m[1]]; !ok {
-					t.Errorf("%s: the README has no event %s", name, m[1])
-				}
-			}
-		}
-	}
-	for event, ok := range logged {
-		if !ok {
-			t.Errorf("the README has an event %s, which is never logged", event)
-		}
-	}
-	if len(logged) < 50 {
-		t.Errorf("%d events", len(logged))
-	}
 }

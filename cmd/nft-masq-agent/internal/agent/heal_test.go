@@ -23,13 +23,8 @@ func (w *world) next(d, every time.Duration) {
 	synctest.Wait()
 }
 
-<<<<<<< HEAD
 // committers returns how often programs commit: 5, 50 and 500 times a second.
 func committers() []time.Duration {
-=======
-// intervals returns how often programs commit: 5, 50 and 500 times a second.
-func intervals() []time.Duration {
->>>>>>> loop
 	return []time.Duration{200 * time.Millisecond, 20 * time.Millisecond, 2 * time.Millisecond}
 }
 
@@ -51,11 +46,7 @@ func sizes() []size {
 // A virtual machine that is stopped, a process that is, or memory pressure: a check takes
 // long, but costs little.
 func TestStalledChecksDelayNoRepairs(t *testing.T) {
-<<<<<<< HEAD
 	for _, every := range committers() {
-=======
-	for _, every := range intervals() {
->>>>>>> loop
 		for _, size := range sizes() {
 			t.Run(fmt.Sprintf("commit every %s, %s", every, size.name), func(t *testing.T) {
 				inBubble(t, func(t *testing.T, w *world) {
@@ -81,11 +72,7 @@ func TestStalledChecksDelayNoRepairs(t *testing.T) {
 }
 
 func TestElementsAreRestoredWithinThirtySecondsHoweverSlowChecksAre(t *testing.T) {
-<<<<<<< HEAD
 	for _, every := range committers() {
-=======
-	for _, every := range intervals() {
->>>>>>> loop
 		for _, size := range sizes() {
 			for _, stall := range []time.Duration{0, time.Second} {
 				t.Run(fmt.Sprintf("commit every %s, %s, stalls of %s", every, size.name, stall), func(t *testing.T) {

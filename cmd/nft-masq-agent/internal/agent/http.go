@@ -85,7 +85,7 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 				reported = err.Error()
 				log.Error("cannot listen on "+address+", retrying", zap.String("event", "listen_failed"), zap.Error(err))
 			}
-			if tries++; !wait(ctx, backoff(tries)) {
+			if tries++; !Wait(ctx, Backoff(tries)) {
 				return
 			}
 			listener, err = listen(address)

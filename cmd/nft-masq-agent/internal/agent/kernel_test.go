@@ -15,12 +15,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/node"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -54,10 +51,9 @@ func TestMetricsCountConnections(t *testing.T) {
 			log, lines := logLines()
 			a := New(Inputs{
 				Files: files, Generation: func() (uint32, error) { return 0, nil }, Processor: ThreadTime,
-				Interfaces: func() ([]node.Interface, error) { return nil, nil },
-				Lock:       func() (io.Closer, error) { return nil, unix.EADDRINUSE },
-				Later:      func() (io.Closer, error) { return nil, unix.EADDRINUSE },
-				Holder:     func() (int, bool) { return 0, false },
+				Lock:   func() (io.Closer, error) { return nil, unix.EADDRINUSE },
+				Later:  func() (io.Closer, error) { return nil, unix.EADDRINUSE },
+				Holder: func() (int, bool) { return 0, false },
 			}, nodeKernel{k, t, topo.Node}, testSettings(options.Options{Mode: mode, Chain: "IP-MASQ-AGENT"}), log)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
@@ -89,20 +85,6 @@ type nodeKernel struct {
 func (k nodeKernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return openKernel(k.t, k.node).Counters(l)
 }
-
-func (k nodeKernel) Others(ctx context.Context, want nft.Ruleset) (neighbors.Others, error) {
-	s, err := neighbors.New(k.Kernel).Survey(ctx, want)
-	if err != nil {
-		return neighbors.Others{}, err
-	}
-	return s.Others()
-}
-
-func (k nodeKernel) Stale(context.Context, nft.Ruleset) (conntrack.Stale, error) {
-	return conntrack.Stale{}, nil
-}
-
-func (k nodeKernel) Flush(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush { return nil }
 
 // sendCounted sends connections of both families, a different number for each
 // verdict.

@@ -88,10 +88,10 @@ func (c stateCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements [prometheus.Collector].
 func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
-	e := exporter(ch)
-	e.gauge("build_info", "Version, commit and Go version of the running program; always 1.",
+	e := Exporter(ch)
+	e.Gauge("build_info", "Version, commit and Go version of the running program; always 1.",
 		1, "version", c.settings.Version, "commit", c.settings.Commit, "goversion", runtime.Version())
-	e.counter("log_lines_lost_total",
+	e.Counter("log_lines_lost_total",
 		"Log lines that were dropped because nothing read them in time, or that could not be written.",
 		float64(c.settings.LostLines()))
 	counts, err := c.metrics.connectionCounts(c.Agent)
@@ -100,36 +100,37 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, n := range counts {
 		if n.Verdict == nft.Invalid {
-			e.counter("untranslated_packets_total",
+			e.Counter("untranslated_packets_total",
 				"Packets of pods that were dropped because they belong to no connection, by address family: "+
 					"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", familyName(n.IPv6))
 			continue
 		}
-		e.counter("connections_total",
+		e.Counter("connections_total",
 			"New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
 			float64(n.Packets), "family", familyName(n.IPv6), "verdict", string(n.Verdict))
 	}
-	e.counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.",
+	e.Counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.",
 		float64(c.metrics.errors.Load()))
 	e.view(c.now())
 	for _, o := range c.observers {
-		o.collect(e)
+		o.Collect(e)
 	}
 }
 
-// An exporter exports the metrics of a scrape.
-type exporter chan<- prometheus.Metric
+// An Exporter exports the metrics of a scrape.
+type Exporter chan<- prometheus.Metric
 
-// gauge exports a gauge. Labels are names and values in turn.
-func (e exporter) gauge(name, help string, v float64, labels ...string) {
+// Gauge exports a gauge. Labels are names and values in turn.
+func (e Exporter) Gauge(name, help string, v float64, labels ...string) {
 	e.export(prometheus.GaugeValue, name, help, v, labels...)
 }
 
-func (e exporter) counter(name, help string, v float64, labels ...string) {
+// Counter exports a counter.
+func (e Exporter) Counter(name, help string, v float64, labels ...string) {
 	e.export(prometheus.CounterValue, name, help, v, labels...)
 }
 
-func (e exporter) export(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
+func (e Exporter) export(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
 	var names, values []string
 	for label := range slices.Chunk(labels, 2) {
 		names, values = append(names, label[0]), append(values, label[1])
@@ -138,33 +139,33 @@ func (e exporter) export(kind prometheus.ValueType, name, help string, v float64
 }
 
 // view exports what the loop reads and enforces.
-func (e exporter) view(v view) {
-	e.gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
+func (e Exporter) view(v view) {
+	e.Gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
 		number(v.ready() == nil))
-	e.counter("drift_repairs_total", "Number of times that rules changed by another program were restored.",
+	e.Counter("drift_repairs_total", "Number of times that rules changed by another program were restored.",
 		float64(v.repairs))
 	if v.read {
-		e.gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
+		e.Gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
 			"what is enforced.",
 			number(v.content.err == nil))
-		e.gauge("config_warnings", "Warnings about the last config that was read.",
+		e.Gauge("config_warnings", "Warnings about the last config that was read.",
 			float64(len(v.content.remarks.Of(config.Warning))))
 	}
 	for _, from := range Sources() {
-		e.gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
+		e.Gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
 			"good config or that of a previous run; "+
 			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, "+
 			"built in.",
 			number(v.policy.from == from), "source", string(from))
 	}
 	if v.policy.accepted {
-		e.gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
+		e.Gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
 			float64(v.policy.content.at.UnixMilli())/1000)
 	}
 	if v.installed == nil {
 		return
 	}
-	e.gauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.", 1,
+	e.Gauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.", 1,
 		"hash", v.hash(), "mode", string(v.installed.Mode()))
 	v4, v6 := v.installed.CIDRs()
 	present, absent := 0, 0
@@ -172,17 +173,17 @@ func (e exporter) view(v view) {
 		present, absent = present+len(f.SNAT.Present), absent+len(f.SNAT.Absent())
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
-		e.gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),
+		e.Gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),
 			"family", familyName(ipv6))
 	}
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries without "+
+		e.Gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries without "+
 			"an address on the node. With none present, connections are masqueraded.",
 			float64(n), "state", state)
 	}
 	present, absent = v.installed.Policy.SNATRules()
 	for state, n := range map[string]int{"present": present, "absent": absent} {
-		e.gauge("snat_rules", "Entries of snatRules: present, with an address on the node; absent, without one. Those "+
+		e.Gauge("snat_rules", "Entries of snatRules: present, with an address on the node; absent, without one. Those "+
 			"are skipped.",
 			float64(n), "state", state)
 	}

@@ -3,8 +3,6 @@ package agent
 import (
 	"errors"
 	"net/http"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -12,34 +10,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	"go.uber.org/zap"
 
 	"nft-masq-agent/nft"
 )
-
-// own returns the metrics of an agent without those of Go and the process.
-func own(t *testing.T, a *Agent) map[string][]string {
-	t.Helper()
-	families, err := a.metrics.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string][]string{}
-	for _, f := range families {
-		if !strings.HasPrefix(f.GetName(), metricPrefix) {
-			continue
-		}
-		var labels []string
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels = append(labels, l.GetName())
-		}
-		all[f.GetName()] = labels
-	}
-	return all
-}
 
 // everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
@@ -52,45 +28,6 @@ func everything(t *testing.T, test func(t *testing.T, w *world)) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		test(t, w)
-	})
-}
-
-func TestMetricsAreLintClean(t *testing.T) {
-	everything(t, func(t *testing.T, w *world) {
-		problems, err := testutil.GatherAndLint(w.agent.metrics.registry)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, p := range problems {
-			t.Errorf("%s: %s", p.Metric, p.Text)
-		}
-	})
-}
-
-func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
-	text, err := os.ReadFile("../../../../manifests/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, found := strings.Cut(string(text), "<!-- metrics -->")
-	table, _, ended := strings.Cut(table, "<!-- /metrics -->")
-	if !found || !ended {
-		t.Fatal("manifests/README.md has no section metrics")
-	}
-	listed := map[string][]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)(?:\\{([a-z,]+)\\})?` \\|").FindAllStringSubmatch(table,
-		-1) {
-		var labels []string
-		if row[2] != "" {
-			labels = strings.Split(row[2], ",")
-			slices.Sort(labels)
-		}
-		listed[row[1]] = labels
-	}
-	everything(t, func(t *testing.T, w *world) {
-		if diff := cmp.Diff(own(t, w.agent), listed); diff != "" {
-			t.Errorf("metrics (-program +README):\n%s", diff)
-		}
 	})
 }
 

@@ -16,7 +16,8 @@ const (
 	lastTry  = time.Minute
 )
 
-func backoff(tries int) time.Duration {
+// Backoff returns how long to wait after a number of tries.
+func Backoff(tries int) time.Duration {
 	d := firstTry
 	for range tries - 1 {
 		if d *= 2; d >= lastTry {
@@ -27,8 +28,8 @@ func backoff(tries int) time.Duration {
 	return d - d/10 + rand.N(d/5)
 }
 
-// wait waits, and reports whether ctx is not done.
-func wait(ctx context.Context, d time.Duration) bool {
+// Wait waits, and reports whether ctx is not done.
+func Wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

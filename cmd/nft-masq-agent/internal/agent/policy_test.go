@@ -13,7 +13,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -97,7 +96,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 }
 
 // decides is an older agent's rules on a node, reachable by packets.
-func decides() neighbors.Others {
+func decides() found {
 	o := legacy()
 	o.Legacy[0].Base = &nfnetlink.Chain{Name: "POSTROUTING"}
 	return o
@@ -152,11 +151,11 @@ func TestOlderAgentStaysActiveUntilAConfigIsAccepted(t *testing.T) {
 
 func TestPolicyIsDecidedOnceForAContent(t *testing.T) {
 	for name, tt := range map[string]struct {
-		before, after neighbors.Others
+		before, after found
 		source        Source
 	}{
-		"an older agent goes":  {decides(), neighbors.Others{}, FromForeign},
-		"an older agent comes": {neighbors.Others{}, decides(), FromDefaults},
+		"an older agent goes":  {decides(), found{}, FromForeign},
+		"an older agent comes": {found{}, decides(), FromDefaults},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -204,7 +203,7 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 				}
 				// The next content is decided by what is there then.
 				w.refuse(unix.EPERM)
-				w.find(neighbors.Others{})
+				w.find(found{})
 				w.files <- file("10.0.0.2")
 				w.wantSource(t, "")
 				w.refuse(nil)

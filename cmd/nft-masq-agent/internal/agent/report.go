@@ -10,7 +10,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -109,7 +108,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	if len(applied.Replaced) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
 			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
-			"found", namesOf(applied.Replaced))
+			"found", applied.Replaced)
 	}
 	if len(applied.TookOver) > 0 && before.accepted {
 		l.add(zap.WarnLevel, "legacy_rules_removed",
@@ -145,12 +144,6 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 				"nft-masq-agent monitor shows which program it is")
 	}
 	reportMissing(l, before, v)
-	if before.installed == nil || before.hash() != v.hash() {
-		for _, why := range answer.UncoveredPods(v.installed.Policy, a.settings.PodCIDRs) {
-			l.add(zap.WarnLevel, "pod_cidr_not_covered", "the config does not cover the pods of --pod-cidr",
-				"why", why.Error(), "hash", v.hash())
-		}
-	}
 }
 
 // appliedFields returns the fields of a line about rules in the kernel.
@@ -241,11 +234,6 @@ func reportMissing(l *lines, before, v view) {
 			l.add(zap.InfoLevel, "snat_addresses_found", "this node has one of snatAddresses again", "family", family)
 		}
 	}
-}
-
-// logLine logs a line; fields are names and values in turn.
-func (a *Agent) logLine(level zapcore.Level, event, text string, fields ...any) {
-	a.log.Logw(level, text, append(fields, "event", event)...)
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -143,7 +143,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	case v.refusal == nil:
 		s.timer.Reset(max(0, time.Until(v.full.Add(max(s.resync, s.rest)))))
 	case v.step.reason != onDrift || before.refusal == nil: // other programs do not delay it
-		s.timer.Reset(backoff(v.tries))
+		s.timer.Reset(Backoff(v.tries))
 	}
 }
 

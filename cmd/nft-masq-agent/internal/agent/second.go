@@ -16,8 +16,8 @@ type second struct {
 	other atomic.Int64 // its process, 0 for none
 }
 
-func (s *second) run(ctx context.Context) {
-	s.follow(ctx, func(_ view, checked bool) {
+func (s *second) Run(ctx context.Context) {
+	s.Follow(ctx, func(_ View, checked bool) {
 		if s.lock == nil && checked {
 			s.try()
 		}
@@ -49,15 +49,15 @@ func (s *second) try() {
 	}
 	switch was := s.other.Swap(int64(other)); {
 	case other != 0 && was == 0:
-		s.logLine(zap.WarnLevel, "second_agent",
+		s.Log(zap.WarnLevel, "second_agent",
 			"another agent runs in this network namespace, and both write the same rules: stop one of them", "pid", other)
 	case other == 0 && was != 0:
-		s.logLine(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
+		s.Log(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
 	}
 }
 
-func (s *second) collect(e exporter) {
-	e.gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write "+
+func (s *second) Collect(e Exporter) {
+	e.Gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write "+
 		"the same rules.",
 		number(s.other.Load() != 0))
 }

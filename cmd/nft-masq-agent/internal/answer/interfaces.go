@@ -6,12 +6,12 @@ import (
 	"strings"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/neighbors"
 )
 
 // Interfaces returns a problem for each list of interfaces because of which nothing is
 // masqueraded on the node, and a note for each other entry without an interface.
-func Interfaces(absent []nft.AbsentInterface) (found config.Problems) {
+func Interfaces(absent []neighbors.AbsentInterface) (found config.Problems) {
 	for i, a := range absent {
 		master := config.Printable(a.Master)
 		switch {
@@ -31,7 +31,7 @@ func Interfaces(absent []nft.AbsentInterface) (found config.Problems) {
 }
 
 // unmatchedList describes the list of a key, the first one of absent.
-func unmatchedList(key string, absent []nft.AbsentInterface) string {
+func unmatchedList(key string, absent []neighbors.AbsentInterface) string {
 	var names, masters []string
 	for _, a := range absent {
 		if master := config.Printable(a.Master); a.Key == key {

@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
 )
 
@@ -68,7 +69,7 @@ func TestListsThatMatchNoInterfaceAreReportedWithTheRemedy(t *testing.T) {
 			master, kind, _ := strings.Cut(master, "=")
 			all = append(all, node.Interface{Name: name, Master: master, MasterKind: kind})
 		}
-		found := Interfaces(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).AbsentInterfaces(all))
+		found := Interfaces(neighbors.AbsentInterfaces(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), all))
 		want := append(tt.unmatched, tt.others...)
 		if diff := cmp.Diff(append([]string{}, want...), texts(append(found.Faults(), found.Remarks()...))); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", tt, diff)

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 // Together they would take too much memory.
 func TestOtherProgramsRulesAreReadByOneTaskAtATime(t *testing.T) {
-	h := NewHost(nil, nil)
+	h := NewNode(nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	err := h.alone(ctx, func() error {
 		cancel()

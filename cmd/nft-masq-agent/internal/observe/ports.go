@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -8,13 +8,17 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 // ports measures how many source ports are in use.
 type ports struct {
-	*Agent
+	*agent.Agent
+	read func() (conntrack.Pressure, error)
+	o    options.Options
 	last atomic.Pointer[pressure] // nil: unknown
 }
 
@@ -25,58 +29,58 @@ type pressure struct {
 }
 
 // run reads the connections at intervals.
-func (p *ports) run(ctx context.Context) {
-	for failed := ""; ctx.Err() == nil && p.settings.ConntrackInterval > 0; {
+func (p *ports) Run(ctx context.Context) {
+	for failed := ""; ctx.Err() == nil && p.o.ConntrackInterval > 0; {
 		start := time.Now()
-		found, err := p.in.Pressure()
-		pause := max(p.settings.ConntrackInterval, checkShare*time.Since(start))
+		found, err := p.read()
+		pause := max(p.o.ConntrackInterval, share*time.Since(start))
 		if err == nil {
 			failed = ""
 			p.last.Store(&pressure{found, pause})
 		} else {
 			p.last.Store(nil)
-			p.unreadable(err, &failed)
+			unreadable(p.Agent, err, &failed)
 		}
-		wait(ctx, pause)
+		agent.Wait(ctx, pause)
 	}
 }
 
 // unreadable logs that connections cannot be read, once until the error changes.
-func (a *Agent) unreadable(err error, failed *string) {
+func unreadable(a *agent.Agent, err error, failed *string) {
 	if text := err.Error(); text != *failed {
 		*failed = text
-		a.logLine(zap.WarnLevel, "connections_unreadable", "cannot read connections", "error", err)
+		a.Log(zap.WarnLevel, "connections_unreadable", "cannot read connections", "error", err)
 	}
 }
 
-func (p *ports) collect(e exporter) {
+func (p *ports) Collect(e agent.Exporter) {
 	last := p.last.Load()
 	if last == nil {
 		return
 	}
-	policy := nft.Policy{Ports: p.settings.Ports}
-	if v := p.now(); v.installed != nil {
-		policy = v.installed.Policy
+	policy := nft.Policy{Ports: p.o.Ports}
+	if v := p.Now(); v.Installed != nil {
+		policy = v.Installed.Policy
 	}
 	available, _ := policy.SourcePorts()
 	for _, ipv6 := range []bool{false, true} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 			used := last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}]
-			e.gauge("snat_ports_used_ratio_max",
+			e.Gauge("snat_ports_used_ratio_max",
 				"Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.",
-				float64(used)/float64(available), "family", familyName(ipv6), "protocol", conntrack.ProtocolName(protocol))
+				float64(used)/float64(available), "family", map[bool]string{false: "ipv4", true: "ipv6"}[ipv6], "protocol", conntrack.ProtocolName(protocol))
 		}
 	}
-	e.counter("conntrack_insert_failed_total",
+	e.Counter("conntrack_insert_failed_total",
 		"Connections that the kernel could not track, including those without a free source port.",
 		float64(last.InsertFailed))
-	e.counter("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked.",
+	e.Counter("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked.",
 		float64(last.Drop))
-	e.gauge("conntrack_entries", "Tracked connections.", float64(last.Entries))
+	e.Gauge("conntrack_entries", "Tracked connections.", float64(last.Entries))
 	if last.Limit > 0 {
-		e.gauge("conntrack_limit", "Maximum number of tracked connections.", float64(last.Limit))
+		e.Gauge("conntrack_limit", "Maximum number of tracked connections.", float64(last.Limit))
 	}
-	e.gauge("conntrack_interval_seconds",
+	e.Gauge("conntrack_interval_seconds",
 		"Time between two readings of the connections: --conntrack-interval, or more if a reading would take more than "+
 			"0.5 % of one CPU.",
 		last.interval.Seconds())

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -7,36 +7,40 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/node"
 )
 
 // interfaces reports which interfaces of the config the node does not have. Their rules
 // stay, because an interface may appear later.
 type interfaces struct {
-	*Agent
+	*agent.Agent
+	list      func() ([]node.Interface, error)
 	policy    *nft.Ruleset
-	absent    []nft.AbsentInterface
+	absent    []neighbors.AbsentInterface
 	unmatched atomic.Pointer[int] // lists that match nothing; nil: unknown
 }
 
-func (o *interfaces) run(ctx context.Context) {
-	o.follow(ctx, func(v view, checked bool) {
-		if v.installed != nil && (v.installed != o.policy || checked) {
-			o.policy = v.installed
-			o.look(v.installed.Policy)
+func (o *interfaces) Run(ctx context.Context) {
+	o.Follow(ctx, func(v agent.View, checked bool) {
+		if v.Installed != nil && (v.Installed != o.policy || checked) {
+			o.policy = v.Installed
+			o.look(v.Installed.Policy)
 		}
 	})
 }
 
 // look logs what has changed.
 func (o *interfaces) look(p nft.Policy) {
-	all, err := o.in.Interfaces()
+	all, err := o.list()
 	if err != nil {
-		o.logLine(zap.WarnLevel, "interfaces_unreadable", "cannot list the interfaces of this node", "error", err)
+		o.Log(zap.WarnLevel, "interfaces_unreadable", "cannot list the interfaces of this node", "error", err)
 		return
 	}
-	absent, before := p.AbsentInterfaces(all), o.absent
+	absent, before := neighbors.AbsentInterfaces(p, all), o.absent
 	unmatched := answer.Interfaces(absent).Faults()
 	n := len(unmatched)
 	o.unmatched.Store(&n)
@@ -47,25 +51,25 @@ func (o *interfaces) look(p nft.Policy) {
 	known := answer.Interfaces(before).Faults()
 	for _, p := range unmatched {
 		if !slices.Contains(known, p) {
-			o.logLine(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why",
+			o.Log(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why",
 				p.Msg)
 		}
 	}
 	for _, i := range absent {
 		if !i.Only && !slices.Contains(before, i) {
-			o.logLine(zap.WarnLevel, "interface_missing", "an interface of the config carries no packets on this node",
+			o.Log(zap.WarnLevel, "interface_missing", "an interface of the config carries no packets on this node",
 				"key", i.Key, "interface", i.Name, "place", i.Pos.String(),
 				"part_of", i.Master)
 		}
 	}
 	if len(absent) == 0 {
-		o.logLine(zap.InfoLevel, "interfaces_found", "all interfaces of the config exist")
+		o.Log(zap.InfoLevel, "interfaces_found", "all interfaces of the config exist")
 	}
 }
 
-func (o *interfaces) collect(e exporter) {
+func (o *interfaces) Collect(e agent.Exporter) {
 	if n := o.unmatched.Load(); n != nil {
-		e.gauge("unmatched_interface_lists",
+		e.Gauge("unmatched_interface_lists",
 			"Lists of the config that match no interface that packets pass on this node, so that nothing is masqueraded.",
 			float64(*n))
 	}

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -8,19 +8,21 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 // recountEvery is how often stale connections are counted again while there are any,
-// unless that would exceed checkShare.
+// unless that would exceed share.
 const recountEvery = time.Minute
 
 // connections counts the connections that contradict the rules in the kernel, and deletes
 // them if that is configured.
 type connections struct {
-	*Agent
+	*agent.Agent
+	host  Host
 	stale atomic.Pointer[int] // nil: unknown
 }
 
@@ -31,25 +33,25 @@ type effective struct {
 	stale   config.Stale
 }
 
-// effective returns what is in force. While that is not certain, it is none.
-func (v view) effective() effective {
+// effectiveOf returns what is in force. While that is not certain, it is none.
+func effectiveOf(v agent.View) effective {
 	switch {
-	case !v.inForce():
+	case !v.InForce:
 		return effective{}
-	case v.policy.accepted:
-		return effective{v.changes, v.policy.content.stale}
+	case v.Accepted:
+		return effective{v.Changes, v.Stale}
 	}
-	return effective{v.changes, config.StaleKeep}
+	return effective{v.Changes, config.StaleKeep}
 }
 
 // run calls handle for each state of our rules, with a context that ends when another
 // policy is decided, when they are restored, or when they are not known to be in force.
-func (o *connections) run(ctx context.Context) {
+func (o *connections) Run(ctx context.Context) {
 	var last effective
 	var running sync.WaitGroup
 	end := func() {}
-	o.follow(ctx, func(v view, _ bool) {
-		e := v.effective()
+	o.Follow(ctx, func(v agent.View, _ bool) {
+		e := effectiveOf(v)
 		if e == last {
 			return
 		}
@@ -58,7 +60,7 @@ func (o *connections) run(ctx context.Context) {
 		var this context.Context
 		this, end = context.WithCancel(ctx)
 		if last = e; e != (effective{}) {
-			running.Go(func() { o.handle(this, *v.installed, e.stale) })
+			running.Go(func() { o.handle(this, *v.Installed, e.stale) })
 		}
 	})
 	end()
@@ -73,13 +75,13 @@ func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.St
 	failed := ""
 	for first := true; ctx.Err() == nil; first = false {
 		start := time.Now()
-		stale, err := o.kernel.Stale(ctx, r)
+		stale, err := o.host.Stale(ctx, r)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
 			o.stale.Store(nil)
-			o.unreadable(err, &failed)
+			unreadable(o.Agent, err, &failed)
 		default:
 			o.stale.Store(&stale.Count)
 			if stale.Count == 0 {
@@ -89,7 +91,7 @@ func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.St
 				o.logStale(stale)
 			}
 		}
-		wait(ctx, max(recountEvery, checkShare*time.Since(start)))
+		agent.Wait(ctx, max(recountEvery, share*time.Since(start)))
 	}
 }
 
@@ -102,13 +104,13 @@ func (o *connections) logStale(s conntrack.Stale) {
 	if !s.Oldest.IsZero() {
 		fields = append(fields, "oldest", s.Oldest)
 	}
-	o.logLine(zap.InfoLevel, "stale_connections",
+	o.Log(zap.InfoLevel, "stale_connections",
 		"existing connections keep an address that contradicts the current rules", fields...)
 }
 
-func (o *connections) collect(e exporter) {
+func (o *connections) Collect(e agent.Exporter) {
 	if n := o.stale.Load(); n != nil {
-		e.gauge("stale_connections", "Open connections whose translation contradicts the rules. An estimate above "+
+		e.Gauge("stale_connections", "Open connections whose translation contradicts the rules. An estimate above "+
 			"200,000 tracked connections.",
 			float64(*n))
 	}

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"fmt"
@@ -78,7 +78,7 @@ func TestSurveysTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 			w.commit()
 		}
 		w.locked(func() {
-			if most := int(long/(checkShare*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
+			if most := int(long/(share*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
 				t.Errorf("%d surveys, want at most %d", w.surveys, most)
 			}
 		})

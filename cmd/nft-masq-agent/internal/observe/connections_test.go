@@ -1,12 +1,9 @@
-package agent
+package observe
 
 import (
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
@@ -23,14 +20,14 @@ func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
 		w.stale.Store(3)
 		w.files <- file("10.0.0.0/9")
 		synctest.Wait()
-		if n := w.agent.observers[3].(*connections).stale.Load(); n == nil || *n != 3 || w.recounts.Load() != 2 {
+		if n := w.all[2].(*connections).stale.Load(); n == nil || *n != 3 || w.recounts.Load() != 2 {
 			t.Errorf("after a change: %v stale, counted %d times", n, w.recounts.Load())
 		}
 		time.Sleep(recountEvery)
 		synctest.Wait()
 		w.stale.Store(0)
 		time.Sleep(time.Hour)
-		if n := w.agent.observers[3].(*connections).stale.Load(); n == nil || *n != 0 || w.recounts.Load() != 4 {
+		if n := w.all[2].(*connections).stale.Load(); n == nil || *n != 0 || w.recounts.Load() != 4 {
 			t.Errorf("at the end: %v stale, counted %d times", n, w.recounts.Load())
 		}
 		if told := w.logs.FilterMessageSnippet("existing connections").Len(); told != 1 {
@@ -52,7 +49,7 @@ func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 		if n := w.readings.Load(); n < 9 || n > 10 {
 			t.Errorf("read %d times in 100 minutes", n)
 		}
-		if every := w.agent.observers[4].(*ports).last.Load().interval; every != 10*time.Minute {
+		if every := w.all[3].(*ports).last.Load().interval; every != 10*time.Minute {
 			t.Errorf("the metric is %s", every)
 		}
 	})
@@ -61,22 +58,13 @@ func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 func TestPortPressureIsTheShareOfTheFullest(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		synctest.Wait()
-		const want = `
-# HELP nft_masq_agent_conntrack_drop_total Packets that the kernel dropped because their connection could not be tracked.
-# TYPE nft_masq_agent_conntrack_drop_total counter
-nft_masq_agent_conntrack_drop_total 2
-# HELP nft_masq_agent_snat_ports_used_ratio_max Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.
-# TYPE nft_masq_agent_snat_ports_used_ratio_max gauge
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="sctp"} 0
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="tcp"} 0
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv4",protocol="udp"} 0.5
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="sctp"} 0
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="tcp"} 0
-nft_masq_agent_snat_ports_used_ratio_max{family="ipv6",protocol="udp"} 0
-`
-		if err := testutil.GatherAndCompare(w.agent.metrics.registry, strings.NewReader(want),
-			"nft_masq_agent_snat_ports_used_ratio_max", "nft_masq_agent_conntrack_drop_total"); err != nil {
-			t.Error(err)
-		}
+		wantMetrics(t, w, `conntrack_drop_total 2
+snat_ports_used_ratio_max{family="ipv4",protocol="sctp"} 0
+snat_ports_used_ratio_max{family="ipv4",protocol="tcp"} 0
+snat_ports_used_ratio_max{family="ipv4",protocol="udp"} 0.5
+snat_ports_used_ratio_max{family="ipv6",protocol="sctp"} 0
+snat_ports_used_ratio_max{family="ipv6",protocol="tcp"} 0
+snat_ports_used_ratio_max{family="ipv6",protocol="udp"} 0
+`, "snat_ports_used_ratio_max", "conntrack_drop_total")
 	})
 }

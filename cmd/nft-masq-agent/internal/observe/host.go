@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -13,42 +13,40 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 )
 
-// A Kernel is what the loop reads and writes: a [Host], or a fake in tests.
-type Kernel interface {
-	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
-	Installed(context.Context) (layout.Installed, bool, error)
-	OlderDecides(context.Context) (bool, error)
-	Counters(nft.Layout) ([]nft.Counts, error)
+// A Host is what observers read, next to the loop, which does not wait for it: a [Node], or
+// a fake in tests.
+type Host interface {
+	Others(context.Context, nft.Ruleset) (neighbors.Others, error)
 	// XTables is fast, and returns the same about legacy ip_tables as Others.
 	XTables() ([]older.XTable, error)
-
-	// These run next to the others, which do not wait for them.
-	Others(context.Context, nft.Ruleset) (neighbors.Others, error)
 	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
 	Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush
+	Interfaces() ([]node.Interface, error)
+	Pressure() (conntrack.Pressure, error)
 }
 
-// A Host is the kernel of this network namespace.
+// A Node is the kernel of this network namespace.
 //
 // It reads other programs' rules on a connection of its own, so that repairs do not
 // wait for it, and one task at a time, because they can take half of the memory.
-type Host struct {
+type Node struct {
 	*kernel.Kernel
 	accepted []string // chains of --accept-foreign
 	busy     chan struct{}
 }
 
-// NewHost returns a host for a kernel. Conflicts in the accepted chains count as
+// NewNode returns a node for a kernel. Conflicts in the accepted chains count as
 // accepted.
-func NewHost(k *kernel.Kernel, accepted []string) *Host {
-	return &Host{k, accepted, make(chan struct{}, 1)}
+func NewNode(k *kernel.Kernel, accepted []string) *Node {
+	return &Node{k, accepted, make(chan struct{}, 1)}
 }
 
 // Apply is one of these tasks if it reads more than our rules.
-func (h *Host) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
+func (h *Node) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
 	if depth <= layout.Ours {
 		return h.Kernel.Apply(ctx, want, depth)
 	}
@@ -60,7 +58,7 @@ func (h *Host) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) 
 }
 
 // alone calls a task when no other one is running, and gives its memory back.
-func (h *Host) alone(ctx context.Context, task func() error) error {
+func (h *Node) alone(ctx context.Context, task func() error) error {
 	select {
 	case h.busy <- struct{}{}:
 	case <-ctx.Done():
@@ -74,7 +72,7 @@ func (h *Host) alone(ctx context.Context, task func() error) error {
 }
 
 // apart reads the kernel with a connection of its own, and calls a task.
-func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors.State) error) error {
+func (h *Node) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors.State) error) error {
 	return h.alone(ctx, func() error {
 		n := neighbors.Open()
 		defer func() { _ = n.Close() }()
@@ -89,8 +87,14 @@ func (h *Host) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors
 // giveBack returns memory to the system after a delay.
 func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
+// Interfaces lists those of this node.
+func (h *Node) Interfaces() ([]node.Interface, error) { return node.Interfaces() }
+
+// Pressure reads how many source ports are in use.
+func (h *Node) Pressure() (conntrack.Pressure, error) { return conntrack.Open().Pressure() }
+
 // Others reads other programs' rules.
-func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others neighbors.Others, err error) {
+func (h *Node) Others(ctx context.Context, want nft.Ruleset) (others neighbors.Others, err error) {
 	err = h.apart(ctx, want, func(s *neighbors.State) (err error) {
 		others, err = s.Others()
 		return err
@@ -100,7 +104,7 @@ func (h *Host) Others(ctx context.Context, want nft.Ruleset) (others neighbors.O
 }
 
 // Stale counts the connections that contradict the policy of our ruleset in the kernel.
-func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
+func (h *Node) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
 	err = h.apart(ctx, r, func(s *neighbors.State) error {
 		j, err := s.Judge()
 		if err == nil {
@@ -112,7 +116,7 @@ func (h *Host) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale,
 }
 
 // Flush begins a pass. listed is called when its connections are known.
-func (h *Host) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
+func (h *Node) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
 	p := conntrack.Pass{
 		Table: conntrack.Open(),
 		Matches: func(e *conntrack.Entry) bool {

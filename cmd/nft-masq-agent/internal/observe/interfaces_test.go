@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"strings"
@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/node"
 )
@@ -26,7 +27,7 @@ func interfacesOf(names ...string) (all []node.Interface) {
 func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.interfaces = interfacesOf("lo", "eth0")
-		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte(
+		w.files <- agent.Files{Sources: []config.Source{{Name: "config", Data: []byte(
 			"masqueradeSrcInterfaces: [cni0, \"veth*\"]\nnonMasqueradeOutInterfaces: [wg0, \"eth*\"]\n")}}}
 		synctest.Wait()
 		const unmatched = "a list of interfaces matches nothing on this node"
@@ -51,9 +52,9 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			synctest.Wait()
 			wantLines(t, w.messages(), tt.says...)
-			wantMetrics(t, w.agent, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
+			wantMetrics(t, w, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
 		}
-		w.files <- Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeOutInterfaces: [wg1]\n")}}}
+		w.files <- agent.Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeOutInterfaces: [wg1]\n")}}}
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", missing)
 	})

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
@@ -23,8 +25,10 @@ const surveyInterval = time.Minute
 // survey reports other programs' rules that masquerade. Reading and searching them takes
 // seconds if there are many.
 type survey struct {
-	*Agent
-	done    view          // about which the last one was; the zero view: none
+	*agent.Agent
+	host    Host
+	o       options.Options
+	done    agent.View    // about which the last one was; the zero view: none
 	at      time.Time     // when it began
 	took    time.Duration // how long it took
 	seed    maphash.Seed
@@ -42,12 +46,12 @@ const inXTables = "xtables"
 // counts are the numbers of other programs' rules by their effect.
 type counts struct{ masquerading, exempting, translating, legacy int }
 
-func newSurvey(a *Agent) *survey {
-	return &survey{Agent: a, seed: maphash.MakeSeed(), lists: map[string][]string{}}
+func newSurvey(a *agent.Agent, h Host, o options.Options) *survey {
+	return &survey{Agent: a, host: h, o: o, seed: maphash.MakeSeed(), lists: map[string][]string{}}
 }
 
-func (s *survey) run(ctx context.Context) {
-	s.follow(ctx, func(v view, checked bool) {
+func (s *survey) Run(ctx context.Context) {
+	s.Follow(ctx, func(v agent.View, checked bool) {
 		if s.due(v, checked) {
 			s.look(ctx, v)
 		}
@@ -56,29 +60,29 @@ func (s *survey) run(ctx context.Context) {
 
 // due reports whether to read other programs' rules: for another policy and after SIGHUP
 // at once, and after another program's change within bounds.
-func (s *survey) due(v view, checked bool) bool {
+func (s *survey) due(v agent.View, checked bool) bool {
 	switch {
-	case v.installed == nil:
+	case v.Installed == nil:
 		return false
-	case s.done.installed == nil || !v.installed.Same(*s.done.installed) || v.hangups != s.done.hangups:
+	case s.done.Installed == nil || !v.Installed.Same(*s.done.Installed) || v.Hangups != s.done.Hangups:
 		return true
 	case checked: // changes of legacy ip_tables lead to no other generation
-		if x, err := s.kernel.XTables(); err == nil && !slices.Equal(namesOf(x), s.lists[inXTables]) {
+		if x, err := s.host.XTables(); err == nil && !slices.Equal(namesOf(x), s.lists[inXTables]) {
 			return true
 		}
 	}
-	return v.generation != s.done.generation && time.Since(s.at) >= max(surveyInterval, checkShare*s.took)
+	return v.Generation != s.done.Generation && time.Since(s.at) >= max(surveyInterval, share*s.took)
 }
 
 // look reads other programs' rules, and logs what is new.
-func (s *survey) look(ctx context.Context, v view) {
+func (s *survey) look(ctx context.Context, v agent.View) {
 	s.done, s.at = v, time.Now()
-	others, err := s.kernel.Others(ctx, *v.installed)
+	others, err := s.host.Others(ctx, *v.Installed)
 	s.took = time.Since(s.at)
-	switch now := s.now().installed; {
-	case ctx.Err() != nil || now == nil || !now.Same(*v.installed): // it was for an earlier policy
+	switch now := s.Now().Installed; {
+	case ctx.Err() != nil || now == nil || !now.Same(*v.Installed): // it was for an earlier policy
 	case err != nil:
-		s.logLine(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
+		s.Log(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
 	default:
 		s.counted.Store(&counts{
 			len(others.Conflicts), len(others.Of(foreign.Exempts)), len(others.Of(foreign.Translates)), len(others.Legacy) +
@@ -88,27 +92,27 @@ func (s *survey) look(ctx context.Context, v view) {
 		s.logXTables(others.XTables)
 		s.logRouting(others.Routing)
 		s.logConflicts(others)
-		s.logLine(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms",
-			milliseconds(s.took))
+		s.Log(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms",
+			float64(s.took.Microseconds())/1000)
 	}
 }
 
 // collect exports how many rules there are, by their effect.
-func (s *survey) collect(e exporter) {
+func (s *survey) Collect(e agent.Exporter) {
 	n := s.counted.Load()
 	if n == nil {
 		return
 	}
-	e.gauge("foreign_masquerade_rules",
+	e.Gauge("foreign_masquerade_rules",
 		"Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
 		float64(n.masquerading))
-	e.gauge("foreign_exempting_rules",
+	e.Gauge("foreign_exempting_rules",
 		"Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise "+
 			"without effect on this agent.", float64(n.exempting))
-	e.gauge("foreign_translating_rules",
+	e.Gauge("foreign_translating_rules",
 		"Other programs' rules that translate what the config masquerades to another source address, write one into it, "+
 			"drop it, or turn off its connection tracking.", float64(n.translating))
-	e.gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such "+
+	e.Gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such "+
 		"agents counts as one.", float64(n.legacy))
 }
 
@@ -132,9 +136,9 @@ func (s *survey) logXTables(tables []older.XTable) {
 	switch changed := s.changed(inXTables, found); {
 	case !changed:
 	case len(found) == 0:
-		s.logLine(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
+		s.Log(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
 	default:
-		s.logLine(zap.WarnLevel, "xtables_rules_found",
+		s.Log(zap.WarnLevel, "xtables_rules_found",
 			"rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
 				"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
 	}
@@ -143,7 +147,7 @@ func (s *survey) logXTables(tables []older.XTable) {
 // logRouting logs the commands that remove an older agent's rules of policy routing.
 func (s *survey) logRouting(commands []string) {
 	if s.changed("routing", commands) && len(commands) > 0 {
-		s.logLine(zap.WarnLevel, "routing_rules_found",
+		s.Log(zap.WarnLevel, "routing_rules_found",
 			"routing rules of an older agent are left, which this agent does not remove",
 			"commands", commands)
 	}
@@ -152,8 +156,8 @@ func (s *survey) logRouting(commands []string) {
 func (s *survey) logLegacy(others neighbors.Others) {
 	found := namesOf(others.Legacy)
 	fields := []any{"found", found}
-	random := s.settings.NFT().RandomFully
-	if want := s.now().policy.want; want != nil {
+	random := s.o.NFT().RandomFully
+	if want := s.Now().Want; want != nil {
 		random = want.Policy.RandomFully
 	}
 	if slices.ContainsFunc(others.Legacy, func(c older.Chain) bool { return c.RandomFully }) && !random {
@@ -162,13 +166,13 @@ func (s *survey) logLegacy(others neighbors.Others) {
 	switch changed := s.changed("legacy", found); {
 	case !changed:
 	case len(found) == 0:
-		s.logLine(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
-	case !s.settings.TakeOver:
-		s.logLine(zap.WarnLevel, "legacy_rules_active",
+		s.Log(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
+	case !s.o.TakeOver:
+		s.Log(zap.WarnLevel, "legacy_rules_active",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
 			fields...)
-	case !s.takesOver(s.now()):
-		s.logLine(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted",
+	case !s.Now().TakesOver:
+		s.Log(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted",
 			fields...)
 	} // otherwise they are about to be removed
 }
@@ -209,17 +213,17 @@ func (s *survey) logConflicts(others neighbors.Others) {
 			},
 			foreign.Drops: {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
-		s.logLine(zap.WarnLevel, kind.event, kind.message, fields...)
+		s.Log(zap.WarnLevel, kind.event, kind.message, fields...)
 	}
 	if more > 0 {
-		s.logLine(zap.WarnLevel, "further_foreign_rules",
+		s.Log(zap.WarnLevel, "further_foreign_rules",
 			"more rules of other programs contradict the config; see nft-masq-agent status", "rules", more)
 	}
 	if len(s.conflicts) > 0 && len(found) == 0 {
-		s.logLine(zap.InfoLevel, "foreign_rules_gone", "other programs' rules no longer contradict the config")
+		s.Log(zap.InfoLevel, "foreign_rules_gone", "other programs' rules no longer contradict the config")
 	}
 	if others.Unread > 0 && s.unread == 0 {
-		s.logLine(zap.WarnLevel, "foreign_rules_unread",
+		s.Log(zap.WarnLevel, "foreign_rules_unread",
 			"other programs have too many rules to examine; the effect of the rest is unknown",
 			"rules", others.Unread)
 	}

@@ -1,4 +1,4 @@
-package agent
+package observe
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -94,13 +95,13 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 				}}
 				core, logs := captured.New(zap.InfoLevel)
 				start := time.Now()
-				(&connections{Agent: &Agent{kernel: k, log: zap.New(core).Sugar()}}).flush(ctx, nft.Ruleset{}, tt.which)
+				(&connections{Agent: agent.New(agent.Inputs{}, k, agent.Settings{}, zap.New(core)), host: k}).flush(ctx, nft.Ruleset{}, tt.which)
 				if diff := cmp.Diff(tt.want, events(logs)); diff != "" || len(tt.steps) > 0 {
 					t.Errorf("%d steps are left, (-want +got):\n%s", len(tt.steps), diff)
 				}
 				least := time.Duration(0)
 				for n := range tt.waits {
-					least += firstTry << n * 9 / 10
+					least += time.Second << n * 9 / 10
 				}
 				if took := time.Since(start); took < least || took > least*11/9 {
 					t.Errorf("it took %s, at least %s were expected", took, least)
@@ -112,7 +113,7 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 
 // A pass that did not end would delete connections that the policy in force allows.
 func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
-	staleFile := func(stale, cidr string) Files {
+	staleFile := func(stale, cidr string) agent.Files {
 		f := file(cidr)
 		f.Sources[0].Data = append(f.Sources[0].Data, "staleConnections: "+stale+"\n"...)
 		return f

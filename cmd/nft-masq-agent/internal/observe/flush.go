@@ -1,10 +1,11 @@
-package agent
+package observe
 
 import (
 	"context"
 
 	"go.uber.org/zap"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -22,13 +23,13 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 		return
 	}
 	started, failed := false, ""
-	run := o.kernel.Flush(r, which, func(n int, j *conntrack.Judge) {
+	run := o.host.Flush(r, which, func(n int, j *conntrack.Judge) {
 		for _, reason := range j.Spared {
-			o.logLine(zap.InfoLevel, "stale_connections_spared",
+			o.Log(zap.InfoLevel, "stale_connections_spared",
 				"some connections are not deleted, because they may not contradict the policy", "reason", reason)
 		}
 		if started = n > 0; started {
-			o.logLine(zap.InfoLevel, "stale_connections_deleting", "deleting connections that contradict the new policy",
+			o.Log(zap.InfoLevel, "stale_connections_deleting", "deleting connections that contradict the new policy",
 				"protocols", string(which), "hash", r.Hash(), "connections", n)
 		}
 	})
@@ -36,15 +37,15 @@ func (o *connections) flush(ctx context.Context, r nft.Ruleset, which config.Sta
 	for tries := 1; err != nil && ctx.Err() == nil; tries++ {
 		if text := err.Error(); text != failed {
 			failed = text
-			o.logLine(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the new policy",
+			o.Log(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that contradict the new policy",
 				"error", err)
 		}
-		if wait(ctx, backoff(tries)) {
+		if agent.Wait(ctx, agent.Backoff(tries)) {
 			deleted, err = run(ctx)
 		}
 	}
 	if started {
-		o.logLine(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the new policy",
+		o.Log(zap.InfoLevel, "stale_connections_deleted", "deleted connections that contradict the new policy",
 			"protocols", string(which), "hash", r.Hash(), "connections", deleted, "complete", err == nil)
 	}
 }

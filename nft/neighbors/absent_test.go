@@ -1,4 +1,4 @@
-package nft_test
+package neighbors
 
 import (
 	"fmt"
@@ -50,15 +50,15 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 			all = append(all, node.Interface{Name: name, Master: master, MasterKind: kind})
 		}
 		var got []string
-		for _, i := range p.AbsentInterfaces(all) {
+		for _, i := range AbsentInterfaces(p, all) {
 			text := strings.TrimSuffix(fmt.Sprintf("%s/%s", i.Name, i.Master), "/")
 			got = append(got, map[bool]string{true: "!"}[i.Only]+text)
 		}
-		if strings.Join(got, " ") != tt.want || p.ReceivesNothing(all) == tt.receives || p.ReceivesNothing(nil) {
-			t.Errorf("%+v: %q, receives nothing: %t", tt, got, p.ReceivesNothing(all))
+		if strings.Join(got, " ") != tt.want || receivesNothing(p, all) == tt.receives || receivesNothing(p, nil) {
+			t.Errorf("%+v: %q, receives nothing: %t", tt, got, receivesNothing(p, all))
 		}
 	}
-	if absent := (nft.Policy{}).AbsentInterfaces(nil); absent != nil {
+	if absent := AbsentInterfaces(nft.Policy{}, nil); absent != nil {
 		t.Error(absent)
 	}
 }

@@ -1,9 +1,10 @@
-package nft
+package neighbors
 
 import (
 	"slices"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/node"
 )
 
@@ -22,7 +23,7 @@ type AbsentInterface struct {
 // AbsentInterfaces returns the list entries that match none of the node's interfaces by
 // which packets come or go: a part of another interface, such as the port of a bridge, is
 // none. Their rules stay, because an interface may appear later.
-func (p Policy) AbsentInterfaces(all []node.Interface) (absent []AbsentInterface) {
+func AbsentInterfaces(p nft.Policy, all []node.Interface) (absent []AbsentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
@@ -45,10 +46,10 @@ func (p Policy) AbsentInterfaces(all []node.Interface) (absent []AbsentInterface
 	return absent
 }
 
-// ReceivesNothing reports whether the policy is for packets received on certain interfaces,
+// receivesNothing reports whether the policy is for packets received on certain interfaces,
 // of which the node has none. Without interfaces, nothing is known.
-func (p Policy) ReceivesNothing(all []node.Interface) bool {
-	return len(all) > 0 && slices.ContainsFunc(p.AbsentInterfaces(all), func(i AbsentInterface) bool {
+func receivesNothing(p nft.Policy, all []node.Interface) bool {
+	return len(all) > 0 && slices.ContainsFunc(AbsentInterfaces(p, all), func(i AbsentInterface) bool {
 		return i.Only && i.Key == config.KeyMasqueradeSrcInterfaces
 	})
 }

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// An Observer reports what concerns our rules: in the log and in metrics. It runs on a
+// goroutine of its own, sees what the loop publishes, and the loop does not know of it.
+type Observer interface {
+	Run(ctx context.Context)
+	Collect(e Exporter)
+}
+
+// A View is what an observer sees of the loop.
+type View struct {
+	Want      *nft.Ruleset // nil: nothing is to be written
+	Installed *nft.Ruleset // what the kernel accepted last, nil for nothing yet
+	InForce   bool         // these are the same, as far as is known
+	Accepted  bool         // Want comes from an accepted config
+	Stale     config.Stale // what that says about connections
+	TakesOver bool         // rules of older agents are removed
+
+	Generation uint32 // of the ruleset, at which everything was right; 0: unknown
+	Changes    int    // of our rules
+	Hangups    int
+}
+
+// Observe adds observers, before Run.
+func (a *Agent) Observe(all ...Observer) { a.observers = append(a.observers, all...) }
+
+// seen returns what observers see of a view.
+func (a *Agent) seen(v view) View {
+	return View{
+		Want: v.policy.want, Installed: v.installed, InForce: v.inForce(), Accepted: v.policy.accepted,
+		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
+		Generation: v.generation, Changes: v.changes, Hangups: v.hangups,
+	}
+}
+
+// Now returns the last view.
+func (a *Agent) Now() View { return a.seen(a.now()) }
+
+// Follow calls see for the published view and for each later one until ctx is done, and
+// whether everything was checked since the last call. A slow observer sees only the last
+// view.
+func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
+	for last := (time.Time{}); ctx.Err() == nil; {
+		p := a.published.Load()
+		see(a.seen(p.view), p.full != last)
+		last = p.full
+		select {
+		case <-p.outdated:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Log logs a line; fields are names and values in turn.
+func (a *Agent) Log(level zapcore.Level, event, text string, fields ...any) {
+	a.log.Logw(level, text, append(fields, "event", event)...)
+}

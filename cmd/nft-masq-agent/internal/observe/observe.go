@@ -1,0 +1,51 @@
+// Package observe is what the daemon reports beyond its own rules: other programs' rules,
+// connections that contradict the policy, source ports, interfaces and pods that the config
+// misses. Each observer follows the loop of package agent, which does not know of it, and can be
+// deleted with its file and its line in [All].
+package observe
+
+import (
+	"context"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+)
+
+// share limits everything that is read again and again to 0.5 % of one CPU: the next time is
+// at least that many times as far away as the last one took.
+const share = 200
+
+// All returns the observers of an agent.
+func All(a *agent.Agent, h Host, o options.Options) []agent.Observer {
+	return []agent.Observer{
+		newSurvey(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, &connections{Agent: a, host: h},
+		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o},
+	}
+}
+
+// pods reports pods of --pod-cidr that the policy does not cover.
+type pods struct {
+	*agent.Agent
+	o options.Options
+}
+
+// Run implements [agent.Observer].
+func (p *pods) Run(ctx context.Context) {
+	told := ""
+	p.Follow(ctx, func(v agent.View, _ bool) {
+		if v.Installed == nil || v.Installed.Hash() == told {
+			return
+		}
+		told = v.Installed.Hash()
+		for _, why := range answer.UncoveredPods(v.Installed.Policy, p.o.PodCIDRs) {
+			p.Log(zap.WarnLevel, "pod_cidr_not_covered", "the config does not cover the pods of --pod-cidr",
+				"why", why.Error(), "hash", told)
+		}
+	})
+}
+
+// Collect implements [agent.Observer]: check and status tell the rest.
+func (p *pods) Collect(agent.Exporter) {}
