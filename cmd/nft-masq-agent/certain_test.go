@@ -356,3 +356,30 @@ func TestConnectionsOfAPodsPredecessorAreNotJudgedByItsInterface(t *testing.T) {
 		}
 	}
 }
+
+// A VRF has local routes of its own, where "fib daddr type local" does not look. What goes to
+// such an address of the node passes no chain that translates.
+func TestConnectionsWithAnAddressOfTheNodeInAnotherTableAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	nfttest.Run(t, n.NS, `address add 198.51.100.33/32 dev eth0
+address add 2001:db8:33::1/128 dev eth0 nodad
+route del local 198.51.100.33 dev eth0 table local
+route del local 2001:db8:33::1 dev eth0 table local
+route add local 198.51.100.33 dev eth0 table 77
+route add local 2001:db8:33::1 dev eth0 table 77
+`, "ip", "-batch", "-")
+	for _, family := range []string{"-4", "-6"} {
+		nfttest.Run(t, n.NS, "", "ip", family, "rule", "add", "iif", "pod0", "lookup", "77", "priority", "10")
+	}
+	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']\n", "--enable-ipv6")
+	for _, dst := range []string{"198.51.100.33:5000", "[2001:db8:33::1]:5000"} {
+		nfttest.MustSend(t, n.top, nfttest.Flow{
+			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Dst: netip.MustParseAddrPort(dst),
+		})
+	}
+	if got := n.destinations("--stale"); len(got) > 0 || len(n.destinations()) != 2 {
+		t.Errorf("stale: %q of %q", got, n.destinations())
+	}
+}

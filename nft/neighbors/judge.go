@@ -27,6 +27,13 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	if e.Local, err = node.LocalPrefixes(); err != nil {
 		return e, err
 	}
+	addresses, err := node.Addresses() // also those of a VRF, which has a table of local routes of its own
+	if err != nil {
+		return e, err
+	}
+	for _, a := range addresses {
+		e.Local = append(e.Local, netip.PrefixFrom(a, a.BitLen()))
+	}
 	rewrites := foreign.FindRewrites(s.others)
 	if rewrites.Everything() {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
