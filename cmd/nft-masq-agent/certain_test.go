@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
@@ -365,7 +366,18 @@ func TestConnectionsWithAnAddressOfTheNodeInAnotherTableAreSpared(t *testing.T) 
 	n := newTrafficNode(t)
 	nfttest.Run(t, n.NS, `address add 198.51.100.33/32 dev eth0
 address add 2001:db8:33::1/128 dev eth0 nodad
-route del local 198.51.100.33 dev eth0 table local
+`, "ip", "-batch", "-")
+	// The kernel adds the route to an address of IPv6 later.
+	for end := time.Now().Add(timeout); ; {
+		text := nfttest.Run(t, n.NS, "", "ip", "-6", "route", "show", "table", "local")
+		if strings.Contains(text, "2001:db8:33::1") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no local route:\n%s", text)
+		}
+	}
+	nfttest.Run(t, n.NS, `route del local 198.51.100.33 dev eth0 table local
 route del local 2001:db8:33::1 dev eth0 table local
 route add local 198.51.100.33 dev eth0 table 77
 route add local 2001:db8:33::1 dev eth0 table 77
