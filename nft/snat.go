@@ -90,12 +90,13 @@ func (p Policy) SourceOf(c Connection) (from SNAT, entries []SNATRule) {
 
 // AllowsSource reports whether a masqueraded connection between two addresses may have left
 // from an address, by some interface. One that a pod got while the node had other addresses
-// stays right as long as the node has it.
-func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
-	masquerade := true
+// stays right as long as the node has it. onNode is whether it does: masquerading also
+// chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
+func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr, onNode bool) bool {
+	gone := f.SNAT.has(from)
 	for _, r := range f.SNATRules {
 		has := slices.Contains(r.Present, from)
-		masquerade = masquerade && (has || !r.has(from)) // the node does not have it
+		gone = gone || !has && r.has(from)
 		switch {
 		case len(r.Present) == 0 || !r.matches(src, dst):
 		case has:
@@ -107,7 +108,7 @@ func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr) bool {
 	if len(f.SNAT.Present) > 0 {
 		return slices.Contains(f.SNAT.Present, from)
 	}
-	return masquerade && !f.SNAT.has(from)
+	return onNode || !gone
 }
 
 // CoveredBy returns an earlier entry that is for all connections that the entry is for.

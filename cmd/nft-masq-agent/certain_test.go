@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
@@ -199,5 +201,197 @@ func TestConnectionsThatLegacyIPTablesOrUnreadRulesMayHaveDecidedAreSpared(t *te
 				}
 			})
 		})
+	}
+}
+
+// Bits 0x4000 and 0x2000 are kube-proxy's and portmap's, and are not set without DNAT. Other
+// programs have marks with the same bits.
+func TestConnectionsThatAnotherMarkMayHaveDecidedAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	masquerading := []struct {
+		mark    int // that another program sets; 0: it does not, and the connection is from before
+		compare string
+	}{
+		{51820, "51820"},
+		{0x2000, "0x2000"},
+		{0x4000, "0x4000"},
+		{0xffff, "0xffff"},
+		{0x6000, "& 0x6000 == 0x6000"},
+		{0x6000, "& 0xe000 == 0x6000"},
+		{0x2000, "& 0xffff == 0x2000"},
+		{0x4000, "& 0xffff0000 == 0"},
+		{0x2000, "& 0x6000 != 0"},
+		{0x2000, "{ 0x2000, 0x4000 }"},
+		{0, "& 0x4000 == 0x4000"},
+		{0, "& 0x2000 == 0x2000"},
+		{0, "& 0x4000 != 0"},
+	}
+	n := newTrafficNode(t)
+	var set, rules, stale, others strings.Builder
+	for i, m := range masquerading {
+		for _, family := range []string{"ip", "ip6"} {
+			dst := fmt.Sprintf("10.9.1.%d", i+1)
+			if family == "ip6" {
+				dst = fmt.Sprintf("fd00:9:1::%x", i+1)
+			}
+			if m.mark != 0 {
+				fmt.Fprintf(&set, "%s daddr %s meta mark set %#x\n", family, dst, m.mark)
+				fmt.Fprintln(&others, netip.AddrPortFrom(netip.MustParseAddr(dst), 5000))
+			} else {
+				fmt.Fprintln(&stale, netip.AddrPortFrom(netip.MustParseAddr(dst), 5000))
+			}
+			fmt.Fprintf(&rules, "%s daddr %s meta mark %s masquerade\n", family, dst, m.compare)
+		}
+	}
+	const before, after = "nonMasqueradeCIDRs: []\n", "nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']\n"
+	open := func(destinations string) (all []string) {
+		all = strings.Fields(destinations)
+		for _, dst := range all {
+			if !n.open(nfttest.UDP, dst).Masqueraded() {
+				t.Errorf("%s is not masqueraded", dst)
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	n.enforce(before, "--enable-ipv6")
+	want := open(stale.String())
+	n.nft("table inet others { chain pre { type filter hook prerouting priority mangle\n" + set.String() +
+		"}\nchain post { type nat hook postrouting priority srcnat\n" + rules.String() + "}\n}\n")
+	n.enforce(after, "--enable-ipv6")
+	left := open(others.String())
+	if got := n.destinations("--stale"); !slices.Equal(got, want) {
+		t.Errorf("stale: %q, want %q", got, want)
+	}
+	if got := n.run(slices.Concat([]string{"connections", "--flush", "--yes"}, *n.flags)...); got.code != exitDone {
+		t.Errorf("%+v", got)
+	}
+	if got := n.destinations(); !slices.Equal(got, left) {
+		t.Errorf("left: %q, want %q", got, left)
+	}
+}
+
+// A bridge tracks connections that it forwards, and they pass no chain that translates. Where
+// both ends are behind one interface, it may be that bridge.
+func TestConnectionsBehindOneInterfaceAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	n.nft("table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }") // it tracks
+	var all []string
+	for _, dst := range []string{"203.0.113.9:5000", "[2001:db8:1::9]:5000"} {
+		n.open(nfttest.UDP, dst)
+		all = append(all, dst)
+	}
+	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']\n", "--enable-ipv6")
+	for _, tt := range []struct {
+		name, route4, route6 string
+		spared               bool
+	}{
+		{"as the packets came", "", "", false},
+		{"a route to the destination", "203.0.113.9/32 dev pod0", "2001:db8:1::9/128 dev pod0", true},
+		{"a route to its network", "203.0.113.0/24 dev pod0", "2001:db8:1::/64 dev pod0", true},
+		{"a route to another destination", "203.0.113.8/32 dev pod0", "2001:db8:1::8/128 dev pod0", false},
+		{"one of two next hops", "203.0.113.9/32 nexthop dev eth0 nexthop dev pod0", "2001:db8:1::9/128 dev pod0", true},
+	} {
+		route := func(do string) {
+			if tt.route4 != "" {
+				nfttest.Run(t, n.NS, "route "+do+" "+tt.route4+"\nroute "+do+" "+tt.route6+"\n", "ip", "-batch", "-")
+			}
+		}
+		route("add")
+		want := all
+		if tt.spared {
+			want = nil
+		}
+		if got := n.destinations("--stale"); !slices.Equal(got, want) {
+			t.Errorf("%s: stale: %q, want %q", tt.name, got, want)
+		}
+		if tt.spared {
+			if got := n.run(slices.Concat([]string{"connections", "--flush", "--yes"}, *n.flags)...); got.code != exitDone {
+				t.Errorf("%s: %+v", tt.name, got)
+			}
+		}
+		route("del")
+	}
+	if got := n.destinations(); !slices.Equal(got, all) {
+		t.Errorf("left: %q, want %q", got, all)
+	}
+}
+
+// A pod that is started again may have the address and the ports of the previous one, and
+// another interface. An entry does not show by which one its packets came.
+func TestConnectionsOfAPodsPredecessorAreNotJudgedByItsInterface(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	for _, masqueraded := range []bool{false, true} { // the previous pod
+		n := newTrafficNode(t)
+		text := "masqueradeSrcInterfaces: [%s]\nnonMasqueradeCIDRs: [10.0.0.0/8]\n"
+		was, is := "pod0", "next0"
+		if !masqueraded {
+			was, is = is, was
+		}
+		n.enforce(fmt.Sprintf(text, was))
+		open := func(port int) (all []string) {
+			for i := range 3 {
+				*n.port = 100 // the same source port each time
+				dst := fmt.Sprintf("203.0.113.%d:%d", 9+i, port)
+				if n.open(nfttest.UDP, dst).Masqueraded() != (was == "pod0") {
+					t.Errorf("%s: masqueraded is not %t", dst, was == "pod0")
+				}
+				all = append(all, dst)
+			}
+			return all
+		}
+		all := open(5000)
+		was = is
+		n.enforce(fmt.Sprintf(text, is)) // as if the same interface had the other name
+		all = append(all, open(5001)...)
+		slices.Sort(all)
+		if got := n.run(slices.Concat([]string{"connections", "--flush", "--yes"}, *n.flags)...); got.code != exitDone {
+			t.Errorf("%+v", got)
+		}
+		if got := n.destinations(); !slices.Equal(got, all) {
+			t.Errorf("left: %q, want %q", got, all)
+		}
+	}
+}
+
+// A VRF has local routes of its own, where "fib daddr type local" does not look. What goes to
+// such an address of the node passes no chain that translates.
+func TestConnectionsWithAnAddressOfTheNodeInAnotherTableAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	nfttest.Run(t, n.NS, `address add 198.51.100.33/32 dev eth0
+address add 2001:db8:33::1/128 dev eth0 nodad
+`, "ip", "-batch", "-")
+	// The kernel adds the route to an address of IPv6 later.
+	for end := time.Now().Add(timeout); ; {
+		text := nfttest.Run(t, n.NS, "", "ip", "-6", "route", "show", "table", "local")
+		if strings.Contains(text, "2001:db8:33::1") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no local route:\n%s", text)
+		}
+	}
+	nfttest.Run(t, n.NS, `route del local 198.51.100.33 dev eth0 table local
+route del local 2001:db8:33::1 dev eth0 table local
+route add local 198.51.100.33 dev eth0 table 77
+route add local 2001:db8:33::1 dev eth0 table 77
+`, "ip", "-batch", "-")
+	for _, family := range []string{"-4", "-6"} {
+		nfttest.Run(t, n.NS, "", "ip", family, "rule", "add", "iif", "pod0", "lookup", "77", "priority", "10")
+	}
+	n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8, 'fd00::/8']\n", "--enable-ipv6")
+	for _, dst := range []string{"198.51.100.33:5000", "[2001:db8:33::1]:5000"} {
+		nfttest.MustSend(t, n.top, nfttest.Flow{
+			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Dst: netip.MustParseAddrPort(dst),
+		})
+	}
+	if got := n.destinations("--stale"); len(got) > 0 || len(n.destinations()) != 2 {
+		t.Errorf("stale: %q of %q", got, n.destinations())
 	}
 }

@@ -99,7 +99,15 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
-	if f.legacy || f.legacyOnly { // netlink cannot remove them: they are not part of nf_tables
+	if f.legacy || f.legacyOnly {
+		kept, err := k.Kept(ctx)
+		if err != nil {
+			return exitFailed, hinted(err)
+		}
+		for _, l := range kept {
+			found = append(found, answer.Problem(config.Warning, "older-agent", "%s", l))
+		}
+		// netlink cannot remove these: they are not part of nf_tables
 		for _, line := range legacyIPTables(e.proc) {
 			found = append(found, answer.Problem(config.Warning, "older-agent", "%s", line))
 		}

@@ -211,6 +211,66 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	}
 }
 
+// temporary gives the node a network of IPv6 with a temporary address, which masquerading
+// prefers, and returns that.
+func (n trafficNode) temporary(network string) string {
+	n.t.Helper()
+	for _, s := range [][2]string{{"eth0.use_tempaddr", "2"}, {"eth0.accept_dad", "0"}, {"all.accept_dad", "0"}} {
+		n.check(n.Sysctl("net.ipv6.conf."+s[0], s[1]))
+	}
+	nfttest.Run(n.t, n.top.Node, "", "ip", "address", "add", network, "dev", "eth0", "nodad", "mngtmpaddr")
+	within := netip.MustParsePrefix(network).Masked()
+	for begun := time.Now(); ; { // until it is usable
+		text := nfttest.Run(n.t, n.top.Node, "", "ip", "-6", "-o", "address", "show", "dev", "eth0", "temporary")
+		for word := range strings.FieldsSeq(text) {
+			p, err := netip.ParsePrefix(word)
+			if err == nil && within.Contains(p.Addr()) && !strings.Contains(text, "tentative") {
+				return p.Addr().String()
+			}
+		}
+		if time.Since(begun) > timeout {
+			n.t.Fatalf("there is no temporary address: %s", text)
+		}
+	}
+}
+
+// SNAT never uses a temporary address, masquerading does, also one of a list.
+func TestConnectionsFromTemporaryAddressesOfTheNodeAreRight(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	const pod, dst = "fd00:10:244:1::2", "[2001:db8:77::9]:5000"
+	for _, tt := range []struct{ name, config string }{
+		{"an entry that does not match", "snatRules: [{from: ['fd00:8::/64'], addresses: ['2001:db8:5::/64']}]\n"},
+		{"an entry of which the node has no other", "snatRules: [{from: ['fd00:10:244::/48'], addresses: [TEMPORARY]}]\n"},
+		{"a list of which the node has no other", "snatAddresses: [TEMPORARY]\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newTrafficNode(t)
+			temporary := n.temporary("2001:db8:5::7/64")
+			const base = "enableIPv6: true\nstaleConnections: all\n"
+			n.swap(base)
+			d := n.start("--resync-interval=3600")
+			d.began(wants(t, base))
+			if seen := n.open(nfttest.UDP, dst).Seen.Addr().String(); seen != temporary {
+				t.Fatalf("seen from %s, want %s", seen, temporary)
+			}
+			text := base + strings.ReplaceAll(tt.config, "TEMPORARY", "'"+temporary+"'")
+			has := addrs("2001:db8:5::7")
+			n.swap(text)
+			d.applied("config", wants(t, text).On(has))
+			for _, c := range n.connections() {
+				if c.Stale || !strings.Contains(c.SeenAs, temporary) {
+					t.Errorf("%+v", c)
+				}
+			}
+			if got := n.run("connections", "--flush", "--yes"); got.code != exitDone || len(n.connections()) != 1 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
 // An address can be on several interfaces, and with IPv4 several times on one, with other
 // prefix lengths. Temporary addresses of a network in the list are never used.
 func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
@@ -220,21 +280,10 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 	ip := func(commands ...string) {
 		nfttest.Run(t, n.top.Node, strings.Join(commands, "\n")+"\n", "ip", "-batch", "-")
 	}
-	for _, s := range [][2]string{{"eth0.use_tempaddr", "2"}, {"eth0.accept_dad", "0"}, {"all.accept_dad", "0"}} {
-		n.check(n.Sysctl("net.ipv6.conf."+s[0], s[1]))
-	}
 	ip("address add 198.51.100.211/24 dev eth0", "address add 198.51.100.211/32 dev eth0",
 		"address add 198.51.100.211 peer 10.77.0.1/32 dev eth0", "address add 198.51.100.211/32 dev lo",
-		"address add 2001:db8:5::7/64 dev eth0 nodad mngtmpaddr", "address add 2001:db8:5::7/128 dev lo nodad")
-	for begun := time.Now(); ; { // until a temporary address is usable
-		text := nfttest.Run(t, n.top.Node, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
-		if strings.Contains(text, "2001:db8:5:") && !strings.Contains(text, "tentative") {
-			break
-		}
-		if time.Since(begun) > timeout {
-			t.Fatalf("there is no temporary address: %s", text)
-		}
-	}
+		"address add 2001:db8:5::7/128 dev lo nodad")
+	n.temporary("2001:db8:5::7/64")
 	n.swap(snatConfig)
 	want := wants(t, snatConfig)
 	d := n.start("--resync-interval=3600")

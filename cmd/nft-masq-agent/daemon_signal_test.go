@@ -194,3 +194,35 @@ func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
 		t.Errorf("left:\n%s", listing)
 	}
 }
+
+// A comment like an agent's is no proof that a chain is one.
+func TestChainWithARuleOfAnotherProgramIsKeptAndTheRuleNamed(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newNode(t)
+	nfttest.Run(t, n.NS, `*nat
+:SITE - [0:0]
+-A POSTROUTING -j SITE
+-A SITE -d 192.0.2.9/32 -m comment --comment "ip-masq: see the wiki" -j ACCEPT
+-A SITE -d 192.0.2.7/32 -j ACCEPT
+COMMIT
+`, "iptables-nft-restore")
+	before := nfttest.Save(t, n.NS, "iptables-nft-save", "nat")
+	const says = "has no comment of such an agent: ip daddr 192.0.2.7"
+	for _, args := range [][]string{{"--legacy-only", "--dry-run"}, {"--legacy-only"}, {"--legacy"}} {
+		got := n.run(append([]string{"cleanup"}, args...)...)
+		if got.code != exitDone || got.stdout != "nothing to remove\n" || !strings.Contains(unwrap(got.stderr), says) {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+	d := n.start("--takeover")
+	if line := d.await("legacy_rules_active"); !strings.Contains(line.Texts("found"), says) {
+		t.Errorf("logged: %v", line)
+	}
+	if got := n.run("status"); !strings.Contains(unwrap(got.stdout), says) {
+		t.Errorf("status: %+v", got)
+	}
+	if diff := cmp.Diff(before, nfttest.Save(t, n.NS, "iptables-nft-save", "nat")); diff != "" {
+		t.Errorf("the chain (-before +after):\n%s", diff)
+	}
+}

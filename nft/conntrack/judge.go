@@ -30,7 +30,9 @@ import (
 //     itself: they work only if they are translated;
 //   - connections that a helper expected, which it translates like their first one;
 //   - connections in a zone other than 0: Open vSwitch and tc track and translate
-//     connections there themselves.
+//     connections there themselves;
+//   - connections that a bridge may have forwarded: nf_conntrack_bridge tracks them, and
+//     they pass no chain that translates.
 type Judge struct {
 	Evidence
 	families map[bool]judged // those of the policy, by whether it is IPv6
@@ -40,8 +42,9 @@ type Judge struct {
 // Evidence is what a judge must know of the node, besides the policy.
 type Evidence struct {
 	Local []netip.Prefix // the node's own addresses
-	// Others reports whether another program may have set the source of connections
-	// between two addresses, the destination after DNAT.
+	// Others reports whether something else than our policy may have set the source of
+	// connections between two addresses, the destination after DNAT: another program, or a
+	// bridge that has both ends.
 	Others func(src, dst netip.Addr, dnat bool) bool
 	// Spared are reasons, for people, why no connections of a family are certain to be stale.
 	Spared []string
@@ -89,7 +92,7 @@ func (j *Judge) Stale(e *Entry) bool {
 	case e.Zone != 0, e.Status&Expected != 0, !j.Forwarded(e):
 		return false
 	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src &&
-		f.policy.AllowsSource(src, dst, seen), now == "":
+		f.policy.AllowsSource(src, dst, seen, j.isLocal(seen)), now == "":
 		return false
 	}
 	return !j.Others(src, dst, e.Original.Dst != e.Destination())

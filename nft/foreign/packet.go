@@ -17,7 +17,7 @@ import (
 )
 
 // A Packet is the first packet of a new connection. It comes without the bits of the
-// mark that are Unset; kube-proxy's and portmap's are always among them. Other marks
+// mark that are Unset, and without the marks of kube-proxy and portmap. Other marks
 // are unknown, until a rule sets them.
 type Packet struct {
 	Src, Dst         netip.Addr      // Src is the zero address if unknown
@@ -127,13 +127,15 @@ func (m marking) set(to rule.NewMark, sure bool) marking {
 	return marking{known, value & known, changed}
 }
 
-// marked evaluates a comparison of the mark in a chain.
+// marked evaluates a comparison of the mark in a chain. kube-proxy and portmap compare nothing
+// but their bit: whatever else is compared with may be the mark of another program, such as
+// 51820 (wg-quick), which has both bits.
 func (w *walker) marked(c *Chain, b bits) truth {
 	unset := w.facts.Unset
-	if !w.facts.marked {
-		unset |= kubeProxyMark | portmapMark
+	if oneBit := b.mask&(b.mask-1) == 0; oneBit && !w.facts.marked {
 		// kube-proxy's bit is configurable, the names of its chains are not.
-		if c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy" {
+		kubeProxy := c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy"
+		if b.mask == kubeProxyMark || b.mask == portmapMark || kubeProxy {
 			unset |= b.mask
 		}
 	}

@@ -104,6 +104,16 @@ func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
 	return err == nil && slices.ContainsFunc(s.legacy, older.Chain.Decides), err
 }
 
+// Kept returns the chains of iptables-based agents that Cleanup does not remove, because they
+// may be another program's.
+func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
+	s, err := k.Read(ctx, nft.Ruleset{}, layout.TakeOver)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(s.legacy, func(l older.Chain) bool { return l.Kept == "" }), nil
+}
+
 // OnlyNAT reports whether the base chain of our table is the only one of type nat
 // in nf_tables. When it is deleted, the kernel stops translating in this
 // namespace, and masqueraded connections break.

@@ -19,7 +19,7 @@ type State struct {
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
-	legacy     []older.Chain  // that is to go
+	legacy     []older.Chain
 }
 
 // A reader reads the rules of a mode.
@@ -104,7 +104,7 @@ func (s *State) Drift() []layout.Difference {
 
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []layout.Difference) {
-	for _, l := range s.legacy {
+	for _, l := range older.Removable(s.legacy) {
 		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
 		for _, name := range l.Held {
 			d.Emptied = append(d.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
@@ -132,7 +132,7 @@ func (s *State) carryOut(ctx context.Context, commit layout.Commit) error {
 			m.Switch(now, after)
 		}
 	}
-	for _, l := range s.legacy {
+	for _, l := range older.Removable(s.legacy) {
 		l.Remove(now)
 	}
 	if err := ctx.Err(); err != nil {

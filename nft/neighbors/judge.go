@@ -3,6 +3,7 @@ package neighbors
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/foreign"
@@ -26,6 +27,13 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	if e.Local, err = node.LocalPrefixes(); err != nil {
 		return e, err
 	}
+	addresses, err := node.Addresses() // also those of a VRF, which has a table of local routes of its own
+	if err != nil {
+		return e, err
+	}
+	for _, a := range addresses {
+		e.Local = append(e.Local, netip.PrefixFrom(a, a.BitLen()))
+	}
 	rewrites := foreign.FindRewrites(s.others)
 	if rewrites.Everything() {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
@@ -42,6 +50,35 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 				"they may translate any connection of the family", family))
 		}
 	}
-	e.Others = func(src, dst netip.Addr, dnat bool) bool { return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) }
-	return e, nil
+	networks, err := node.Networks()
+	behindOne := oneInterface(networks)
+	e.Others = func(src, dst netip.Addr, dnat bool) bool {
+		return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) || behindOne(src, dst)
+	}
+	return e, err
+}
+
+// oneInterface returns a function that reports whether two addresses are behind the same
+// interface. If that is a bridge, or part of one, it may have forwarded what they exchange.
+func oneInterface(networks []node.Network) func(a, b netip.Addr) bool {
+	routes := map[netip.Prefix][]string{}
+	var lengths []int // of the prefixes, the longest first
+	for _, n := range networks {
+		routes[n.Prefix] = append(routes[n.Prefix], n.Interface)
+		if at, found := slices.BinarySearchFunc(lengths, n.Bits(), func(a, b int) int { return b - a }); !found {
+			lengths = slices.Insert(lengths, at, n.Bits())
+		}
+	}
+	behind := func(a netip.Addr) []string {
+		for _, bits := range lengths {
+			if p, err := a.Prefix(bits); err == nil && routes[p] != nil {
+				return routes[p]
+			}
+		}
+		return nil
+	}
+	return func(a, b netip.Addr) bool {
+		of := behind(b)
+		return slices.ContainsFunc(behind(a), func(name string) bool { return slices.Contains(of, name) })
+	}
 }

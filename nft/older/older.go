@@ -58,6 +58,9 @@ type Chain struct {
 	Rules int // in all these chains
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
+	// Kept is why the chain is not certainly the agent's, "" if it is: the agents comment all
+	// of their rules, but for chains with their own names. It is never removed then.
+	Kept string
 }
 
 // EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
@@ -65,8 +68,9 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 
 // Find finds the chains of iptables-based agents, other than ours: by their names, by the
 // comments of their rules, and by the comments of jumps to them. A chain with a name
-// unknown for agents is found only if it is reachable from a postrouting chain. each reads
-// the rules of a chain, as the connection does.
+// unknown for agents is found only if it is reachable from a postrouting chain, and is kept
+// unless all of its rules are an agent's. each reads the rules of a chain, as the connection
+// does.
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool) ([]Chain, error) {
 	l := search{conn: c, each: each, own: own, chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
@@ -100,6 +104,11 @@ func (l *search) found() (out []Chain) {
 	return out
 }
 
+// Removable returns the chains that are certainly an agent's.
+func Removable(all []Chain) []Chain {
+	return slices.DeleteFunc(slices.Clone(all), func(l Chain) bool { return l.Kept != "" })
+}
+
 // maxRules is how many rules are read in all; there may be hundreds of thousands.
 const maxRules = 60_000
 
@@ -123,6 +132,7 @@ type chain struct {
 	rules       int
 	randomFully bool
 	targets     []string // of its jumps, in order
+	kept        string   // why it is not certainly an agent's
 }
 
 // An id names a chain.
@@ -184,14 +194,22 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		l.order = append(l.order, at)
 	}
 	if c.own || l.rules+int(of.Use) > maxRules {
+		if !agents {
+			c.kept = "its rules were not read, because there are too many"
+		}
 		return nil
 	}
+	named := agents
 	err := l.each(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
 		c.rules++
 		c.randomFully = c.randomFully || rule.RandomFully(r)
 		text := comment(r)
 		fromAgent := agentJump.MatchString(text)
-		if !agents && agentRule.MatchString(text) && !fromAgent {
+		switch ofAgent := agentRule.MatchString(text) && !fromAgent; {
+		case named:
+		case !ofAgent && c.kept == "":
+			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, rule.String(r))
+		case ofAgent && !agents:
 			agents = true
 			l.order = append(l.order, at)
 		}
@@ -212,7 +230,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 // collect returns a chain together with the chains of the same agent that it
 // jumps to.
 func (l *search) collect(at id) Chain {
-	out := Chain{Family: at.family, Table: at.table, Name: at.name, Base: l.chains[at].base}
+	out := Chain{Family: at.family, Table: at.table, Name: at.name, Base: l.chains[at].base, Kept: l.chains[at].kept}
 	members := []id{at}
 	inside := map[id]bool{at: true}
 	delete(l.agent, at)
@@ -224,7 +242,7 @@ func (l *search) collect(at id) Chain {
 			out.Held = append(out.Held, members[i].name)
 		}
 		for _, target := range c.targets {
-			if to := (id{at.family, at.table, target}); l.agent[to] {
+			if to := (id{at.family, at.table, target}); l.agent[to] && out.Kept+l.chains[to].kept == "" {
 				delete(l.agent, to)
 				inside[to] = true
 				members = append(members, to)
@@ -267,8 +285,8 @@ func (l Chain) emptied() bool {
 	return l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
 }
 
-// Decides reports whether packets reach rules of this agent.
-func (l Chain) Decides() bool { return l.Base != nil && l.Rules > 0 }
+// Decides reports whether packets reach rules that are certainly this agent's.
+func (l Chain) Decides() bool { return l.Base != nil && l.Rules > 0 && l.Kept == "" }
 
 // String returns the name of the chain and what exists of it.
 func (l Chain) String() string {
@@ -282,6 +300,9 @@ func (l Chain) String() string {
 	}
 	if l.RandomFully {
 		text += ", random-fully"
+	}
+	if l.Kept != "" {
+		text += ", not removed: " + l.Kept
 	}
 	return text
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -192,6 +193,123 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {
 			t.Error(l)
 		}
+	}
+}
+
+// Agents comment all of their rules. In a chain with another name, a comment like theirs may
+// be somebody else's.
+func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
+	const (
+		local = `-m comment --comment "ip-masq: local traffic is not subject to MASQUERADE" -j RETURN`
+		last  = `-m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" ` +
+			"-j MASQUERADE"
+		jump = `-m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic ` +
+			`to our custom SITE chain" -j SITE`
+		rest = "its rule with handle "
+	)
+	for _, tt := range []struct {
+		name, jump string
+		rules      []string
+		kept       string // "" if the chain is an agent's
+	}{
+		{"all", jump, []string{local, last}, ""},
+		{"all, reached by another's jump", "-j SITE", []string{local, last}, ""},
+		{"none yet", jump, nil, ""},
+		{"another rule first", jump, []string{"-d 192.0.2.0/24 -j ACCEPT", local, last}, rest + "192.0.2.0"},
+		{"another rule last", "-j SITE", []string{local, "-j MASQUERADE"}, rest + "MASQUERADE"},
+		{
+			"another's comment", "-j SITE",
+			[]string{local, `-d 192.0.2.0/24 -m comment --comment "site: ip-masq: " -j RETURN`, last},
+			rest + "192.0.2.0",
+		},
+		{"one of many", "-j SITE", []string{
+			"-d 192.0.2.1 -j ACCEPT", `-d 192.0.2.2 -m comment --comment "ip-masq: see the wiki" -j ACCEPT`,
+			"-d 192.0.2.3 -j DROP2",
+		}, rest + "192.0.2.1"},
+		{"only a jump's comment", jump, []string{"-j MASQUERADE"}, rest + "MASQUERADE"},
+	} {
+		for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+			t.Run(tt.name+", "+program, func(t *testing.T) {
+				ns, c := dialNS(t)
+				text := "*nat\n:SITE - [0:0]\n:DROP2 - [0:0]\n-A POSTROUTING " + tt.jump + "\n"
+				for _, r := range tt.rules {
+					text += "-A SITE " + r + "\n"
+				}
+				if program == "ip6tables-nft" {
+					six := strings.NewReplacer("192.0.2.0/24", "2001:db8:2::/64", "192.0.2.0", "2001:db8:2::/64",
+						"192.0.2.", "2001:db8:2::")
+					text, tt.kept = six.Replace(text), six.Replace(tt.kept)
+				}
+				nfttest.Run(t, ns, text+"COMMIT\n", program+"-restore")
+				before := nfttest.Save(t, ns, program+"-save", "nat")
+				generation, found := find(t, c)
+				if len(found) != 1 || found[0].Name != "SITE" || (found[0].Kept == "") != (tt.kept == "") {
+					t.Fatalf("found %v", found)
+				}
+				l := found[0]
+				_, word, _ := strings.Cut(tt.kept, rest)
+				if !strings.Contains(l.Kept, word) || !strings.HasSuffix(l.String(), l.Kept) ||
+					l.Decides() != (tt.kept == "" && len(tt.rules) > 0) {
+					t.Errorf("%s", l)
+				}
+				var b nfnetlink.Batch
+				for _, l := range older.Removable(found) {
+					l.Remove(&b)
+				}
+				if err := c.Commit(&b, generation); err != nil {
+					t.Fatal(err)
+				}
+				after := nfttest.Save(t, ns, program+"-save", "nat")
+				if (after == before) != (tt.kept != "") || strings.Contains(after, "SITE") != (tt.kept != "") {
+					t.Errorf("before:\n%s\nafter:\n%s", before, after)
+				}
+			})
+		}
+	}
+}
+
+// What an agent's chain and a chain that is kept refer to.
+func TestAgentsChainsAreRemovedNextToAChainThatIsKept(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
+	ns, c := dialNS(t)
+	nfttest.Run(t, ns, `*nat
+:IP-MASQ-AGENT - [0:0]
+:ABOVE - [0:0]
+:BELOW - [0:0]
+-A POSTROUTING -j ABOVE
+-A ABOVE -m comment --comment "ip-masq: first" -j IP-MASQ-AGENT
+-A ABOVE -d 192.0.2.1 -j RETURN
+-A IP-MASQ-AGENT -j BELOW
+-A BELOW -m comment --comment "ip-masq: second" -j RETURN
+-A BELOW -d 192.0.2.2 -j RETURN
+COMMIT
+`, "iptables-nft-restore")
+	generation, found := find(t, c)
+	var b nfnetlink.Batch
+	for _, l := range older.Removable(found) {
+		l.Remove(&b)
+	}
+	if err := c.Commit(&b, generation); err != nil {
+		t.Fatal(err)
+	}
+	want := `*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:ABOVE - [0:0]
+:BELOW - [0:0]
+-A POSTROUTING -j ABOVE
+-A ABOVE -d 192.0.2.1/32 -j RETURN
+-A BELOW -m comment --comment "ip-masq: second" -j RETURN
+-A BELOW -d 192.0.2.2/32 -j RETURN
+COMMIT
+`
+	if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
 	}
 }
 

@@ -167,7 +167,7 @@ func (s *survey) logLegacy(others neighbors.Others) {
 	case !changed:
 	case len(found) == 0:
 		s.Log(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
-	case !s.o.TakeOver:
+	case !s.o.TakeOver, len(older.Removable(others.Legacy)) == 0: // the text says why
 		s.Log(zap.WarnLevel, "legacy_rules_active",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
 			fields...)
