@@ -229,7 +229,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					deliver([]string{"198.51.100.11", "198.51.100.65"}[n%2])
 					time.Sleep(5 * time.Millisecond)
 				}
-				most := int((50*time.Second+atOnce)/min(checkShare*cost, addressesPause)) + 2
+				most := int((50*time.Second+atOnce)/min(checkShare*max(cost, leastRepair), addressesPause)) + 2
 				w.locked(func() {
 					if n := len(w.writes) - writes; n > most {
 						t.Errorf("%d changes within 50 s, want at most %d", n, most)

@@ -48,8 +48,8 @@ const checkShare = 200
 // never delayed.
 const atOnce = 22 * time.Second
 
-// leastRepair is what a repair costs at least, so that repairs against a program that
-// reverts them are one second apart in the end.
+// leastRepair is what a repair costs at least, and a change of addresses, so that those against
+// a program that reverts them are one second apart in the end.
 const leastRepair = time.Second / checkShare
 
 // A pace bounds the processor time of work that others can cause as often as they like: to

@@ -153,7 +153,7 @@ func (s *schedule) charge(v view, depth layout.Depth, now time.Time) (slowed boo
 	repaired := v.step.changed == restored || v.step.changed == removed
 	switch cost := v.step.cost; {
 	case v.step.reason == onAddresses:
-		s.addresses.spend(now, cost)
+		s.addresses.repaired(now, cost) // observers look at the new rules, too
 	case v.step.reason != onDrift:
 	case depth == layout.Frame && repaired:
 		return s.rules.repaired(now, cost)
