@@ -207,16 +207,12 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		a.publish(v) // for observers that act for the policy in the kernel
 	}
 	depth := a.depth(v, e)
-	if err == nil && v.policy.want != nil && (e.checks() || v.policy.want != before.policy.want) {
-		var applied kernel.Applied
-		if applied, err = a.kernel.Apply(ctx, *v.policy.want, depth); err == nil {
-			v = v.after(applied, time.Now())
-		}
-		if len(applied.Differences) > 0 {
-			giveBack()
-		}
-	} else if err == nil && v.policy.want == nil {
+	switch {
+	case err != nil:
+	case v.policy.want == nil:
 		v.refusal, v.tries = nil, 0
+	case e.checks() || v.policy.want != before.policy.want:
+		err = a.apply(ctx, &v, depth)
 	}
 	if ctx.Err() != nil {
 		return before // the agent ends, and has said so
@@ -238,6 +234,19 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	}
 	a.publish(v)
 	return v
+}
+
+// apply makes the kernel have what is wanted.
+func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
+	applied, err := a.kernel.Apply(ctx, *v.policy.want, depth)
+	if err != nil {
+		return err
+	}
+	*v = v.after(applied, time.Now())
+	if len(applied.Differences) > 0 {
+		giveBack()
+	}
+	return nil
 }
 
 // compile compiles a content of the config.
