@@ -8,11 +8,15 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+// ErrBusy means that other programs changed the ruleset again and again between reading and
+// writing. What packets see is as before; nothing is wrong with the rules.
+var ErrBusy = errors.New("other programs keep changing the ruleset")
+
 // Refused reports whether the kernel rejected rules. Other errors mean that they could
-// not be read.
+// not be read, or [ErrBusy].
 func Refused(err error) bool {
 	var refused *nfnetlink.RefusedError
-	return (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE)) && !Delayed(err)
+	return !Delayed(err) && (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE))
 }
 
 // Delayed reports whether an error is [ErrBusy]: the same rules are accepted later.
