@@ -20,7 +20,7 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	if slices.EqualFunc(wanted, got, sameRule) {
 		return nil
 	}
-	head, tail := SameEnds(wanted, got, sameRule)
+	head, tail := sameEnds(wanted, got)
 	var diffs []string
 	unmatched := map[string]int{}
 	for _, r := range got[head : len(got)-tail] {
@@ -45,13 +45,13 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	return diffs
 }
 
-// SameEnds returns how many rules at the beginning of two lists are the same, and how
+// sameEnds returns how many rules at the beginning of two lists are the same, and how
 // many of the others at the end.
-func SameEnds(a, b []nfnetlink.Rule, same func(a, b nfnetlink.Rule) bool) (head, tail int) {
-	for head < min(len(a), len(b)) && same(a[head], b[head]) {
+func sameEnds(a, b []nfnetlink.Rule) (head, tail int) {
+	for head < min(len(a), len(b)) && sameRule(a[head], b[head]) {
 		head++
 	}
-	for tail < min(len(a), len(b))-head && same(a[len(a)-1-tail], b[len(b)-1-tail]) {
+	for tail < min(len(a), len(b))-head && sameRule(a[len(a)-1-tail], b[len(b)-1-tail]) {
 		tail++
 	}
 	return head, tail

@@ -32,7 +32,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 		}
 		diffs := s.Differences()
 		removed = names(diffs)
-		err = s.carryOut(ctx, func(b *nfnetlink.Batch) error { return k.conn.Commit(b, s.generation) })
+		err = s.carryOut(ctx)
 		if err == nil && what != LegacyOnly {
 			removed = append(removed, k.emptied(diffs)...)
 		}

@@ -8,16 +8,19 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+// ErrBusy means that other programs changed the ruleset again and again between reading and
+// writing. What packets see is as before; nothing is wrong with the rules.
+var ErrBusy = errors.New("other programs keep changing the ruleset")
+
 // Refused reports whether the kernel rejected rules. Other errors mean that they could
-// not be read.
+// not be read, or [ErrBusy].
 func Refused(err error) bool {
 	var refused *nfnetlink.RefusedError
-	return (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE)) && !Delayed(err)
+	return !Delayed(err) && (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE))
 }
 
-// Delayed reports whether an error only means that other programs wrote at the same time,
-// whenever it was tried. That is no rejection: the same rules are accepted later.
-func Delayed(err error) bool { return isAny(err, unix.ERESTART, nfnetlink.ErrInterrupted) }
+// Delayed reports whether an error is [ErrBusy]: the same rules are accepted later.
+func Delayed(err error) bool { return errors.Is(err, ErrBusy) }
 
 // Hint explains what an error from the kernel usually means, "" if there is
 // nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in

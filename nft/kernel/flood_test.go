@@ -112,7 +112,7 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 				if used := after.TotalAlloc - before.TotalAlloc; used > most {
 					t.Errorf("restarted %t: allocated %d MiB", restarted, used>>20)
 				}
-				t.Logf("restarted %t: %v, %d MiB allocated, recreated for %v, %q", restarted, a.Took,
+				t.Logf("restarted %t: %v, %d MiB allocated, recreated %t, %q", restarted, a.Took,
 					(after.TotalAlloc-before.TotalAlloc)>>20, a.Recreated, a.Differences[0])
 				inSync(t, ns, attack.want)
 			}

@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -26,8 +27,8 @@ type Kernel struct {
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
-	// right is the last state that was as wanted.
-	right *State
+	// right is the ruleset that the last Apply wanted, unless it failed.
+	right nft.Ruleset
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -61,12 +62,8 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 }
 
 // Read reads the kernel, to compare it with the wanted ruleset without writing.
-func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (s *State, err error) {
-	t := task{want: want, depth: depth, first: true}
-	err = Again(ctx, func() error {
-		s, _, err = k.look(ctx, &t)
-		return err
-	})
+func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (*State, error) {
+	s, _, err := k.look(ctx, want, depth, true)
 	return s, err
 }
 
@@ -84,54 +81,66 @@ type Applied struct {
 	// Generation of the ruleset at which everything was right; 0 if it is not known,
 	// because another program wrote in the meantime.
 	Generation uint32
-	// Recreated is for how long at most we had no rules, because our table had something
-	// that is not ours and was deleted and created again; 0 if it was not.
-	Recreated time.Duration
+	// Recreated is set if our table was deleted and created again, because it had something
+	// that is not ours.
+	Recreated bool
 	Took      time.Duration
 }
 
-// Apply writes the differences between the kernel and the wanted ruleset. [layout.Frame]
-// is for the one that the last Apply wanted. What
+// Apply writes the differences between the kernel and the wanted ruleset. What
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
-// transaction leaves the old rules, too.
+// transaction leaves the old rules, too. After a few seconds next to programs that write all
+// the time, the error is [ErrBusy]. [layout.Frame] is [layout.Ours] unless the last Apply
+// wanted the same.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
 	start := time.Now()
-	t := task{want: want, depth: depth, first: k.settled != want.Layout}
-	if depth == layout.Frame {
-		t.before = k.right
+	if depth == layout.Frame && !k.right.Same(want) {
+		depth = layout.Ours
 	}
-	k.right = nil
-	err = Again(ctx, func() error {
-		a, err = k.attempt(ctx, &t)
-		return err
-	})
+	k.right = nft.Ruleset{}
+	first := k.settled != want.Layout
+	s, diffs, err := k.look(ctx, want, depth, first)
+	switch {
+	case err != nil:
+	case len(diffs) == 0:
+		a.Generation = s.generation
+	default:
+		a, err = k.write(ctx, s, diffs, first)
+	}
 	if err != nil {
-		return Applied{}, err
+		return a, err
 	}
-	k.settled = want.Layout
+	k.settled, k.right = want.Layout, want
 	a.Took = time.Since(start)
 	return a, nil
 }
 
-// attempts is how often a task is repeated while other programs write.
-const attempts = 20
+// A task is repeated while other programs write, for so long, but at least so often.
+const (
+	patience = 3 * time.Second
+	attempts = 5
+)
 
 // Again repeats a task until it succeeds, or fails for another reason than that another
-// program wrote at the same time. Two agents that fill the same sets would disrupt each
+// program wrote at the same time, or for too long. Two agents would disrupt each
 // other forever if they did not wait for different times.
-func Again(ctx context.Context, do func() error) (err error) {
-	for n := range attempts {
-		if err = do(); !disturbed(err) {
+func Again(ctx context.Context, do func() error) error {
+	start := time.Now()
+	for n := 1; ; n++ {
+		err := do()
+		if !disturbed(err) {
 			return err
+		}
+		if n >= attempts && time.Since(start) > patience {
+			return fmt.Errorf("%w: %w", ErrBusy, err)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(rand.N(time.Duration(n+1) * time.Millisecond)):
+		case <-time.After(rand.N(time.Duration(min(n, 20)) * time.Millisecond)):
 		}
 	}
-	return err
 }
 
 // disturbed reports whether another program changed the ruleset between reading and
@@ -146,129 +155,79 @@ func isAny(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 }
 
-// A task is a ruleset that is compared with the kernel, or written, and what earlier
-// attempts have found.
-type task struct {
-	want  nft.Ruleset
-	depth layout.Depth
-	first bool // its rules were never right in this process
-	// before is a state whose differences are certain: elements of its sets need not be
-	// read again.
-	before    *State
-	last      []string            // differences that are not certain
-	found     []layout.Difference // the first certain ones
-	recreated time.Time           // when our table was deleted
-}
-
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree.
-func (k *Kernel) look(ctx context.Context, t *task) (*State, []layout.Difference, error) {
-	s, err := k.read(ctx, t.want, t.depth, t.before)
-	if err != nil {
-		return nil, nil, err
-	}
-	diffs := s.Differences()
-	if !t.first {
-		diffs = s.Drift()
-	}
-	if len(diffs) == 0 || t.found != nil {
-		return s, diffs, nil
-	}
-	now, err := k.conn.Generation()
-	if err != nil {
-		return nil, nil, err
-	}
-	if found := texts(diffs); now != s.generation && !slices.Equal(found, t.last) {
-		t.last = found
-		return nil, nil, nfnetlink.ErrInterrupted
-	}
-	return s, diffs, nil
-}
-
-// attempt makes one attempt to write a ruleset.
-func (k *Kernel) attempt(ctx context.Context, t *task) (a Applied, err error) {
-	whole := t.before == nil || t.depth == layout.Frame
-	s, diffs, err := k.look(ctx, t)
-	if err == nil {
-		err = prevented(diffs)
-	}
-	if err != nil {
-		return a, err
-	}
-	if len(diffs) > 0 {
-		if t.found == nil {
-			t.found = diffs
+// if two reads agree. Rules in our chain may be another agent's at first.
+func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth, first bool) (s *State,
+	diffs []layout.Difference, err error,
+) {
+	var last []string
+	err = Again(ctx, func() error {
+		if s, err = k.read(ctx, want, depth, nil); err != nil {
+			return err
 		}
-		if err := k.write(ctx, t, s, diffs); err != nil {
-			return a, err
-		}
-		a = k.applied(t, diffs)
-	}
-	if whole {
-		a.Generation = s.generation
-	}
-	k.right = s
-	return a, nil
-}
-
-// write writes the differences of a state, or deletes our table so that the next attempt
-// creates it again.
-func (k *Kernel) write(ctx context.Context, t *task, s *State, diffs []layout.Difference) error {
-	commit := func(b *nfnetlink.Batch) error {
-		if b.Len() == 0 {
+		if diffs = s.differences(first); len(diffs) == 0 {
 			return nil
 		}
-		err := k.conn.Commit(b, s.generation)
-		if err == nil {
-			s.generation++
+		now, err := k.conn.Generation()
+		if found := texts(diffs); err == nil && now != s.generation && !slices.Equal(found, last) {
+			last = found
+			return nfnetlink.ErrInterrupted
 		}
 		return err
-	}
-	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
-		return t.recreate(s, commit)
-	}
-	err := s.carryOut(ctx, commit)
-	switch t.before = nil; {
-	case errors.Is(err, unix.ERESTART):
-		t.before = s
-	case mayComeFromTheTable(err):
-		if deleted := t.recreate(s, commit); disturbed(deleted) {
-			return deleted
+	})
+	return s, diffs, err
+}
+
+// write removes the differences of a state. After another program's transaction it reads
+// again, and continues with what it has staged.
+func (k *Kernel) write(ctx context.Context, s *State, diffs []layout.Difference, first bool) (a Applied, err error) {
+	a.Differences = texts(diffs)
+	n, replace := 0, false
+	err = Again(ctx, func() (err error) {
+		if n++; n > 1 {
+			if s, err = k.read(ctx, s.Want, s.depth, s); err != nil {
+				return err
+			}
+			diffs = s.differences(first)
 		}
+		if err := prevented(diffs); err != nil || len(diffs) == 0 {
+			return err
+		}
+		replacer, _ := s.wanted.(layout.Replacer)
+		if replace || slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
+			if err := replacer.Replace(s.commit); err != nil {
+				return err
+			}
+			replace, a.Recreated = false, true
+			return nfnetlink.ErrInterrupted
+		}
+		err = s.carryOut(ctx)
+		if replacer != nil && !a.Recreated && mayComeFromTheTable(err) {
+			replace = true
+			return nfnetlink.ErrInterrupted
+		}
+		if err == nil && n == 1 {
+			a.Generation = s.generation
+		}
+		return err
+	})
+	if err != nil {
+		return Applied{}, err
 	}
-	return err
+	k.describe(&a, diffs)
+	return a, nil
 }
 
 // mayComeFromTheTable reports whether a rejection may be due to what another
 // program did to our table, rather than to a missing privilege or memory.
 func mayComeFromTheTable(err error) bool {
 	var refused *nfnetlink.RefusedError
-	return errors.As(err, &refused) && !isAny(err, unix.EPERM, unix.EACCES, unix.ENOMEM)
+	return errors.As(err, &refused) && !isAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
 }
 
-var errOdd = errors.New("another program keeps changing our table while it is created")
-
-// recreate deletes our table. The error is one after which to read again.
-func (t *task) recreate(s *State, commit layout.Commit) error {
-	r, ok := s.wanted.(layout.Recreator)
-	if !ok || !t.recreated.IsZero() {
-		return errOdd
-	}
-	start := time.Now()
-	if err := r.Recreate(commit); err != nil {
-		return err
-	}
-	t.recreated, t.before = start, nil
-	return nfnetlink.ErrInterrupted
-}
-
-// applied returns what was done about differences.
-func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
-	a := Applied{Differences: texts(t.found)}
-	if !t.recreated.IsZero() {
-		a.Recreated = time.Since(t.recreated)
-	}
+// describe adds what was done about differences.
+func (k *Kernel) describe(a *Applied, diffs []layout.Difference) {
 	for _, d := range diffs {
 		switch {
 		case d.Kind == layout.Older:
@@ -280,7 +239,6 @@ func (k *Kernel) applied(t *task, diffs []layout.Difference) Applied {
 		}
 	}
 	a.Removed = append(a.Removed, k.emptied(diffs)...)
-	return a
 }
 
 func texts(diffs []layout.Difference) (out []string) {

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -101,74 +100,6 @@ func TestSaveAndRestoreLeaveNoDifferences(t *testing.T) {
 
 func withoutComments(text string) []string {
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
-}
-
-func TestCountersOfUnchangedRulesSurviveAChange(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft-save")
-	wire := newWire(t)
-	k := open(t, wire.Node)
-	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")}
-	apply(t, k, xtOf(c), layout.Ours)
-	for i, dst := range []string{"10.9.0.9", "172.16.9.9", "192.168.9.9", "198.51.100.8", "169.254.169.254"} {
-		for range i + 1 {
-			wire.send(t, cases.ParsePacket(t, "10.244.1.2 "+dst+" -> exempt"))
-		}
-	}
-	counted := ruleCounters(t, wire.Node)
-	if len(counted) != 6 || slices.Contains(slices.Collect(maps.Values(counted)), "[0:0]") {
-		t.Fatalf("counters before: %v", counted)
-	}
-	for _, next := range [][]string{
-		{"10.0.0.0/8", "172.16.0.0/12", "100.64.0.0/10", "192.168.0.0/16"}, // one more in the middle
-		{"10.0.0.0/8", "100.64.0.0/10", "192.168.0.0/16"},                  // one less
-		{"192.168.0.0/16", "100.64.0.0/10", "10.0.0.0/8"},                  // another order
-		{"10.0.0.0/8", "192.168.0.0/16", "198.18.0.0/15"},                  // one more at the end
-		{"10.0.0.0/8"},
-	} {
-		c.NonMasqueradeCIDRs = cases.CIDRs(next...)
-		apply(t, k, xtOf(c), layout.Ours)
-		inSync(t, wire.Node, xtOf(c))
-		after := ruleCounters(t, wire.Node)
-		for rule, n := range after {
-			if before, ok := counted[rule]; ok && n != before {
-				t.Errorf("%v: %s became %s of %s", next, before, n, rule)
-			} else if !ok && n != "[0:0]" {
-				t.Errorf("%v: a new rule has counted %s: %s", next, n, rule)
-			}
-		}
-		counted = after
-		want := []nft.Counts{{Verdict: nft.Exempt}, {Verdict: nft.Masqueraded}}
-		for rule, counter := range after {
-			var packets uint64
-			if _, err := fmt.Sscanf(counter, "[%d:", &packets); err != nil {
-				t.Fatal(err)
-			}
-			switch {
-			case strings.HasSuffix(rule, "-j RETURN"):
-				want[0].Packets += packets
-			case strings.Contains(rule, "-j MASQUERADE"):
-				want[1].Packets += packets
-			}
-		}
-		got, err := k.Counters(xtables.Layout{Name: cases.DefaultChain})
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%v: sums over the rules: %v (-rules +counters):\n%s", next, err, diff)
-		}
-	}
-}
-
-// ruleCounters returns the counters of the rules in table ip nat.
-func ruleCounters(t testing.TB, ns *nfttest.NS) map[string]string {
-	t.Helper()
-	m := map[string]string{}
-	for line := range strings.Lines(nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat")) {
-		if counter, rule, ok := strings.Cut(strings.TrimSpace(line), " -A "); ok {
-			m[rule] = counter
-		}
-	}
-	return m
 }
 
 func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
@@ -16,6 +18,8 @@ import (
 // ones.
 type State struct {
 	Want       nft.Ruleset
+	depth      layout.Depth
+	conn       *nfnetlink.Conn
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
@@ -25,26 +29,26 @@ type State struct {
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
-	read func(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, before layout.State) (layout.State, error)
+	read func(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
 }
 
 func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With an earlier one, the elements of sets that are still
-// the same are not read again.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, before *State) (*State, error) {
+// read reads the kernel's state. With the one of an earlier attempt to write, it reads no
+// elements: they were compared then, or written.
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, staged *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Want: want, generation: generation}
+	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
 		var earlier, now layout.State
-		if before != nil {
-			earlier = before.modes[i]
+		if staged != nil {
+			earlier = staged.modes[i]
 		}
 		if r.mode == want.Mode() || depth > layout.Ours {
 			if now, err = r.read(c, want, depth, earlier); err != nil {
@@ -95,6 +99,15 @@ func (s *State) Foreign() error {
 	return nil
 }
 
+// differences returns those that count: if our rules were right before, those of other agents in
+// our chain are just drift.
+func (s *State) differences(first bool) []layout.Difference {
+	if first {
+		return s.Differences()
+	}
+	return s.Drift()
+}
+
 // Drift describes how the state differs from the wanted one, if the rules in our chain are ours.
 func (s *State) Drift() []layout.Difference {
 	return slices.DeleteFunc(s.Differences(), func(d layout.Difference) bool {
@@ -119,10 +132,33 @@ func (s *State) Differences() (diffs []layout.Difference) {
 	return diffs
 }
 
+// commit sends a transaction that is right at any generation.
+func (s *State) commit(b *nfnetlink.Batch) error {
+	err := s.commitAt(b, 0)
+	if isAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
+		// It may have met what another program has just written.
+		if now, _ := s.conn.Generation(); now != s.generation {
+			return nfnetlink.ErrInterrupted
+		}
+	}
+	return err
+}
+
+func (s *State) commitAt(b *nfnetlink.Batch, generation uint32) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	err := s.conn.Commit(b, generation)
+	if err == nil {
+		s.generation++
+	}
+	return err
+}
+
 // carryOut turns the state into the wanted one.
-func (s *State) carryOut(ctx context.Context, commit layout.Commit) error {
+func (s *State) carryOut(ctx context.Context) error {
 	if s.wanted != nil {
-		if err := s.wanted.Stage(ctx, commit); err != nil {
+		if err := s.wanted.Stage(ctx, s.commit); err != nil {
 			return err
 		}
 	}
@@ -138,9 +174,9 @@ func (s *State) carryOut(ctx context.Context, commit layout.Commit) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := commit(now); err != nil || after.Len() == 0 {
+	if err := s.commitAt(now, s.generation); err != nil || after.Len() == 0 {
 		return err
 	}
 	nfnetlink.AwaitPackets()
-	return commit(after)
+	return s.commit(after)
 }

@@ -204,41 +204,6 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 	}
 }
 
-func TestChangeOfDuplicatesKeepsCountersOfUnchangedRules(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
-	ns := nfttest.NewNS(t, "view")
-	compile := func(list []string) nft.Ruleset {
-		return nft.Compile(config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...), MasqLinkLocal: true},
-			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
-	}
-	k := open(t, ns)
-	apply(t, k, compile([]string{"10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8"}), layout.Ours)
-	saved := strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n")
-	for i, packets := 0, 1; i < len(saved); i++ {
-		if rule, ok := strings.CutPrefix(saved[i], "[0:0] -A "+cases.DefaultChain); ok {
-			saved[i] = fmt.Sprintf("[%d:0] -A %s%s", packets, cases.DefaultChain, rule)
-			packets *= 10
-		}
-	}
-	nfttest.Run(t, ns, strings.Join(saved, "\n"), "iptables-nft-restore", "-c")
-	apply(t, k, compile([]string{"198.51.100.0/24", "10.0.0.0/8", "10.0.0.0/8", "10.0.0.0/8", "203.0.113.0/24"}),
-		everything)
-	counted := map[string]int{}
-	for _, line := range strings.Split(nfttest.Run(t, ns, "", "iptables-nft-save", "-t", "nat", "-c"), "\n") {
-		if count, rule, ok := strings.Cut(line, " -A "+cases.DefaultChain+" "); ok {
-			counted[count+" "+strings.Join(strings.Fields(rule)[:2], " ")]++
-		}
-	}
-	want := map[string]int{
-		"[0:0] -d 198.51.100.0/24": 1, "[0:0] -d 203.0.113.0/24": 1, "[1000:0] -m comment": 1,
-		"[1:0] -d 10.0.0.0/8": 1, "[100:0] -d 10.0.0.0/8": 1, "[0:0] -d 10.0.0.0/8": 1,
-	}
-	if diff := cmp.Diff(want, counted); diff != "" {
-		t.Errorf("counters (-want +got):\n%s", diff)
-	}
-}
-
 // firstComment is the comment of a rule of the first version.
 func firstComment(f nfnetlink.Family, text string) nft.Node {
 	info := xt.Comment(text)

@@ -15,8 +15,7 @@ type Depth int
 
 // The depths.
 const (
-	// Frame is the wanted mode's table, or chain, without the elements of sets that were
-	// right and, as far as the kernel tells, are still the same.
+	// Frame is the wanted mode's table, or chain, without the elements of sets.
 	Frame Depth = iota - 1
 	// Ours is all of it.
 	Ours
@@ -31,11 +30,11 @@ const (
 type State interface {
 	// Differences returns why Stage and Switch are needed, or not possible.
 	Differences() []Difference
-	// Stage writes what no rule refers to yet. It may be called again, after an error,
-	// on a state that was read since.
+	// Stage writes what no rule refers to yet.
 	Stage(ctx context.Context, commit Commit) error
 	// Switch adds to the transaction that changes what packets see, and to one after it,
-	// when no packet sees the old rules any more.
+	// when no packet sees the old rules any more: that one names what it deletes, and may
+	// come after other programs' transactions.
 	Switch(now, after *nfnetlink.Batch)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
@@ -43,16 +42,14 @@ type State interface {
 	Owns(c nfnetlink.Chain) bool
 }
 
-// A Commit sends a transaction, if no other program has written since the state was
-// read.
+// A Commit sends a transaction.
 type Commit func(*nfnetlink.Batch) error
 
-// A Recreator is a [State] of a table that is only ours, so that it can be deleted and
-// created again.
-type Recreator interface {
-	// Recreate deletes the table, if the kernel would accept it when it is created
-	// again. Then the state must be read again.
-	Recreate(commit Commit) error
+// A Replacer is a [State] of a table that is only ours.
+type Replacer interface {
+	// Replace deletes the table and creates the wanted one, in one transaction unless the
+	// kernel needs two. Then the state must be read again.
+	Replace(commit Commit) error
 }
 
 // Installed identifies rules of ours.
@@ -67,7 +64,7 @@ type Kind int
 // The kinds of differences.
 const (
 	Drift     Kind = iota // rules, sets and counters of ours are written again
-	Odd                   // our table has something else: it is created again
+	Odd                   // our table has something else: it is replaced
 	Leftover              // it is removed
 	Older                 // rules of an iptables-based agent, which are removed
 	Unsigned              // our chain was written by another agent or version: it is written again at the start

@@ -14,13 +14,7 @@ import (
 // A content is how the elements of a set differ from the wanted ones.
 type content struct {
 	diffs []string // the first few
-	// exactly is set if the set has the first so many of the wanted prefixes and nothing
-	// else: it is being filled.
-	exactly int
 }
-
-// complete reports whether the elements are the wanted ones.
-func (c *content) complete() bool { return c != nil && len(c.diffs) == 0 }
 
 // fewDiffs is how many differences between elements are described.
 const fewDiffs = 10
@@ -29,19 +23,18 @@ func (c *content) add(format string, args ...any) {
 	c.diffs = append(c.diffs, fmt.Sprintf(format, args...))
 }
 
-// compare reads the elements of a set and compares them with the wanted ones. Those that
-// rules add are not compared.
-func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (*content, error) {
+// compare reads the elements of a set and returns how they differ from the wanted ones. Those
+// that rules add are not compared.
+func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) ([]string, error) {
 	out := &content{}
 	if w.Learned {
-		return out, nil
+		return nil, nil
 	}
 	conditional, err := out.read(c, s, w)
 	if conditional > 0 {
 		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
-		out.exactly = 0
 	}
-	return out, err
+	return out.diffs, err
 }
 
 // read adds the differences, and counts the elements that do more than match.
@@ -68,9 +61,6 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 	i := 0
 	for i < min(len(want), len(held)) && held[i] == iprange.Of(want[i]) {
 		i++
-	}
-	if i == len(held) {
-		c.exactly = i
 	}
 	for j := i; i < len(want) || j < len(held); {
 		switch {

@@ -36,9 +36,12 @@ func listing(t testing.TB, n *modes.Node) string {
 	for _, name := range regexp.MustCompile(`(?m)^\t(?:set|map) (\S+)-b {`).FindAllStringSubmatch(text, -1) {
 		text = strings.ReplaceAll(text, name[1]+"-b", name[1]+"-a")
 	}
-	// A change adds sets and counters after those that were there before.
+	// A change adds sets and counters after those that were there before. A base chain that is
+	// not needed stays empty.
 	_, text, _ = strings.Cut(strings.TrimSuffix(text, "\n}\n"), "\n")
-	blocks := strings.Split(text, "\n\n")
+	blocks := slices.DeleteFunc(strings.Split(text, "\n\n"), func(block string) bool {
+		return strings.Contains(block, "type ") && strings.HasSuffix(block, "policy accept;\n\t}")
+	})
 	slices.Sort(blocks)
 	return strings.Join(blocks, "\n\n")
 }
@@ -120,6 +123,12 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 
 		{"no table", "delete table TABLE", []string{"table inet nft-masq-agent is missing"}},
 		{"dormant", "add table TABLE { flags dormant; }", []string{"odd: table inet nft-masq-agent is dormant"}},
+		{"renamed", "rename chain TABLE postrouting x", []string{
+			"chain postrouting is missing", "chain x is not in the config",
+		}},
+		{"a renamed chain without a hook", "rename chain TABLE snat-v4 x", []string{
+			"chain snat-v4 is missing", "…", "chain x is not in the config",
+		}},
 		{"another chain", "add chain TABLE x", []string{"chain x is not in the config"}},
 		{"no chain", "flush chain TABLE snat-v4; flush chain TABLE postrouting; delete chain TABLE snat-v4", []string{
 			"chain snat-v4 is missing", "chain postrouting: missing rule: …", "…",
@@ -238,7 +247,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{
 			"the other side has the elements", alone + set + "}; " + strings.ReplaceAll(set, "SET", "OTHER") +
 				"elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }",
-			[]string{"chain enforce: missing rule: …", "…", "set SET is not in the config"},
+			[]string{"chain enforce: missing rule: …", "…", "set OTHER is not in the config"},
 		},
 		{
 			"declaration: comment", alone + strings.ReplaceAll(set, "own", "old") + "}",
@@ -274,7 +283,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
 			if slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") }) {
-				if err := s.(layout.Recreator).Recreate(n.Commit(t)); err != nil {
+				if err := s.(layout.Replacer).Replace(n.Commit(t)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -419,8 +428,8 @@ func matches(found, want []string, names *strings.Replacer) bool {
 	return len(found) == len(want)
 }
 
-// A filling of large sets is done in a few transactions, and continues after a failure.
-func TestSetsAreFilledInAFewTransactionsAndContinued(t *testing.T) {
+// A filling of large sets is done in a few transactions, smaller ones for a small send buffer.
+func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	t.Parallel()
 	c := config.Config{MasqLinkLocal: true}
 	for i := range 20_000 {
@@ -434,12 +443,13 @@ func TestSetsAreFilledInAFewTransactionsAndContinued(t *testing.T) {
 	n := modes.New(t, native.Read)
 	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
 	var sizes []int
-	refuse := func(int) error { return nil }
-	stage := func() error {
+	broken := errors.New("broken")
+	stage := func(at int, err error) error {
 		sizes = nil
 		commit := n.Commit(t)
 		return n.Read(t, want, layout.Ours).Stage(t.Context(), func(b *nfnetlink.Batch) error {
-			if err := refuse(len(sizes)); err != nil {
+			if len(sizes) == at && err != nil {
+				defer func() { err = nil }()
 				return err
 			}
 			if b.Elements > 0 {
@@ -448,36 +458,20 @@ func TestSetsAreFilledInAFewTransactionsAndContinued(t *testing.T) {
 			return commit(b)
 		})
 	}
-	broken := errors.New("broken")
-	refuse = func(sent int) error {
-		if sent == 2 {
-			return broken
+	if err := stage(2, broken); !errors.Is(err, broken) || !slices.Equal(sizes, []int{1_000, 10_500}) {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	if err := stage(0, nil); err != nil || !slices.Equal(sizes, []int{1_000, 10_500, 9_500}) {
+		t.Errorf("sent %v: %v", sizes, err)
+	}
+	n.Apply(t, want, layout.Ours)
+	for _, at := range []int{0, 1} {
+		n.Load(t, "flush ruleset")
+		if err := stage(at, unix.EMSGSIZE); err != nil || len(sizes) != 6+at || slices.Max(sizes) != 4_000 {
+			t.Errorf("sent %v: %v", sizes, err)
 		}
-		return nil
+		n.Apply(t, want, layout.Ours)
 	}
-	if err := stage(); !errors.Is(err, broken) || !slices.Equal(sizes, []int{1_000, 10_500}) {
-		t.Errorf("sent %v: %v", sizes, err)
-	}
-	refuse = func(int) error { return nil }
-	// What is there is used.
-	if err := stage(); err != nil || !slices.Equal(sizes, []int{4_750, 4_750}) {
-		t.Errorf("sent %v: %v", sizes, err)
-	}
-	if err := stage(); err != nil || len(sizes) > 0 {
-		t.Errorf("sent %v: %v", sizes, err)
-	}
-	n.Apply(t, want, layout.Ours)
-
-	// A small send buffer takes smaller ones.
-	n.Load(t, "flush ruleset")
-	refuse = func(int) error {
-		refuse = func(int) error { return nil }
-		return unix.EMSGSIZE
-	}
-	if err := stage(); err != nil || len(sizes) != 6 || slices.Max(sizes) != 4_000 {
-		t.Errorf("sent %v: %v", sizes, err)
-	}
-	n.Apply(t, want, layout.Ours)
 
 	n.Load(t, "flush ruleset")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -535,109 +529,178 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 // deletion is the number of messages that delete a table.
 const deletion = 1
 
-// A map that old rules refer to goes a transaction later than they do, other sets with them.
-func TestMapsOutliveTheRulesThatReferToThem(t *testing.T) {
+// A map that old rules refer to goes a transaction later than they do, and with it all that has
+// to go: chains keep their rules until then. Without such a map, everything goes at once.
+func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
+	t.Parallel()
+	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
+	ports := nft.Compile(config.Default(config.Defaults{}), nft.Options{
+		Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}},
+	})
+	for _, tt := range []struct {
+		name       string
+		before     nft.Ruleset
+		keeps      []string // lines of the listing that stay until the second transaction
+		afterwards bool     // there is one
+	}{
+		{"a map", small(), []string{
+			"map snat-by-pod-v4-a {", "map unused {", "set non-masq-v4-a {", "chain snat-rule-1-v4 {", "chain snat-v4 {",
+			"snat ip to ip saddr & 0.0.0.255 map @snat-by-pod-v4-a fully-random",
+		}, true},
+		{"chains and sets", ports, nil, false},
+		{"a base chain", ports, []string{"chain postrouting-before {", "goto to-ports comment"}, true},
+	} {
+		n := modes.New(t, native.Read)
+		n.Apply(t, tt.before, layout.Ours)
+		n.Load(t, "add map inet nft-masq-agent unused { type ipv4_addr : ipv4_addr; }")
+		if tt.name == "a base chain" {
+			n.Load(t, "rename chain inet nft-masq-agent postrouting postrouting-before")
+		}
+		s, now, after := n.Read(t, plain, layout.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		commit := n.Commit(t)
+		if err := s.Stage(t.Context(), commit); err != nil {
+			t.Fatal(err)
+		}
+		s.Switch(now, after)
+		if err := commit(now); err != nil || (after.Len() > 0) != tt.afterwards {
+			t.Fatalf("%s: %v; %d messages afterwards", tt.name, err, after.Len())
+		}
+		text := nfttest.ListRuleset(t, n.NS)
+		for _, line := range tt.keeps {
+			if !strings.Contains(text, line) {
+				t.Errorf("%s: after the rules, %q is not in\n%s", tt.name, line, text)
+			}
+		}
+		n.Load(t, "add table inet neighbor") // commits in between
+		if err := commit(after); err != nil {
+			t.Fatal(err)
+		}
+		n.Load(t, "delete table inet neighbor")
+		expected := modes.New(t, native.Read)
+		expected.Apply(t, plain, layout.Ours)
+		if diff := cmp.Diff(listing(t, expected), listing(t, n)); diff != "" {
+			t.Errorf("%s: left (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// A base chain that is not needed stays, empty: the kernel drops the packets in the queues of
+// other programs when one is deleted. With rules, or a policy that drops, it differs.
+func TestBaseChainsStayEmpty(t *testing.T) {
 	t.Parallel()
 	n := modes.New(t, native.Read)
 	n.Apply(t, small(), layout.Ours)
-	n.Load(t, "add map inet nft-masq-agent unused { type ipv4_addr : ipv4_addr; }")
-	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	s, now, after := n.Read(t, want, layout.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	commit := n.Commit(t)
-	if err := s.Stage(t.Context(), commit); err != nil {
-		t.Fatal(err)
+	handle := func() string {
+		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset"))
 	}
-	s.Switch(now, after)
-	left := func() (names []string) {
-		for _, m := range regexp.MustCompile(`(?m)^\t(?:set|map) (\S+)`).FindAllStringSubmatch(listing(t, n), -1) {
-			names = append(names, m[1])
+	before := handle()
+	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
+	n.Apply(t, plain, layout.Ours)
+	for _, does := range []string{"add rule TABLE enforce accept", "add chain TABLE enforce { policy drop; }"} {
+		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
+		if found := n.Apply(t, plain, layout.Ours); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
+			t.Errorf("%s: found %q", does, found)
 		}
-		return names
 	}
-	if err := commit(now); err != nil {
-		t.Fatal(err)
+	n.Apply(t, small(), layout.Ours)
+	if after := handle(); before == "" || after != before {
+		t.Errorf("before it was %q, now %q", before, after)
 	}
-	maps := []string{"non-masq-v4-a", "snat-by-pod-v4-a", "snat-rule-1-by-source-v4-a"}
-	slices.Sort(maps)
-	if got := slices.Sorted(slices.Values(left())); !slices.Equal(got, maps) {
-		t.Errorf("left after the rules: %q", got)
-	}
-	if err := commit(after); err != nil {
-		t.Fatal(err)
-	}
-	if got := left(); !slices.Equal(got, maps[:1]) {
-		t.Errorf("left: %q", got)
+	n.Apply(t, nft.Ruleset{}, layout.Everything)
+	if left := nfttest.ListRuleset(t, n.NS); left != "" {
+		t.Errorf("left\n%s", left)
 	}
 }
 
-// An earlier state spares reading the elements of the same sets, and of no others.
-func TestElementsOfTheSameSetsAreNotReadAgain(t *testing.T) {
+// Elements of another policy's sets are not read, nor are any in a Frame, and those that were
+// staged are trusted in the set that was filled, and in no other of its name.
+func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	t.Parallel()
 	n, want := modes.New(t, native.Read), small()
 	n.Apply(t, want, layout.Ours)
-	before := n.Read(t, want, layout.Ours)
-	again := func(wanted ...string) {
+	const set = "inet nft-masq-agent non-masq-v4-a "
+	n.Load(t, "add element "+set+"{ 9.0.0.0/8 }")
+	differs := func(want nft.Ruleset, depth layout.Depth, staged layout.State) bool {
 		t.Helper()
-		s, err := native.Read(n.Conn, want, layout.Ours, before)
+		s, err := native.Read(n.Conn, want, depth, staged)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := modes.Texts(s); !slices.Equal(got, wanted) {
-			t.Errorf("found %q, want %q", got, wanted)
-		}
+		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
-	const set = "element inet nft-masq-agent non-masq-v4-a "
-	n.Load(t, "delete "+set+"{ 10.1.0.0/24 }; add "+set+"{ 9.0.0.0/8 }") // as many as before
-	again()
-	n.Load(t, "flush ruleset")
-	n.Apply(t, want, layout.Ours)
-	n.Load(t, "add element inet nft-masq-agent non-masq-v4-a { 9.0.0.0/8 }")
-	again("set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
-	before = n.Read(t, want, layout.Ours)
-	n.Apply(t, want, layout.Ours) // with the other side
-	again()
+	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
+	if !differs(want, layout.Ours, nil) || differs(want, layout.Frame, nil) || differs(other, layout.Ours, nil) {
+		t.Error("elements are read in a Frame or of another policy, or not at all")
+	}
+
+	filled := func(s layout.State) (elements int) {
+		t.Helper()
+		if err := s.Stage(t.Context(), func(b *nfnetlink.Batch) error {
+			elements += b.Elements
+			return n.Commit(t)(b)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return elements
+	}
+	staged := n.Read(t, other, layout.Ours)
+	again := func() layout.State {
+		s, err := native.Read(n.Conn, other, layout.Ours, staged)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if some, none := filled(staged), filled(again()); some == 0 || none != 0 {
+		t.Errorf("%d elements were filled, then %d", some, none)
+	}
+	n.Load(t, "delete set inet nft-masq-agent non-masq-v4-b; add set inet nft-masq-agent non-masq-v4-b "+
+		"{ type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; }")
+	if some := filled(again()); some == 0 {
+		t.Error("a set that was created again was not filled")
+	}
 }
 
-// The table is deleted only if the kernel accepts the new one.
-func TestTableIsCreatedAgainOnlyIfTheKernelAcceptsIt(t *testing.T) {
+// What is not ours goes with the table, in one transaction, also at the first one after a
+// rejection; the set that counts connections in two.
+func TestTableIsReplacedInOneTransaction(t *testing.T) {
 	t.Parallel()
-	n, want := modes.New(t, native.Read), small()
-	n.Apply(t, want, layout.Ours)
-	before := listing(t, n)
-	s := n.Read(t, want, layout.Ours).(layout.Recreator)
-	wrong := errors.New("wrong")
-	for _, tt := range []struct {
-		name   string
-		commit layout.Commit
-		want   error
-	}{
-		{"another error", func(*nfnetlink.Batch) error { return wrong }, wrong},
-		{"a rule is refused", func(*nfnetlink.Batch) error {
-			return &nfnetlink.RefusedError{Err: unix.EOPNOTSUPP}
-		}, unix.EOPNOTSUPP},
+	for does, most := range map[string]int{
+		"add quota TABLE x { over 10 mbytes; }":                        1,
+		"add table TABLE { flags dormant; }":                           1,
+		"delete table TABLE":                                           1,
+		"add set TABLE x { type ipv4_addr; flags interval; counter; }": 2,
 	} {
-		if err := s.Recreate(tt.commit); !errors.Is(err, tt.want) {
-			t.Errorf("%s: %v", tt.name, err)
+		n, want := modes.New(t, native.Read), small()
+		n.Apply(t, want, layout.Ours)
+		before := listing(t, n)
+		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
+		wrong, calls := errors.New("wrong"), 0
+		broken := listing(t, n)
+		refuse := func(*nfnetlink.Batch) error { return wrong }
+		if err := n.Read(t, want, layout.Ours).(layout.Replacer).Replace(refuse); !errors.Is(err, wrong) {
+			t.Errorf("%s: %v", does, err)
 		}
-	}
-	if diff := cmp.Diff(before, listing(t, n)); diff != "" {
-		t.Errorf("listing (-before +after):\n%s", diff)
-	}
-	calls := 0
-	err := s.Recreate(func(b *nfnetlink.Batch) error {
-		if calls++; calls == 2 {
-			return wrong
+		if diff := cmp.Diff(broken, listing(t, n)); diff != "" {
+			t.Errorf("%s: although nothing was written (-before +after):\n%s", does, diff)
 		}
-		return n.Commit(t)(b)
-	})
-	if !errors.Is(err, wrong) || calls != 2 {
-		t.Errorf("%d transactions: %v", calls, err)
-	}
-	if err := s.Recreate(n.Commit(t)); err != nil {
-		t.Fatal(err)
-	}
-	if left := nfttest.ListRuleset(t, n.NS); left != "" {
-		t.Errorf("left\n%s", left)
+		commit := func(b *nfnetlink.Batch) error {
+			if b.Len() > 0 {
+				calls++
+			}
+			return n.Commit(t)(b)
+		}
+		s := n.Read(t, want, layout.Ours)
+		if err := s.(layout.Replacer).Replace(commit); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := native.Read(n.Conn, want, layout.Ours, s); err != nil || len(s.Differences()) > 0 != (most > 1) {
+			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
+		}
+		n.Apply(t, want, layout.Ours)
+		if diff := cmp.Diff(before, listing(t, n)); diff != "" || calls != 1 {
+			t.Errorf("%s: %d transactions; listing (-before +after):\n%s", does, calls, diff)
+		}
 	}
 }
 

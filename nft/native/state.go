@@ -17,18 +17,23 @@ import (
 )
 
 // A State is our table as the kernel has it, and the wanted one. It implements
-// [layout.State] and [layout.Recreator].
+// [layout.State] and [layout.Replacer].
 type State struct {
-	conn *nfnetlink.Conn
-	want *nft.Table // nil: none
-	last bool       // another mode is wanted, whose rules come first
-	held *table
+	conn  *nfnetlink.Conn
+	want  *nft.Table // nil: none
+	last  bool       // another mode is wanted, whose rules come first
+	held  *table
+	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
+	diffs []string                 // of the elements that were read
 }
 
-// Read reads our table. With a state that was read before, it does not read the elements
-// of sets again that are still the same ones.
-func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.State) (layout.State, error) {
-	s := &State{conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables}
+// Read reads our table. Elements are read, and compared, only if the policy in force is the
+// wanted one: otherwise sets are filled anew. With a state that has filled some, none are read.
+func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
+	s := &State{
+		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
+		right: map[string]nfnetlink.Set{},
+	}
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
 		s.want = &want.Tables[0]
 	}
@@ -42,35 +47,31 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, _ layout.Depth, before layout.Sta
 	if s.held, err = readTable(c, most); err != nil || s.want == nil {
 		return s, err
 	}
-	earlier, _ := before.(*State)
+	earlier, _ := staged.(*State)
+	installed, _ := s.Installed()
 	for _, w := range s.want.Sets {
-		for _, name := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
-			held, ok := s.held.sets[name]
-			if !ok || !sameDeclaration(held.Set, w.KernelSet(*s.want, name)) {
-				continue
+		if earlier != nil { // handles begin again in another table
+			was := earlier.right[w.Name]
+			if earlier.held.Handle == s.held.Handle && was.Handle != 0 && s.held.sets[was.Name].Handle == was.Handle {
+				s.right[w.Name] = was
 			}
-			if held.content = earlier.content(s.held.Handle, held.Set); held.content != nil {
-				continue
-			}
-			if held.content, err = compare(c, held.Set, w); err != nil {
+			continue
+		}
+		held, ok := s.held.sets[s.now(w)]
+		if !ok || installed.Hash != want.Hash() {
+			continue
+		}
+		var diffs []string
+		if depth > layout.Frame {
+			if diffs, err = compare(c, held, w); err != nil {
 				return nil, err
 			}
 		}
+		if s.diffs = append(s.diffs, diffs...); len(diffs) == 0 {
+			s.right[w.Name] = held
+		}
 	}
 	return s, nil
-}
-
-// content returns what is known about a set of a table; nil: nothing. Its number of elements
-// is 0 before Linux 6.18, and after we have added some.
-func (s *State) content(table uint64, set nfnetlink.Set) *content {
-	if s == nil || s.held.Handle != table {
-		return nil
-	}
-	held, ok := s.held.sets[set.Name]
-	if ok && held.Handle == set.Handle && (held.Count == 0 || held.Count == set.Count) {
-		return held.content
-	}
-	return nil
 }
 
 // Owns implements [layout.State].
@@ -90,36 +91,29 @@ func (s *State) Installed() (found layout.Installed, ok bool) {
 	return found, len(rules) > 0
 }
 
-// now returns the set of the kernel that is used for a wanted one, "" for none: the one
-// that rules refer to, or else one with the right elements.
+// refersTo reports whether a rule of a wanted chain refers to a set.
+func (s *State) refersTo(set string) bool {
+	return slices.ContainsFunc(s.want.Chains, func(w nft.Chain) bool { return s.held.refersTo(set, w.Name) })
+}
+
+// now returns the set of the kernel that is used for a wanted one, "" for none.
 func (s *State) now(w nft.Set) (name string) {
-	best := -1
-	for _, side := range []string{nft.SideA, nft.SideB} {
-		held, ok := s.held.sets[w.Name+side]
-		if !ok || held.content == nil {
-			continue
-		}
-		score := 0
-		if s.held.refersTo(held.Name) {
-			score += 2
-		}
-		if held.complete() {
-			score++
-		}
-		if score > best {
-			best, name = score, held.Name
+	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
+		held, ok := s.held.sets[side]
+		if ok && sameDeclaration(held, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
+			name = side
 		}
 	}
 	return name
 }
 
-// next returns the set that is to be used for a wanted one: the one that is, if it has the
-// right elements, or else the other side.
+// next returns the set that is to be used for a wanted one: the one that is right, or else
+// the other side.
 func (s *State) next(w nft.Set) string {
-	now := s.now(w)
-	if held, ok := s.held.sets[now]; ok && held.complete() {
-		return now
+	if right, ok := s.right[w.Name]; ok {
+		return right.Name
 	}
+	now := s.now(w)
 	if _, taken := s.held.sets[w.Name+nft.SideA]; now == w.Name+nft.SideA || now == "" && taken {
 		return w.Name + nft.SideB
 	}
@@ -180,7 +174,7 @@ func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 		}
 	}
 	for _, c := range s.held.chains {
-		if !wants(s.want, c.Name) {
+		if !wants(s.want, c.Name) && !(stays(c) && len(s.held.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
 			add(layout.Drift, "chain %s is not in the config", nfnetlink.Printable(c.Name))
 		}
 	}
@@ -188,6 +182,12 @@ func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 
 func wants(t *nft.Table, chain string) bool {
 	return slices.ContainsFunc(t.Chains, func(w nft.Chain) bool { return w.Name == chain })
+}
+
+// stays reports whether a chain stays, empty, if it is not wanted: when any base chain is
+// deleted, the kernel drops the packets that wait in the queues (nfqueue) of all programs.
+func stays(c nfnetlink.Chain) bool {
+	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }
 
 func (s *State) setDifferences(add func(layout.Kind, string, ...any)) {
@@ -199,14 +199,13 @@ func (s *State) setDifferences(add func(layout.Kind, string, ...any)) {
 			continue
 		}
 		wanted[name] = true
-		held := s.held.sets[name]
-		for _, text := range held.diffs {
-			add(layout.Drift, "%s", text)
-		}
+	}
+	for _, text := range s.diffs {
+		add(layout.Drift, "%s", text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
 		kind := layout.Drift
-		if !likeOurs(s.held.sets[name].Set) {
+		if !likeOurs(s.held.sets[name]) {
 			kind = layout.Odd
 		}
 		if !wanted[name] {
@@ -234,7 +233,7 @@ func (s *State) objectDifferences(add func(layout.Kind, string, ...any)) {
 }
 
 // An update has two phases. Stage fills new sets, which no rule refers to yet;
-// Switch then changes the rules and deletes the old sets (maps a transaction later). Only
+// Switch then changes the rules and deletes the old sets. Only
 // with this sequence every packet gets the right verdict on all tested kernels:
 // since Linux 6.18, a set gets its lookup array after the rules of its own
 // transaction become active, and up to 6.12 a set that is changed in place can
@@ -251,13 +250,17 @@ const (
 	largeBatch = 100_000 // 6.4 MB
 )
 
-// Stage implements [layout.State]: it fills the sets that are to be used. A set that
-// has the right elements already, or the first of them, from an earlier attempt, is used.
+// Stage implements [layout.State]: it fills the sets that are to be used.
 func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	if s.want == nil {
 		return nil
 	}
-	err := s.fill(ctx, commit, largeBatch)
+	total := 0
+	for _, w := range s.lacking() {
+		total += w.Len()
+	}
+	most := min(max((total+fillShare-1)/fillShare, smallBatch), largeBatch)
+	err := s.fill(ctx, commit, most)
 	if errors.Is(err, unix.EMSGSIZE) { // the send buffer is small, and nothing was sent
 		err = s.fill(ctx, commit, smallBatch)
 	}
@@ -267,57 +270,67 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	return nil
 }
 
-// A filling is a set that is being filled.
-type filling struct {
-	*set
-	want  nft.Set
-	added int // elements of the transaction under construction
+// lacking returns the wanted sets of which the kernel has none with the right elements.
+func (s *State) lacking() []nft.Set {
+	return slices.DeleteFunc(slices.Clone(s.want.Sets), func(w nft.Set) bool {
+		_, ok := s.right[w.Name]
+		return ok
+	})
 }
 
 // fill fills sets in transactions of at most so many elements.
 func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error {
-	b := &nfnetlink.Batch{}
-	sets := s.create(b)
+	lacking, b := s.lacking(), &nfnetlink.Batch{}
+	s.create(b)
+	first := b // it creates the sets
 	send := func() error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := commit(b); err != nil {
-			return err
-		}
-		for _, f := range sets {
-			s.record(f, b)
-		}
+		err := commit(b)
 		b = &nfnetlink.Batch{}
-		return nil
+		return err
 	}
-	total := 0
-	for _, f := range sets {
-		total += f.want.Len() - f.exactly
-	}
-	most = min(max((total+fillShare-1)/fillShare, smallBatch), most)
-	for _, f := range sets {
-		for at := f.exactly; at < f.want.Len(); at += most {
-			to := min(at+most, f.want.Len())
+	for _, w := range lacking {
+		for at := 0; at < w.Len(); at += most {
+			to := min(at+most, w.Len())
 			if b.Elements > 0 && b.Elements+to-at > most {
 				if err := send(); err != nil {
 					return err
 				}
 			}
-			if f.want.Mappings != nil {
-				b.AddMappings(s.want.Family, s.want.Name, f.Name, f.want.Mappings[at:to])
-			} else {
-				b.AddElements(s.want.Family, s.want.Name, f.Name, f.want.Prefixes[at:to])
-			}
-			f.added += to - at
+			s.addElements(b, w, at, to)
 		}
 	}
-	return send()
+	if err := send(); err != nil {
+		return err
+	}
+	s.record(lacking, first.Handles)
+	return nil
 }
 
-// create adds the table, the counters, the sets and the chains to which maps refer, if
-// they are missing, and returns the sets that are to be filled.
-func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
+// record records that sets are right, which a transaction has created.
+func (s *State) record(sets []nft.Set, handles map[string]uint64) {
+	if handle, created := handles[s.want.Name]; created {
+		s.held.Handle = handle
+	}
+	for _, w := range sets {
+		name := s.next(w)
+		s.right[w.Name] = nfnetlink.Set{Name: name, Handle: handles[name]}
+	}
+}
+
+func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, from, to int) {
+	if w.Mappings != nil {
+		b.AddMappings(s.want.Family, s.want.Name, s.next(w), w.Mappings[from:to])
+	} else {
+		b.AddElements(s.want.Family, s.want.Name, s.next(w), w.Prefixes[from:to])
+	}
+}
+
+// create adds the table, the counters, the sets that are to be filled, and the chains to
+// which maps refer, if they are missing.
+func (s *State) create(b *nfnetlink.Batch) {
 	if !s.held.exists {
 		b.AddTable(s.want.Family, s.want.Name)
 	}
@@ -331,35 +344,13 @@ func (s *State) create(b *nfnetlink.Batch) (fill []*filling) {
 			b.AddChain(w.KernelChain(*s.want))
 		}
 	}
-	for _, w := range s.want.Sets {
+	for _, w := range s.lacking() {
 		name := s.next(w)
-		held, exists := s.held.sets[name]
-		switch {
-		case exists && held.complete():
-			continue
-		case exists && held.content != nil && held.exactly > 0:
-		default:
-			if exists {
-				b.DelSet(s.want.Family, s.want.Name, name)
-			}
-			held = &set{w.KernelSet(*s.want, name), &content{diffs: []string{"is being filled"}}}
-			b.AddSet(held.Set)
+		if _, exists := s.held.sets[name]; exists {
+			b.DelSet(s.want.Family, s.want.Name, name)
 		}
-		fill = append(fill, &filling{set: held, want: w})
+		b.AddSet(w.KernelSet(*s.want, name))
 	}
-	return fill
-}
-
-// record records that a transaction was committed.
-func (s *State) record(f *filling, b *nfnetlink.Batch) {
-	if handle, created := b.Handles[f.Name]; created {
-		f.Handle = handle
-	}
-	f.exactly, f.added, f.Count = f.exactly+f.added, 0, 0
-	if f.exactly == f.want.Len() {
-		f.diffs = nil
-	}
-	s.held.exists, s.held.sets[f.Name] = true, f.set
 }
 
 // Switch implements [layout.State]. If another mode is wanted, our table is
@@ -381,17 +372,37 @@ func (s *State) Switch(now, after *nfnetlink.Batch) {
 	}
 }
 
-// write replaces all rules, and deletes what the wanted table does not have. Anonymous
-// sets and chains go with their rules. A map that the old rules refer to goes in a later
-// transaction, and the chains that it refers to: the kernel makes the elements of a deleted
-// map inactive, which a packet on its way through the old rules would miss, so that the
-// next rule would apply.
+// write replaces all rules, and deletes what the wanted table does not have: in the same
+// transaction, because packets on their way through the old rules still see those of a chain
+// that is deleted with them, and the elements of a set. Not so those of a map, which the
+// kernel makes inactive at once, nor the rules of a base chain that they only come to. If one of
+// these has to go, nothing goes before no packet is on its way, and chains keep their rules.
 func (s *State) write(b, after *nfnetlink.Batch) {
-	t, sides := *s.want, nft.Sides{}
+	t, sides, rest := *s.want, nft.Sides{}, b
 	for _, w := range t.Sets {
 		sides[w.Name] = s.next(w)
 	}
-	b.FlushChain(t.Family, t.Name, "")
+	used := slices.Collect(maps.Values(sides))
+	for name, held := range s.held.sets {
+		if held.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.held.refersTo(name, "") {
+			rest = after
+		}
+	}
+	var gone []string
+	for _, c := range s.held.chains {
+		switch {
+		case wants(s.want, c.Name):
+			b.FlushChain(t.Family, t.Name, c.Name)
+		case stays(c):
+			b.FlushChain(t.Family, t.Name, c.Name)
+			c.Policy = nfnetlink.Accept
+			b.AddChain(c)
+		case !c.Bound:
+			if gone = append(gone, c.Name); c.Hook != nil {
+				rest = after
+			}
+		}
+	}
 	for _, w := range t.Chains {
 		if held, ok := s.held.chain(w.Name); ok && !held.Hook.Equal(w.Hook) {
 			b.DelChain(t.Family, t.Name, w.Name)
@@ -403,53 +414,52 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 			b.AddRule(r)
 		}
 	}
-	used := slices.Collect(maps.Values(sides))
+	for _, chain := range gone {
+		rest.FlushChain(t.Family, t.Name, chain)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
-		switch {
-		case slices.Contains(used, name):
-		case s.held.sets[name].Flags&unix.NFT_SET_MAP != 0 && s.held.refersTo(name):
-			after.DelSet(t.Family, t.Name, name)
-		default:
-			b.DelSet(t.Family, t.Name, name)
+		if !slices.Contains(used, name) {
+			rest.DelSet(t.Family, t.Name, name)
 		}
 	}
-	for _, c := range s.held.chains {
-		if !c.Bound && !wants(s.want, c.Name) {
-			after.DelChain(t.Family, t.Name, c.Name)
-		}
+	for _, chain := range gone {
+		rest.DelChain(t.Family, t.Name, chain)
 	}
 	for _, x := range s.held.objects {
 		if !slices.Contains(t.Counters, x.Name) {
-			b.DelObject(x)
+			rest.DelObject(x)
 		}
 	}
 }
 
-// Recreate implements [layout.Recreator]: other programs' maps, objects and chains in our
-// table may refer to what has to go, and flags of the table cannot be changed. The table
-// is deleted only after a rehearsal shows that the kernel accepts the new one.
-func (s *State) Recreate(commit layout.Commit) error {
-	t := *s.want
-	t.Sets = slices.Clone(t.Sets)
-	for i := range t.Sets {
-		t.Sets[i].Prefixes, t.Sets[i].Mappings = nil, t.Sets[i].Mappings[:0]
-	}
-	again := State{want: &t, held: newTable()}
-	rehearsal := &nfnetlink.Batch{}
-	rehearsal.DelTable(t.Family, t.Name)
-	again.create(rehearsal)
-	again.write(rehearsal, rehearsal)
-	rehearsal.Refuse(t.Family, t.Name)
-	var refused *nfnetlink.RefusedError
-	if err := commit(rehearsal); !errors.As(err, &refused) || !refused.Last {
-		return err
-	}
+// Replace implements [layout.Replacer]: other programs' maps, objects and chains in our
+// table may refer to what has to go, and flags of the table cannot be changed. Packets of
+// that moment may find the new sets empty.
+func (s *State) Replace(commit layout.Commit) error {
 	b := &nfnetlink.Batch{}
-	b.DelTable(t.Family, t.Name)
+	if s.held.exists {
+		b.DelTable(s.want.Family, s.want.Name)
+	}
+	if s.held.hasStatements() {
+		// An element that counts connections makes the kernel turn off connection tracking, which
+		// only the first chain of type nat turns on: when the old one is destroyed.
+		if err := commit(b); err != nil {
+			return err
+		}
+		return s.conn.Settle()
+	}
+	all := State{want: s.want, held: newTable(), right: map[string]nfnetlink.Set{}}
+	all.create(b)
+	for _, w := range s.want.Sets {
+		all.addElements(b, w, 0, w.Len())
+	}
+	all.write(b, b)
 	if err := commit(b); err != nil {
 		return err
 	}
-	return s.conn.Settle()
+	all.record(s.want.Sets, b.Handles)
+	s.held.Handle, s.right = all.held.Handle, all.right
+	return nil
 }
 
 // Counters reads the number of connections by verdict; nothing if there are no rules.

@@ -19,15 +19,8 @@ type table struct {
 	chains  []nfnetlink.Chain
 	rules   map[string][]nfnetlink.Rule // by chain
 	flooded bool                        // it has more rules, which were not read
-	sets    map[string]*set             // by their names in the kernel
+	sets    map[string]nfnetlink.Set    // by their names in the kernel
 	objects []nfnetlink.Object
-}
-
-// A set is a set of the table. If it was compared with a wanted one, content is the
-// result.
-type set struct {
-	nfnetlink.Set
-	*content
 }
 
 // slack is the number of unexpected rules, or elements of a set, that are read
@@ -36,7 +29,7 @@ type set struct {
 const slack = 5_000
 
 func newTable() *table {
-	return &table{rules: map[string][]nfnetlink.Rule{}, sets: map[string]*set{}}
+	return &table{rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{}}
 }
 
 // readTable reads our table, with at most so many rules, without the elements of its sets.
@@ -73,7 +66,7 @@ func readTable(c *nfnetlink.Conn, left int) (*table, error) {
 	}
 	for _, s := range sets {
 		if s.Flags&unix.NFT_SET_ANONYMOUS == 0 { // others go with their rule
-			out.sets[s.Name] = &set{Set: s}
+			out.sets[s.Name] = s
 		}
 	}
 	out.objects, err = c.Objects(nfnetlink.Inet, nft.TableName)
@@ -88,10 +81,21 @@ func (t *table) chain(name string) (nfnetlink.Chain, bool) {
 	return t.chains[i], true
 }
 
-// refersTo reports whether one of the rules that were read refers to a set.
-func (t *table) refersTo(set string) bool {
-	for _, rules := range t.rules {
-		if slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(rule.Sets(r), set) }) {
+// refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
+func (t *table) refersTo(set, chain string) bool {
+	for name, rules := range t.rules {
+		if (chain == "" || name == chain) &&
+			slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(rule.Sets(r), set) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasStatements reports whether a set adds statements to its elements.
+func (t *table) hasStatements() bool {
+	for _, s := range t.sets {
+		if s.HasStatements() {
 			return true
 		}
 	}

@@ -15,9 +15,9 @@ type Batch struct {
 	msgs []netlink.Message
 	// Elements is how many elements the batch adds to sets and maps.
 	Elements int
-	// Handles maps the name of each set that the batch created to its handle,
-	// once the batch is committed. A set recreated under the same name has a
-	// different handle.
+	// Handles maps the name of each table and set that the batch created to its
+	// handle, once the batch is committed. One that is created again under the same name
+	// has another.
 	Handles map[string]uint64
 }
 
@@ -55,14 +55,7 @@ func (b *Batch) addTable(t Table) {
 	var a Attrs
 	a.str(unix.NFTA_TABLE_NAME, t.Name)
 	a.uint32(unix.NFTA_TABLE_FLAGS, t.Flags)
-	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create, a)
-}
-
-// Refuse adds a message that every kernel rejects, so that the batch is only
-// tested: if the kernel would accept the other messages, the error is a
-// [RefusedError] for the last one.
-func (b *Batch) Refuse(family Family, table string) {
-	b.addTable(Table{Family: family, Name: table, Flags: 1 << 31}) // no such flag
+	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Echo, a)
 }
 
 // DelTable deletes a table and everything in it.
@@ -87,7 +80,8 @@ func (b *Batch) AddChain(c Chain) {
 	b.add(c.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
 }
 
-// DelChain deletes a chain, which must be empty and unreferenced.
+// DelChain deletes a chain, which must be empty and unreferenced. The kernel then drops all
+// packets in the queues (nfqueue) of the network namespace if it has a hook.
 func (b *Batch) DelChain(family Family, table, chain string) {
 	a := in(table, unix.NFTA_CHAIN_NAME, chain)
 	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
@@ -96,13 +90,6 @@ func (b *Batch) DelChain(family Family, table, chain string) {
 // AddRule appends a rule to its chain.
 func (b *Batch) AddRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, ruleAttrs(r))
-}
-
-// InsertRule inserts a rule before the one with the given handle.
-func (b *Batch) InsertRule(r Rule, before uint64) {
-	a := ruleAttrs(r)
-	a.uint64(unix.NFTA_RULE_POSITION, before)
-	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create, a)
 }
 
 // ReplaceRule replaces the rule with the same handle.
@@ -169,16 +156,22 @@ func (b *Batch) AddSet(s Set) {
 	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Echo, a)
 }
 
-// recordHandle records the handle of a set that the kernel echoes.
+// recordHandle records the handle of a table or set that the kernel echoes.
 func (b *Batch) recordHandle(m netlink.Message) {
-	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSET) || len(m.Data) < 4 {
+	if len(m.Data) < 4 {
 		return
 	}
 	if b.Handles == nil {
 		b.Handles = map[string]uint64{}
 	}
-	s := parseSet(Family(m.Data[0]), m.Data[4:])
-	b.Handles[s.Name] = s.Handle
+	switch family, a := Family(m.Data[0]), Attrs(m.Data[4:]); m.Header.Type {
+	case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE:
+		t := parseTable(family, a)
+		b.Handles[t.Name] = t.Handle
+	case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSET:
+		s := parseSet(family, a)
+		b.Handles[s.Name] = s.Handle
+	}
 }
 
 // DelSet deletes a set, which must be unreferenced.

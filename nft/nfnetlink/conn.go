@@ -72,7 +72,9 @@ func (c *Conn) Settle() error {
 // transaction replaced, about 10 ms: a processor of a virtual machine may stop in the middle
 // of a chain for longer than a transaction takes. membarrier(2), with MEMBARRIER_CMD_GLOBAL of
 // Linux 4.3, waits for an RCU grace period, and packets pass the chains of a hook in one
-// read-side critical section. Kernels with nohz_full refuse it, and seccomp may: then it
+// read-side critical section. With one processor it returns at once: the caller runs, so no
+// packet does, unless the kernel preempted it (CONFIG_PREEMPT) while a process of the node
+// sent it. Kernels with nohz_full refuse it, and seccomp may: then it
 // waits 100 ms, which is no proof.
 func AwaitPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL
@@ -263,9 +265,8 @@ const (
 // A RefusedError is the message of a transaction that the kernel rejected, and
 // the reason. Nothing of the transaction took effect.
 type RefusedError struct {
-	Op   Op
-	Last bool // whether it was the last message of the transaction
-	Err  error
+	Op  Op
+	Err error
 }
 
 func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
@@ -275,10 +276,9 @@ func (e *RefusedError) Unwrap() error { return e.Err }
 
 // refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
-	const envelope = 2 // messages after the last one of the batch: its end
-	for i, m := range sent {
+	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {
-			return &RefusedError{Op: opOf(m.Header.Type), Last: i == len(sent)-envelope, Err: op.Err}
+			return &RefusedError{Op: opOf(m.Header.Type), Err: op.Err}
 		}
 	}
 	return &RefusedError{Op: "transaction", Err: op.Err}

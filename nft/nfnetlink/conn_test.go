@@ -170,10 +170,10 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
 	must(t, err)
 	b = &nfnetlink.Batch{}
-	b.InsertRule(rule("base", jump), rules[1].Handle)
-	replaced := rule("base", drop, drop)
+	replaced := rule("base", jump)
 	replaced.Handle = rules[1].Handle
 	b.ReplaceRule(replaced)
+	b.AddRule(rule("base", drop, drop))
 	b.DelRule(nfnetlink.Inet, "t", "base", rules[0].Handle)
 	must(t, c.Commit(b, 0))
 

@@ -2,6 +2,7 @@ package nfnetlink
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -126,6 +127,12 @@ type Set struct {
 	Special []uint16
 	Handle  uint64 // unique in the table; 0 if it is to be created
 	Count   uint32 // the number of intervals, 0 if the kernel does not report it (before 6.18)
+}
+
+// HasStatements reports whether the set gives each of its elements a statement, such as a counter
+// or a limit.
+func (s Set) HasStatements() bool {
+	return slices.ContainsFunc(s.Special, func(typ uint16) bool { return typ == setExpr || typ == setExpressions })
 }
 
 // An Object is a stateful object, such as a counter, quota or limit.

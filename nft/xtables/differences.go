@@ -19,7 +19,7 @@ func (s *State) Differences() (out []layout.Difference) {
 		}
 		out = append(out, s.prevented(n)...)
 		for _, c := range s.leftovers(n) {
-			d := layout.Difference{Kind: layout.Leftover, Text: fmt.Sprintf("chain %s in table %s nat", c, n.Family)}
+			d := layout.Difference{Kind: layout.Leftover, Text: fmt.Sprintf("chain %s in table %s nat", nfnetlink.Printable(c), n.Family)}
 			for _, name := range s.unwanted(n, c) {
 				if n.inUse(name) {
 					d.Emptied = append(d.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})
@@ -65,7 +65,7 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 		Kind: layout.Unsigned,
 		Text: fmt.Sprintf("%s: chain %s was written by another agent or version", where, s.chain),
 	}
-	if !n.touched(ownChain{s.chain, s.chain}) {
+	if !n.touched(s.chain) {
 		d.Rules = older.Chain{
 			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,
 			RandomFully: slices.ContainsFunc(main.rules, rule.RandomFully),
@@ -81,6 +81,9 @@ func (n *shared) jumpsTo(chain string) []nfnetlink.Rule {
 		return to != chain
 	})
 }
+
+// differs reports whether our part of a shared table has to be written again.
+func (s *State) differs(n *shared) bool { return len(s.drift(n)) > 0 || len(s.prevented(n)) > 0 }
 
 // drift describes how our part of a shared table differs from the wanted one.
 func (s *State) drift(n *shared) (diffs []string) {
@@ -127,13 +130,17 @@ func (s *State) drift(n *shared) (diffs []string) {
 }
 
 // splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
-// exactly ours, and variants of other agents and versions.
+// exactly ours, and others: variants of other agents and versions, and ours if another program
+// has renamed the chain.
 func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
 	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
-	for _, r := range n.jumpsTo(chain) {
-		if sameText(r, jump) {
+	for _, r := range n.jumps {
+		to, _ := rule.Target(r)
+		named, _ := jumpOf(r)
+		switch {
+		case sameText(r, jump):
 			exact = append(exact, r)
-		} else {
+		case to == chain || named == chain:
 			others = append(others, r)
 		}
 	}

@@ -28,7 +28,7 @@ type shared struct {
 	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
 	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
 	rest   int              // the number of its other rules
-	named  []ownChain       // the chains to which a jump has our comment
+	named  []string         // the chains in the comments of such jumps
 	chains map[string]*chain
 }
 
@@ -86,9 +86,9 @@ func (s *State) read(c *nfnetlink.Conn, n *shared, f nfnetlink.Family, depth lay
 	if err := n.readPostrouting(c, names); err != nil {
 		return err
 	}
-	for _, own := range n.named {
-		if depth > layout.Ours || own.Text == s.chain {
-			names = append(names, own.members()...)
+	if depth > layout.Ours {
+		for _, own := range n.named {
+			names = append(names, WithSubchains(own)...)
 		}
 	}
 	for _, name := range names {
@@ -184,9 +184,9 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool
 }
 
 // owned reports whether we wrote all of a chain and of its further ones.
-func (n *shared) owned(c ownChain) bool {
+func (n *shared) owned(c string) bool {
 	rules := 0
-	for _, name := range c.members() {
+	for _, name := range WithSubchains(c) {
 		if ch := n.chains[name]; ch != nil {
 			if ch.unsigned > 0 {
 				return false
@@ -199,8 +199,8 @@ func (n *shared) owned(c ownChain) bool {
 
 // touched reports whether we wrote some of a chain: another program may have restored,
 // or changed, the others.
-func (n *shared) touched(c ownChain) bool {
-	return slices.ContainsFunc(c.members(), func(name string) bool {
+func (n *shared) touched(c string) bool {
+	return slices.ContainsFunc(WithSubchains(c), func(name string) bool {
 		ch := n.chains[name]
 		return ch != nil && ch.total > ch.unsigned
 	})
@@ -213,15 +213,14 @@ func ofAgent(r nfnetlink.Rule) bool {
 }
 
 // leftovers returns the chains that are ours and not wanted.
-func (s *State) leftovers(n *shared) (left []ownChain) {
-	wanted := ownChain{s.chain, s.chain}
+func (s *State) leftovers(n *shared) (left []string) {
 	for _, c := range n.named {
-		if !(c == wanted && n.want != nil) && n.owned(c) {
+		if !(c == s.chain && n.want != nil) && n.owned(c) {
 			left = append(left, c)
 		}
 	}
-	if n.want == nil && s.chain != "" && n.touched(wanted) && !slices.Contains(left, wanted) {
-		left = append(left, wanted)
+	if n.want == nil && s.chain != "" && n.touched(s.chain) && !slices.Contains(left, s.chain) {
+		left = append(left, s.chain)
 	}
 	return left
 }
@@ -233,9 +232,8 @@ func (s *State) Owns(c nfnetlink.Chain) bool {
 	}
 	return slices.ContainsFunc(s.families, func(n *shared) bool {
 		return n.Family == c.Family && (n.want != nil && slices.Contains(WithSubchains(s.chain), c.Name) ||
-			slices.ContainsFunc(n.named, func(own ownChain) bool {
-				return n.owned(own) &&
-					slices.Contains(own.members(), c.Name)
+			slices.ContainsFunc(n.named, func(own string) bool {
+				return n.owned(own) && slices.Contains(WithSubchains(own), c.Name)
 			}))
 	})
 }
@@ -244,8 +242,8 @@ func (s *State) Owns(c nfnetlink.Chain) bool {
 func (s *State) Installed() (layout.Installed, bool) {
 	for _, n := range s.families {
 		for _, c := range n.named {
-			if ch := n.chains[c.Name]; ch != nil && n.touched(c) {
-				return layout.Installed{Layout: Layout{Name: c.Text}, Hash: ch.hash}, true
+			if ch := n.chains[c]; ch != nil && n.touched(c) {
+				return layout.Installed{Layout: Layout{Name: c}, Hash: ch.hash}, true
 			}
 		}
 	}

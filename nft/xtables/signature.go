@@ -1,34 +1,12 @@
 package xtables
 
 import (
-	"fmt"
-
 	"github.com/google/nftables/userdata"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
-
-// An ownChain is a chain of ours: its name, and the name in the comment of the jump to
-// it. They differ if another program renamed it.
-type ownChain struct{ Name, Text string }
-
-// members returns the additional chains, to which the chain's rules refer, and
-// then the chain.
-func (c ownChain) members() []string {
-	names := WithSubchains(c.Text)
-	names[len(names)-1] = c.Name
-	return names
-}
-
-// String returns the name for messages.
-func (c ownChain) String() string {
-	if c.Name == c.Text {
-		return nfnetlink.Printable(c.Name)
-	}
-	return fmt.Sprintf("%s (renamed from %s)", nfnetlink.Printable(c.Name), nfnetlink.Printable(c.Text))
-}
 
 // Types of user data that iptables and nft do not know: they neither show nor preserve
 // them.
@@ -64,10 +42,10 @@ func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 // keep their own notes.
 func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Key(a.Exprs) == nfnetlink.Key(b.Exprs) }
 
-// jumpOf returns the target of a jump with the comment that we write, in any version. The
-// kernel allows longer names than iptables, and than fit our comment.
-func jumpOf(r nfnetlink.Rule) (ownChain, bool) {
-	to, ok := rule.Target(r)
-	text, ours := chainInComment(rule.Comment(r))
-	return ownChain{Name: to, Text: text}, ok && ours && len(text) <= maxChainName
+// jumpOf returns the chain that a jump's comment names, in any version. The kernel allows
+// longer names than iptables, and than fit our comment.
+func jumpOf(r nfnetlink.Rule) (chain string, ok bool) {
+	_, jumps := rule.Target(r)
+	chain, ours := chainInComment(rule.Comment(r))
+	return chain, jumps && ours && len(chain) <= maxChainName
 }

@@ -115,10 +115,9 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 			"rules of an iptables-based agent came back and were removed: stop that agent",
 			"taken_over", applied.TookOver)
 	}
-	if applied.Recreated > 0 {
+	if applied.Recreated {
 		l.add(zap.WarnLevel, "table_recreated",
-			"our table could not be repaired in place and was recreated; in the meantime new connections were not masqueraded",
-			"gap_ms", applied.Recreated.Milliseconds())
+			"our table had something that is not ours and was replaced; connections that began at that moment may show a wrong source")
 	}
 	fields := a.appliedFields(before, v, applied)
 	switch {

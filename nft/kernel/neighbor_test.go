@@ -1,0 +1,198 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// A transaction is one of ours, before it is sent.
+type transaction []netlink.Message
+
+// guarded reports whether the kernel rejects it after another program's.
+func (t transaction) guarded() bool { return len(t[0].Data) > 4 }
+
+// count returns how many of its messages are of a kind.
+func (t transaction) count(kind uint16) (n int) {
+	for _, m := range t {
+		if m.Header.Type == netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|kind) {
+			n++
+		}
+	}
+	return n
+}
+
+// A neighborSocket calls a function before each transaction.
+type neighborSocket struct {
+	*faultySocket
+	before func(transaction)
+}
+
+func (s *neighborSocket) SendMessages(m []netlink.Message) error {
+	s.before(m)
+	return s.faultySocket.SendMessages(m)
+}
+
+// nextTo opens a Kernel next to another program, which commits before the transactions for
+// which do returns true.
+func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction) bool) *Kernel {
+	other := connect(t, ns)
+	before := func(tr transaction) {
+		if !do(tr) {
+			return
+		}
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.Inet, "other")
+		b.DelTable(nfnetlink.Inet, "other")
+		if err := other.Commit(&b, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
+		nl, err := dialIn(ns)()
+		if err != nil {
+			return nil, err
+		}
+		return netlink.NewConn(&neighborSocket{&faultySocket{real: nl, faults: &faults{}}, before}, nl.PID()), nil
+	}))
+	t.Cleanup(func() { _ = k.Close() })
+	return k
+}
+
+// neighborConfigs returns configs of so many CIDRs, none of which is in both. In mode nftables
+// the first one has a map, which goes a transaction after its rules.
+func neighborConfigs(mode nft.Mode, n int) (before, after nft.Ruleset) {
+	of := func(first byte) config.Config {
+		c := config.Config{MasqLinkLocal: true}
+		for i := range n {
+			a := netip.AddrFrom4([4]byte{first + byte(i>>15), byte(i >> 7), byte(i << 1), 0}) // not adjacent
+			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: netip.PrefixFrom(a, 24)})
+		}
+		return c
+	}
+	o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain)}
+	from := of(10)
+	if mode == nft.ModeNFTables {
+		from.SNATAddresses = cases.CIDRs("198.51.100.8/31")
+	}
+	return nft.Compile(from, o).On([]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("198.51.100.9")}), nft.Compile(of(30), o)
+}
+
+// Another program that commits before each of our transactions but the third attempt to
+// switch delays nothing else: no set is filled again, nothing that was deleted is tried again.
+func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
+	t.Parallel()
+	for _, mode := range cases.Modes() {
+		for _, n := range []int{10, 1_000, 10_000, 100_000}[:nfttest.Rounds(2, 3, 4)] {
+			if mode == nft.ModeIPTables && n > 1_000 {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, %d CIDRs", mode, n), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				before, after := neighborConfigs(mode, n)
+				apply(t, open(t, ns), before, layout.Ours)
+				switches, fills, deletions := 0, 0, 0
+				k := nextTo(t, ns, func(tr transaction) bool {
+					if tr.guarded() {
+						switches++
+						return switches < 3
+					}
+					fills += tr.count(unix.NFT_MSG_NEWSETELEM)
+					deletions += tr.count(unix.NFT_MSG_DELSET)
+					return true
+				})
+				a, err := k.Apply(t.Context(), after, layout.Ours)
+				if err != nil || len(a.Differences) == 0 || a.Recreated || a.Generation != 0 {
+					t.Errorf("%+v, %v", a, err)
+				}
+				if want := (n + 999) / 1000; switches != 3 || mode == nft.ModeNFTables && fills != want {
+					t.Errorf("%d attempts to switch; %d messages with elements, want %d", switches, fills, want)
+				}
+				if want := 3; mode == nft.ModeNFTables && deletions != want { // two of addresses, one of destinations
+					t.Errorf("%d sets were deleted afterwards, want %d", deletions, want)
+				}
+				inSync(t, ns, after)
+			})
+		}
+	}
+}
+
+// What never comes through ends with an error that is no rejection, and changes nothing.
+func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
+	t.Parallel()
+	for _, mode := range cases.Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			before, after := neighborConfigs(mode, 10)
+			apply(t, open(t, ns), before, layout.Ours)
+			k := nextTo(t, ns, transaction.guarded)
+			for _, do := range []func() error{
+				func() error { _, err := k.Apply(t.Context(), after, layout.Ours); return err },
+				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
+			} {
+				err := do()
+				if !errors.Is(err, ErrBusy) || !Delayed(err) || Refused(err) || Hint(err) != "" {
+					t.Errorf("%v, refused %t, hint %q", err, Refused(err), Hint(err))
+				}
+			}
+			if diffs := undecided(t, connect(t, ns), before); len(diffs) > 0 {
+				t.Errorf("changed: %q", diffs)
+			}
+		})
+	}
+}
+
+// A table with something that is not ours is replaced next to a program that commits, too, and
+// so is one that a renamed chain is in, but in place.
+func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for does, replaced := range map[string]bool{
+		"add quota TABLE x { over 10 mbytes; }":                                                  true,
+		"add set TABLE x { type ipv4_addr; flags interval; ct count over 1; }":                   true,
+		"add table TABLE { flags dormant; }":                                                     true,
+		"add map TABLE x { type ipv4_addr : verdict; elements = { 192.0.2.1 : goto snat-v4 }; }": true,
+		"rename chain TABLE postrouting x":                                                       false,
+		"rename chain TABLE snat-v4 x":                                                           false,
+		"delete table TABLE":                                                                     false,
+	} {
+		t.Run(does, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			want, _ := neighborConfigs(nft.ModeNFTables, 10)
+			switches := 0
+			k := nextTo(t, ns, func(tr transaction) bool {
+				if tr.guarded() {
+					switches++
+				}
+				return !tr.guarded() || switches%2 == 1
+			})
+			apply(t, k, want, layout.Ours)
+			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {
+				if strings.Contains(err.Error(), "not supported") { // in sets of intervals, Linux 6.1
+					return
+				}
+				t.Fatal(err)
+			}
+			if a, err := k.Apply(t.Context(), want, layout.Ours); err != nil || a.Recreated != replaced {
+				t.Errorf("%+v, %v", a, err)
+			}
+			inSync(t, ns, want)
+		})
+	}
+}
