@@ -51,10 +51,9 @@ func xtMatch(name string, info []byte) Statement {
 	case name == "mark" && len(info) >= 9 && len(info) <= 16: // struct xt_mark_mtinfo1
 		s = Statement{Field: metaMark, kind: kindMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "==")}
 		s.text = "-m mark " + either(info[8] != 0, "! ", "") + "--mark " + xtMark(info)
-	case name == "conntrack" && len(info) > 152 && info[146] == 1 && info[147] == 0: // match_flags: XT_CONNTRACK_STATE
-		return xtState(s, "-m conntrack", "--ctstate", info[150:152], info[148] != 0)
-	case name == "state" && len(info) >= 4: // struct xt_state_info
-		return xtState(s, "-m state", "--state", info[:4], false)
+	case name == "conntrack" && len(info) > 152 && info[146] == 1 && info[147]&^0x20 == 0:
+		// struct xt_conntrack_mtinfo3 with the flags XT_CONNTRACK_STATE and, by -m state, …_STATE_ALIAS
+		return xtState(s, info[150:152], info[148] != 0)
 	case name == "addrtype" && len(info) == 8: // struct xt_addrtype_info_v1
 		return xtAddrType(info)
 	case name == "statistic" && len(info) >= 8 && binary.NativeEndian.Uint16(info) == 0: // XT_STATISTIC_MODE_RANDOM
@@ -66,7 +65,7 @@ func xtMatch(name string, info []byte) Statement {
 
 // xtState reads a set of states, whose bits are nft's, but for those of NAT and of what is not
 // tracked.
-func xtState(unknown Statement, match, option string, states []byte, not bool) Statement {
+func xtState(unknown Statement, states []byte, not bool) Statement {
 	bits := nativeUint32(states)
 	if bits&^0xf != 0 {
 		return unknown
@@ -74,7 +73,7 @@ func xtState(unknown Statement, match, option string, states []byte, not bool) S
 	text := strings.ToUpper(kindCTState.word(binary.NativeEndian.AppendUint32(nil, bits)))
 	return Statement{
 		Field: "ct state", kind: kindCTState, Value: make([]byte, 4), Mask: binary.NativeEndian.AppendUint32(nil, bits),
-		Op: either(not, "==", "!="), text: match + either(not, " ! ", " ") + option + " " + text,
+		Op: either(not, "==", "!="), text: "-m conntrack " + either(not, "! ", "") + "--ctstate " + text,
 	}
 }
 

@@ -213,7 +213,7 @@ func TestBothTracersSayTheSameOfRecordedRules(t *testing.T) {
 			}
 			nfttest.LoadForeign(t, ns, at, nil)
 			text := ""
-			for _, name := range []string{"rules.nft", "rules.v4", "rules.v6"} {
+			for _, name := range []string{"rules.nft", "rules.iptables", "rules.ip6tables"} {
 				b, err := os.ReadFile(filepath.Join(at, name))
 				if err != nil && !errors.Is(err, fs.ErrNotExist) {
 					t.Fatal(err)

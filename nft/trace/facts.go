@@ -71,7 +71,8 @@ func (t Truth) unless(not bool) Truth {
 type fact struct {
 	value, known [16]byte
 	size         int    // in bytes, 0 if unknown
-	values       uint32 // how many different ones it can have, 0: that follows from the bits
+	values       uint32 // of a number: how many it can be, from first on; 0: that follows from the bits
+	first        uint32
 }
 
 func factOf(b []byte) (f fact) {
@@ -148,6 +149,8 @@ func (f fact) within(from, to []byte) Truth {
 	}
 	single := string(from) == string(to)
 	switch {
+	case f.values > 0 && single && binary.NativeEndian.Uint32(from)-f.first >= f.values:
+		return No
 	case fromHigh < 0, toLow > 0, single && differs:
 		return No
 	case fromLow >= 0 && toHigh <= 0:
@@ -244,8 +247,9 @@ func device(f map[string]fact, field string, d node.Interface, none bool) {
 // fact returns what is known of a field in a chain.
 func (t *Tracer) fact(c *Chain, of rule.Part) fact {
 	if of.Modulus > 0 {
-		last := of.Offset + of.Modulus - 1
-		return fact{size: 4, values: of.Modulus, known: number(0, allBits<<bits.Len32(of.Offset|last)).known}.masked(of.Mask)
+		f := number(0, allBits<<bits.Len32(of.Offset|(of.Offset+of.Modulus-1)))
+		f.values, f.first = of.Modulus, of.Offset
+		return f.masked(of.Mask)
 	}
 	f, ok := t.facts[of.Field]
 	switch {

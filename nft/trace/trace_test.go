@@ -1,0 +1,212 @@
+package trace_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/trace"
+)
+
+// words describes a result: each finding with its new addresses, "?" if it may happen only, then
+// whether the packet keeps its address and is lost.
+func words(r trace.Result) string {
+	var all []string
+	for _, f := range r.Findings {
+		w := string(f.Code)
+		switch {
+		case f.Keeps:
+			w += " itself"
+		case f.To.From.IsValid():
+			w += " " + f.To.String()
+		case len(f.Among) > 0:
+			w += fmt.Sprint(f.Among)
+		}
+		if !f.Sure {
+			w += "?"
+		}
+		all = append(all, w)
+	}
+	truths := map[trace.Truth]string{trace.No: "no", trace.Maybe: "maybe", trace.Yes: "yes"}
+	return strings.Join(append(all, "keeps "+truths[r.Keeps], "lost "+truths[r.Lost]), ", ")
+}
+
+// What is known of each expression, and to which side it errs.
+func TestWhatRulesDoToOnePacket(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	const (
+		masquerades = "foreign-masquerade, keeps no, lost no"
+		may         = "foreign-masquerade?, keeps maybe, lost no"
+		nothing     = "keeps yes, lost no"
+	)
+	for _, tt := range []struct{ rules, want string }{
+		{"masquerade", masquerades},
+		{"ip saddr 10.244.1.0/24 ip daddr != 10.0.0.0/8 masquerade", masquerades},
+		{"ip saddr & 0.0.0.3 == 0.0.0.2 masquerade", masquerades},
+		{"ip saddr & 0.0.0.3 == 0.0.0.1 masquerade", nothing},
+		{"ip saddr < 10.244.1.2 masquerade", nothing},
+		{"ip saddr <= 10.244.1.2 masquerade", masquerades},
+		{"ip saddr 10.244.1.1-10.244.1.2 masquerade", masquerades},
+		{"ip saddr != 10.244.1.1-10.244.1.2 masquerade", nothing},
+		{"ip saddr { 10.244.1.1-10.244.1.2, 10.244.1.7 } masquerade", masquerades},
+		{"ip saddr . ip daddr { 10.244.1.2 . 203.0.113.9 } masquerade", masquerades},
+		{"ip saddr . ip daddr { 10.244.1.0/24 . 203.0.113.8 } masquerade", nothing},
+		{"ip saddr . ip daddr { 10.244.1.0/24 . 203.0.113.0/24 } masquerade", masquerades},
+		{"ip saddr . meta l4proto { 10.244.1.2 . tcp } masquerade", may},
+		{"ip saddr . meta l4proto { 10.244.1.3 . tcp } masquerade", nothing},
+		{"iifname cali0 masquerade", masquerades},
+		{`iifname "cali*" masquerade`, masquerades},
+		{`iifname { "cali1", "docker0" } masquerade`, nothing},
+		{`oifname "eth1" masquerade`, nothing},
+		{"iif 5 masquerade", masquerades},
+		{"meta l4proto tcp masquerade", may},
+		{"tcp sport 80 masquerade", may},
+		{"ct state new masquerade", masquerades},
+		{"ct state vmap { established : accept, invalid : drop } masquerade", masquerades},
+		{"ct state vmap { new : accept } masquerade", "accepted-first, keeps yes, lost no"},
+		{"ct mark 7 masquerade", may},
+		{"fib daddr type local masquerade", nothing},
+		// the mark: unset is only a comparison of exactly the bit
+		{"meta mark & 0x4000 == 0x4000 masquerade", nothing},
+		{"meta mark & 0x2000 == 0x2000 masquerade", nothing},
+		{"meta mark 0x2000 masquerade", may},
+		{"meta mark 51820 masquerade", may},
+		{"meta mark & 0xffff == 0x4000 masquerade", may},
+		{"meta mark & 0x6000 == 0x4000 masquerade", may},
+		{"meta mark set 0x4000 meta mark & 0x4000 == 0x4000 masquerade", masquerades},
+		{"meta l4proto tcp meta mark set 0x4000; meta mark & 0x4000 == 0x4000 masquerade", may},
+		// limits, and sets that change
+		{"limit rate 5/second masquerade", may},
+		{"quota 10 mbytes masquerade", may},
+		{"ct count 5 masquerade", may},
+		{"quota name q masquerade", may},
+		{"counter name seen masquerade", masquerades},
+		{"update @learned { ip saddr } accept; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe, lost no"},
+		{"add @full { ip saddr } masquerade", may},
+		{"ip saddr @learned masquerade", may},
+		{"ip saddr @limited masquerade", may},
+		{"ip saddr vmap { 10.244.1.2 : goto sub } masquerade", nothing},
+		// addresses
+		{"snat to 192.0.2.1", "translated 192.0.2.1, keeps no, lost no"},
+		{"snat to 192.0.2.1-192.0.2.3", "translated 192.0.2.1-192.0.2.3, keeps no, lost no"},
+		{"snat to ip saddr", "translated itself, keeps no, lost no"},
+		{"snat prefix to 192.0.2.0/24", "translated 192.0.2.2, keeps no, lost no"},
+		{
+			"snat ip prefix to ip saddr map { 10.244.1.0/24 : 192.0.2.0/24, 10.244.2.0/24 : 198.51.100.0/24 }",
+			"translated 192.0.2.2, keeps no, lost no",
+		},
+		{"snat to ip saddr map { 10.244.1.2 : 192.0.2.7, 10.244.1.3 : 192.0.2.8 }", "translated 192.0.2.7, keeps no, lost no"},
+		{"snat to ip saddr map { 10.244.1.3 : 192.0.2.8 }", nothing},
+		{
+			"snat to numgen inc mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
+			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
+		},
+		{"snat to numgen random mod 3 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }", "translated[192.0.2.7 192.0.2.8]?, keeps maybe, lost no"},
+		{
+			"snat to jhash ip saddr mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
+			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
+		},
+		{"numgen inc mod 2 vmap { 0 : jump masq, 1 : jump masq }", "foreign-masquerade?, foreign-masquerade?, keeps no, lost no"},
+		{"numgen inc mod 2 offset 4 vmap { 4 : jump masq, 6 : jump masq }", may},
+		// ways
+		{"jump sub; masquerade", masquerades},
+		{"goto sub; masquerade", nothing},
+		{"meta l4proto tcp return; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe, lost no"},
+		{"jump some; masquerade", masquerades},
+		{"jump either", "foreign-masquerade?, foreign-masquerade?, keeps no, lost no"},
+		{"drop", "dropped, keeps no, lost yes"},
+	} {
+		nfttest.NFT(t, ns, `flush ruleset
+		table ip t {
+			counter seen { }
+			quota q { over 10 mbytes }
+			set learned { type ipv4_addr; flags dynamic, timeout; timeout 1m; elements = { 10.244.1.2 }; }
+			set full { type ipv4_addr; size 1; flags dynamic; }
+			set limited { type ipv4_addr; flags dynamic; limit rate 1/second; elements = { 10.244.1.2 }; }
+			chain sub { return; }
+			chain masq { masquerade; }
+			chain some { meta l4proto tcp return; meta l4proto udp return; }
+			chain either { meta l4proto tcp masquerade; masquerade; }
+			chain post { type nat hook postrouting priority 100;
+`+strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
+		got := words(trace.New(read(t, c)).At(packet(), unix.NF_INET_POST_ROUTING))
+		if got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.rules, got, tt.want)
+		}
+	}
+}
+
+func packet() trace.Packet {
+	return trace.Packet{
+		Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), SrcType: unix.RTN_UNICAST,
+		DstType: unix.RTN_UNICAST, In: node.Interface{Name: "cali0", Index: 5}, Out: node.Interface{Name: "eth0", Index: 2},
+	}
+}
+
+// A rule that rejects ends a connection like one that drops, and what follows is not met.
+func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	ns, c := dialNS(t)
+	for _, tt := range []struct{ rules, want string }{
+		{"reject", "rejected, keeps yes, lost yes"},
+		{"meta l4proto tcp reject with tcp reset", "rejected?, keeps yes, lost maybe"},
+		{"meta l4proto tcp reject; drop", "rejected?, dropped?, keeps yes, lost yes"},
+		{"limit rate 5/second accept; drop", "dropped?, keeps yes, lost maybe"},
+		{"accept; drop", "keeps yes, lost no"},
+		{"notrack", "keeps yes, lost no"}, // after connection tracking
+	} {
+		nfttest.NFT(t, ns, "flush ruleset\ntable inet t { chain f { type filter hook forward priority 0;\n"+
+			strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
+		if got := words(trace.New(read(t, c)).At(packet(), unix.NF_INET_FORWARD)); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.rules, got, tt.want)
+		}
+	}
+	for _, tt := range []struct{ rules, want string }{
+		{"-j REJECT", "rejected, keeps yes, lost yes"},
+		{"-m conntrack --ctstate INVALID -j DROP", "keeps yes, lost no"},
+		{"-m conntrack --ctstate NEW,RELATED -j REJECT", "rejected, keeps yes, lost yes"},
+		{"-m conntrack ! --ctstate NEW -j DROP", "keeps yes, lost no"},
+		{"-m state --state NEW -j DROP", "dropped, keeps yes, lost yes"},
+		{"-m comment --comment words -j DROP", "dropped, keeps yes, lost yes"},
+		{"-m ttl --ttl-eq 3 -j DROP", "dropped?, keeps yes, lost maybe"},
+	} {
+		nfttest.NFT(t, ns, "flush ruleset", "-f", "-")
+		nfttest.Run(t, ns, "*filter\n-A FORWARD "+tt.rules+"\nCOMMIT\n", "iptables-nft-restore")
+		if got := words(trace.New(read(t, c)).At(packet(), unix.NF_INET_FORWARD)); got != tt.want {
+			t.Errorf("%s\n got %s\nwant %s", tt.rules, got, tt.want)
+		}
+	}
+}
+
+// The mark that the packet has after prerouting is known as far as rules set it.
+func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	for _, tt := range []struct {
+		rules        string
+		value, known uint32
+	}{
+		{"meta mark set 7", 7, 0xffffffff},
+		{"meta mark set meta mark or 0x10", 0x10, 0x10},
+		{"ip saddr 10.244.1.2 meta mark set meta mark and 0xff", 0, 0xffffff00},
+		{"ip saddr 10.244.1.3 meta mark set 7", 0, 0},
+		{"meta l4proto tcp meta mark set 7", 0, 0},
+		{"meta mark set ct mark", 0, 0},
+	} {
+		nfttest.NFT(t, ns, "flush ruleset\ntable ip t { chain pre { type filter hook prerouting priority -150;\n"+tt.rules+
+			"\n}\n}\n", "-f", "-")
+		d, _ := trace.New(read(t, c)).Trace(packet())
+		if d.Mark.Value != tt.value || d.Mark.Known != tt.known {
+			t.Errorf("%s: %#x of %#x, want %#x of %#x", tt.rules, d.Mark.Value, d.Mark.Known, tt.value, tt.known)
+		}
+	}
+}
