@@ -169,15 +169,14 @@ func TestStatusNamesForeignRules(t *testing.T) {
 		}
 		text := n.run("status").stdout
 		for _, line := range []string{
-			"run with --takeover, or cleanup --legacy-only",
+			"run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
 			"Other rules that masquerade what the config exempts:",
 		} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}
 		}
-		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first,
-			"rules of an iptables-based agent are also active (") {
+		if first, _, _ := strings.Cut(text, "\n"); first != "rules of an iptables-based agent are also active" {
 			t.Errorf("the first line is %q", first)
 		}
 	})

@@ -29,12 +29,20 @@ func statusCommand() command {
 			f := addNodeFlags(fs)
 			f.AddPodCIDRs(fs)
 			f.AddAcceptForeign(fs)
-			return f.status
+			again := false
+			addWatch(fs, &again)
+			return func(ctx context.Context, _ []string, e environment) (int, error) {
+				given := *f.Options
+				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
+					o := given
+					return (&nodeFlags{&o, f.output}).status(ctx, e)
+				})
+			}
 		},
 	}
 }
 
-func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int, error) {
+func (f *nodeFlags) status(ctx context.Context, e environment) (int, error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if err != nil {
