@@ -114,7 +114,9 @@ demo: build ## use: Show the agent at work in separate network namespaces
 
 .PHONY: run
 run: build ## use: Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']
-	bin/nft-masq-agent run $(if $(CONFIG),--config '$(CONFIG)') $(ARGS)
+	mkdir -p /run/nft-masq-agent
+	bin/nft-masq-agent run --probe-socket /run/nft-masq-agent/probe.sock $(if $(CONFIG),--config '$(CONFIG)') \
+		$$(test -t 1 && echo --log-format=text) $(ARGS)
 
 .PHONY: reproducible
 reproducible: ## release: Build the last commit in two directories and compare

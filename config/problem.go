@@ -72,6 +72,8 @@ type Problem struct {
 	Pos         // zero: none
 	// Msg is for people: what is wrong, and what to do.
 	Msg string `json:"message"`
+	// Details are the reason and what to do, one per line, if the message does not have them.
+	Details string `json:"details,omitempty"`
 
 	source string // the line; empty if too long or if nothing of the file may be quoted
 }
@@ -82,12 +84,17 @@ type Pos = Position
 // String returns what Error returns.
 func (p Problem) String() string { return p.Error() }
 
-// Error returns FILE:LINE:COL: message, or the message alone without a position.
+// Error returns FILE:LINE:COL: message, or the message alone without a position, and the
+// details.
 func (p Problem) Error() string {
-	if p.Pos == (Position{}) {
-		return p.Msg
+	text := p.Msg
+	if p.Pos != (Position{}) {
+		text = p.Pos.String() + ": " + p.Msg
 	}
-	return p.Pos.String() + ": " + p.Msg
+	if p.Details != "" {
+		text += "; " + strings.ReplaceAll(p.Details, "\n", "; ")
+	}
+	return text
 }
 
 // Caret returns the source line and, below it, a caret pointing at the problem,

@@ -62,7 +62,19 @@ func connectionsCommand() command {
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
-			return f.connections
+			again := false
+			addWatch(fs, &again)
+			return func(ctx context.Context, operands []string, e environment) (int, error) {
+				given := *f.Options
+				if again && f.flush {
+					return exitUsage, usagef("--flush deletes once: omit --watch")
+				}
+				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
+					o, once := given, f
+					once.nodeFlags = &nodeFlags{&o, f.output}
+					return once.connections(ctx, operands, e)
+				})
+			}
 		},
 	}
 }

@@ -58,8 +58,9 @@ func TestStatusNamesEachTampering(t *testing.T) {
 		}
 		for _, a := range all {
 			t.Run(a.name, func(t *testing.T) {
-				if r, code := n.status(flags...); code != exitDone || !r.Kernel.InSync || r.Kernel.Hash != want.Hash() {
-					t.Errorf("in sync, but exit code %d: %+v", code, r)
+				if r, _ := n.status(flags...); len(r.Errors) != 1 || r.Errors[0].ID != "no-agent" || !r.Kernel.InSync ||
+					r.Kernel.Hash != want.Hash() {
+					t.Errorf("in sync, but: %+v", r)
 				}
 				a.do(n)
 				r, code := n.status(flags...)
@@ -99,10 +100,10 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 	d.began(want)
 	got := n.run("status")
 	first, _, _ := strings.Cut(got.stdout, "\n")
-	says := fmt.Sprintf("in sync: %s is installed, mode nftables, from built-in defaults (no file at %s); the agent "+
-		"runs, pid %d",
-		want.Hash(), n.path, d.Pid)
-	if got.code != exitDone || unwrap(first) != says {
+	says := fmt.Sprintf("in sync: %s is installed, mode nftables", want.Hash())
+	if got.code != exitDone || first != says || !strings.Contains(got.stdout, fmt.Sprintf(
+		"\nagent           ok     the agent runs, pid %d\n", d.Pid)) || !strings.Contains(got.stdout, fmt.Sprintf(
+		"\nconfig          ok     %s, from built-in defaults (no file at %s)\n", want.Hash(), n.path)) {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()
@@ -168,15 +169,14 @@ func TestStatusNamesForeignRules(t *testing.T) {
 		}
 		text := n.run("status").stdout
 		for _, line := range []string{
-			"run with --takeover, or cleanup --legacy-only",
+			"run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
 			"Other rules that masquerade what the config exempts:",
 		} {
 			if !strings.Contains(text, line) {
 				t.Errorf("no %q in:\n%s", line, text)
 			}
 		}
-		if first, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(first,
-			"rules of an iptables-based agent are also active (") {
+		if first, _, _ := strings.Cut(text, "\n"); first != "rules of an iptables-based agent are also active" {
 			t.Errorf("the first line is %q", first)
 		}
 	})
@@ -263,7 +263,7 @@ func TestRoutingRulesOfAnOlderAgentAreNamed(t *testing.T) {
 	}
 	r, _ := n.status()
 	text := unwrap(n.run("status").stdout)
-	first := "routing rules of an older agent are left; to remove them: " + strings.Join(want, "; ") + " in sync"
+	first := "routing rules of an older agent are left; to remove them: " + strings.Join(want, " ") + " in sync"
 	if !slices.Equal(r.Routing, want) || !strings.HasPrefix(text, first) {
 		t.Errorf("%q %s", r.Routing, text)
 	}
@@ -287,7 +287,7 @@ func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
 	first, _, _ := strings.Cut(got.stdout, "\n")
 	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") ||
 		!strings.Contains(first, "none of our rules are installed") ||
-		!strings.Contains(first, "start it") || strings.Contains(got.stdout, "Connections since") {
+		!strings.Contains(got.stdout, "\n  start it") || strings.Contains(got.stdout, "Connections since") {
 		t.Errorf("%+v", got)
 	}
 }

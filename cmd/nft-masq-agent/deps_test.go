@@ -96,6 +96,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		},
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
+			"cmd/nft-masq-agent/internal/health",
 			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/node",
 			"nft/older",
 		},
@@ -105,7 +106,9 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
 			"nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
+			"nft/older", "cmd/nft-masq-agent/internal/health",
 		},
+		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/conntrack", "nft/node", "nft/older"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

@@ -115,9 +115,6 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
 	var tracer *neighbors.Tracer
 	if readErr == nil {
-		if text := legacyNAT(s.proc, dst.Is6()); text != "" {
-			x.Add(config.Warning, "legacy-tables", "This answer ignores %s", text)
-		}
 		var err error
 		if tracer, err = now.state.Tracer(ctx, known); err != nil {
 			return x, hinted(err)
@@ -154,6 +151,11 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		return x, err
 	}
 	x = answered
+	if readErr == nil {
+		if err := legacyTables(&x, s.proc, f.from, dst); err != nil {
+			return x, err
+		}
+	}
 	if now.known != nil { // the verdict needs no privilege, but this does
 		if n, err := staleTo(now.known, f.from, dst); err == nil {
 			x.SetStale(n)
@@ -174,7 +176,7 @@ func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, re
 	case s.rejected != nil && !now.found:
 		return s.rejected
 	case readErr != nil:
-		x.Add(config.Warning, "kernel-unread", "The answer is from the config only: %v.", readErr)
+		x.Add(config.Warning, "kernel-unread", "%v; the answer is from the config only", readErr)
 	case !now.found:
 		x.Add(config.Warning, "not-installed", "None of this agent's rules are installed on this node.")
 		x.Absent = true
@@ -235,15 +237,24 @@ func staleTo(held *neighbors.State, src, dst netip.Addr) (int, error) {
 	return n, err
 }
 
-// legacyNAT describes the rules in legacy ip_tables, which netlink does not show; ""
-// if there are none, or if they cannot be read.
-func legacyNAT(proc string, ipv6 bool) string {
-	t := older.XTable{Family: nfnetlink.IPv4}
-	if ipv6 {
-		t.Family = nfnetlink.IPv6
+// legacyTables completes an answer by the tables of legacy ip_tables of the family that decide,
+// too, and by the open connections, which show what they do.
+func legacyTables(x *answer.Explanation, proc string, src, dst netip.Addr) error {
+	tables, err := older.LegacyTables(proc + "/thread-self/net")
+	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool { return (t.Family == nfnetlink.IPv6) != dst.Is6() })
+	if err != nil || len(tables) == 0 {
+		return err
 	}
-	if n, err := older.LegacyRules(proc+"/thread-self/net", t.Family); err != nil || n == 0 {
-		return ""
+	open := map[netip.Addr]int{}
+	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen())}
+	if src.IsValid() {
+		f.from = netip.PrefixFrom(src, src.BitLen())
 	}
-	return "the NAT rules in legacy ip_tables: " + t.Command() + " lists them."
+	err = dump(conntrack.Open(), f.filter(), func() { clear(open) }, func(e *conntrack.Entry) {
+		if f.matches(e, nil) {
+			open[e.SeenAs().Addr()]++
+		}
+	})
+	x.SetLegacy(tables, open)
+	return err
 }

@@ -41,6 +41,7 @@ func commands() []command {
 		connectionsCommand(),
 		monitorCommand(),
 		cleanupCommand(),
+		completionCommand(),
 		versionCommand(),
 		helpCommand(),
 	}
@@ -53,6 +54,8 @@ type environment struct {
 	stdout, stderr io.Writer
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
+	color          bool   // whether text may have colors
+	stream         bool   // whether each answer as JSON is a line
 	person         bool   // whether a person has typed the command line, not in a pod
 	proc           string // mount point of procfs
 	socket         string // of the running agent
@@ -72,6 +75,7 @@ func theEnvironment() environment {
 		stderr:    os.Stderr,
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
+		color:     noTerminal == nil && os.Getenv("NO_COLOR") == "",
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,

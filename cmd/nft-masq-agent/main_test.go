@@ -117,6 +117,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 		},
 		routes:    routes,
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
+		pods:      node.Pods,
 	}
 }
 

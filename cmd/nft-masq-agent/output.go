@@ -35,7 +35,11 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 	if format == outputJSON {
 		r.Begin().Take(files)
 		var text string
-		if text, err = answer.JSON(r); err == nil {
+		encode := answer.JSON
+		if e.stream {
+			encode = answer.JSONLine
+		}
+		if text, err = encode(r); err == nil {
 			err = write(e.stdout, text)
 		}
 	} else {
@@ -89,7 +93,11 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 		w := bufio.NewWriter(&whole)
 		text(w)
 		_ = w.Flush() // a Builder never fails
-		return write(e.stdout, answer.Fit(whole.String()))
+		fitted := answer.Fit(whole.String())
+		if e.color {
+			fitted = answer.Color(fitted)
+		}
+		return write(e.stdout, fitted)
 	}
 	w := bufio.NewWriter(e.stdout)
 	text(w)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/layout"
@@ -322,6 +323,9 @@ func TestReadmeListsTheProblems(t *testing.T) {
 	text, ids := readDocument(t, "cmd/nft-masq-agent/README.md"), map[string]bool{}
 	const id = `"([a-z]+(?:-[a-z]+)*)"`
 	pattern := regexp.MustCompile(`(?:config\.(?:Error|Warning|Note), |warn\()` + id + `|` + id + `,\s+"[A-Z]`)
+	for _, id := range append(slices.Clone(health.IDs), health.IPv6Pods, health.Unchecked) {
+		ids[id] = true
+	}
 	for _, dir := range []string{".", "internal/answer"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"context"
 	"flag"
-	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/conntrack"
@@ -29,12 +29,20 @@ func statusCommand() command {
 			f := addNodeFlags(fs)
 			f.AddPodCIDRs(fs)
 			f.AddAcceptForeign(fs)
-			return f.status
+			again := false
+			addWatch(fs, &again)
+			return func(ctx context.Context, _ []string, e environment) (int, error) {
+				given := *f.Options
+				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
+					o := given
+					return (&nodeFlags{&o, f.output}).status(ctx, e)
+				})
+			}
 		},
 	}
 }
 
-func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int, error) {
+func (f *nodeFlags) status(ctx context.Context, e environment) (int, error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if err != nil {
@@ -62,12 +70,6 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 	}
 	if err := s.compare(ctx, &r); err != nil {
 		return r, err
-	}
-	for _, ipv6 := range []bool{false, true} {
-		text := legacyNAT(s.proc, ipv6)
-		if text != "" && !slices.ContainsFunc(r.Errors, func(p config.Problem) bool { return p.ID == "older-agent" }) {
-			r.Add(config.Warning, "legacy-tables", "The checks ignore %s", text)
-		}
 	}
 	r.Conclude(*s.Options, s.Ruleset, s.others)
 	return r, nil
@@ -101,15 +103,26 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 		return err
 	}
 	r.SetConnections(counts)
-	if err := s.examine(r, cmp.Or(now.known, now.state)); err != nil {
+	state := cmp.Or(now.known, now.state)
+	if err := s.examine(r, state); err != nil {
 		return err
 	}
+	here := s.health(ctx)
+	r.Take(here.Check(state.Want.Policy, s.ConfigPath))
 	if now.known != nil {
 		countStale(r, now.known)
 	} else if now.found {
 		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
 	return nil
+}
+
+// health is what is read of this node besides rules.
+func (s *session) health(ctx context.Context) health.Node {
+	return health.Node{
+		Proc: s.proc, Pods: s.pods, Interfaces: node.Interfaces, Stats: conntrack.Open().Stats,
+		OnlyNAT: func() (bool, error) { return s.kernel.OnlyNAT(ctx) },
+	}
 }
 
 // examine adds the report on other programs' rules and on this node.

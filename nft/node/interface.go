@@ -11,6 +11,8 @@ type Interface struct {
 	Name  string
 	Kind  string // such as veth or bridge; "" for hardware
 	Up    bool   // it is set up; it may lack a carrier
+	// Elsewhere means that its other end is in another network namespace, as that of a veth.
+	Elsewhere bool
 	// Master is the name of the interface that this one is a part of, "" if there is
 	// none, and MasterKind its kind, such as bridge, bond or vrf.
 	Master, MasterKind string
@@ -53,7 +55,8 @@ func (r *reader) interfaces() []Interface {
 		info := r.parse(l.attributes[unix.IFLA_LINKINFO])
 		all[i] = Interface{
 			Index: index, Name: names[index], Up: number(l.head[flagsAt:])&unix.IFF_UP != 0,
-			Kind: unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.number(unix.IFLA_MASTER)],
+			Elsewhere: l.attributes[unix.IFLA_LINK_NETNSID] != nil,
+			Kind:      unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.number(unix.IFLA_MASTER)],
 			MasterKind: unix.ByteSliceToString(info[unix.IFLA_INFO_SLAVE_KIND]),
 		}
 	}

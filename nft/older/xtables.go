@@ -30,7 +30,7 @@ func (t XTable) Command() string { return t.Family.String() + "tables-legacy -t 
 // directory is as for [LegacyRules].
 func XTables(dir string) (found []XTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		_, entries, err := legacyNAT(dir, family)
+		_, entries, err := legacyTable(dir, family, "nat")
 		if err != nil {
 			return nil, err
 		}
@@ -49,22 +49,55 @@ func XTables(dir string) (found []XTable, err error) {
 //
 // `iptables-legacy -t nat -S`, or ip6tables-legacy, lists the rules.
 func LegacyRules(dir string, family nfnetlink.Family) (n int, err error) {
-	n, _, err = legacyNAT(dir, family)
+	n, _, err = legacyTable(dir, family, "nat")
 	return n, err
 }
 
-// legacyNAT reads the nat table of legacy ip_tables of a family: nothing, if it does not exist.
-func legacyNAT(dir string, family nfnetlink.Family) (rules int, entries []byte, err error) {
+// A LegacyTable is a table of legacy ip_tables that decides about packets, which nf_tables
+// neither shows nor removes.
+type LegacyTable struct {
+	Family nfnetlink.Family
+	Table  string
+	Rules  int // and chains; 0: only a policy
+}
+
+// String returns family and name.
+func (t LegacyTable) String() string { return t.Family.String() + " " + t.Table }
+
+// Command returns the shell command that shows the table.
+func (t LegacyTable) Command() string {
+	return fmt.Sprintf("%stables-legacy -t %s -S", t.Family, t.Table)
+}
+
+// LegacyTables returns the tables of legacy ip_tables in this network namespace that have
+// rules or a policy other than ACCEPT. The directory is as for [LegacyRules].
+func LegacyTables(dir string) (found []LegacyTable, err error) {
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+			rules, entries, err := legacyTable(dir, family, table)
+			if err != nil {
+				return nil, err
+			}
+			if rules > 0 || entries != nil && xtFamilies[family].drops(entries, xtHooks[table]) {
+				found = append(found, LegacyTable{family, table, rules})
+			}
+		}
+	}
+	return found, nil
+}
+
+// legacyTable reads a table of legacy ip_tables of a family: nothing, if it does not exist.
+func legacyTable(dir string, family nfnetlink.Family, table string) (rules int, entries []byte, err error) {
 	f := xtFamilies[family]
 	tables, err := os.ReadFile(filepath.Join(dir, f.names))
-	if slices.Contains(strings.Fields(string(tables)), "nat") {
-		rules, entries, err = f.read()
+	if slices.Contains(strings.Fields(string(tables)), table) {
+		rules, entries, err = f.read(table)
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // also if it is gone meanwhile
 		return 0, nil, nil
 	case err != nil:
-		return 0, nil, fmt.Errorf("legacy ip_tables: table %s nat: %w", family, err)
+		return 0, nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)
 	}
 	return rules, entries, nil
 }
@@ -72,11 +105,28 @@ func legacyNAT(dir string, family nfnetlink.Family) (rules int, entries []byte, 
 type xtFamily struct {
 	names         string // the file that lists the tables
 	domain, level int
+	entry         int // size of struct ipt_entry
 }
 
 var xtFamilies = map[nfnetlink.Family]xtFamily{
-	nfnetlink.IPv4: {"ip_tables_names", unix.AF_INET, unix.IPPROTO_IP},
-	nfnetlink.IPv6: {"ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6},
+	nfnetlink.IPv4: {"ip_tables_names", unix.AF_INET, unix.IPPROTO_IP, 112},
+	nfnetlink.IPv6: {"ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6, 168},
+}
+
+// xtHooks is how many built-in chains a table has.
+var xtHooks = map[string]int{"raw": 2, "mangle": 5, "nat": 4, "filter": 3}
+
+// drops reports whether a table without rules has a built-in chain with another policy than
+// ACCEPT: each is one entry with the standard target, whose verdict follows its header.
+func (f xtFamily) drops(entries []byte, hooks int) bool {
+	const head, target, accept = 32, 40, -2 // struct xt_entry_target, xt_standard_target; -NF_ACCEPT - 1
+	for i := range hooks {
+		at := i*(f.entry+target) + f.entry + head
+		if at+4 <= len(entries) && int32(binary.NativeEndian.Uint32(entries[at:])) != accept {
+			return true
+		}
+	}
+	return false
 }
 
 // getsockopt options from include/uapi/linux/netfilter_ipv4/ip_tables.h, the offsets of the
@@ -88,12 +138,11 @@ const (
 	xtInfoSize, xtCountAt, xtSizeAt = 84, 76, 80
 	xtEntriesHead                   = 40
 	maxXTSize                       = 64 << 20
-	xtEmpty                         = 5
 )
 
 // read returns the number of entries of the table that programs have added, and all entries
 // as the kernel has them. It retries if they change in the meantime.
-func (f xtFamily) read() (rules int, entries []byte, err error) {
+func (f xtFamily) read(table string) (rules int, entries []byte, err error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, nil, err
@@ -101,7 +150,7 @@ func (f xtFamily) read() (rules int, entries []byte, err error) {
 	defer func() { _ = unix.Close(fd) }()
 	for range 5 {
 		info := make([]byte, xtInfoSize)
-		copy(info, "nat")
+		copy(info, table)
 		if err := getsockopt(fd, f.level, xtGetInfo, info); err != nil {
 			return 0, nil, err
 		}
@@ -110,11 +159,11 @@ func (f xtFamily) read() (rules int, entries []byte, err error) {
 			return 0, nil, errors.New("is too large to read")
 		}
 		entries = make([]byte, xtEntriesHead+int(size))
-		copy(entries, "nat")
+		copy(entries, table)
 		binary.NativeEndian.PutUint32(entries[32:], size)
 		switch err := getsockopt(fd, f.level, xtGetEntries, entries); {
 		case err == nil:
-			return int(binary.NativeEndian.Uint32(info[xtCountAt:])) - xtEmpty, entries[xtEntriesHead:], nil
+			return int(binary.NativeEndian.Uint32(info[xtCountAt:])) - xtHooks[table] - 1, entries[xtEntriesHead:], nil
 		case !errors.Is(err, unix.EAGAIN):
 			return 0, nil, err
 		}

@@ -73,6 +73,44 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 	}
 }
 
+// An empty table, which a program that only looks leaves behind, decides nothing. A policy does.
+func TestLegacyTablesThatDecideAreFound(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy")
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		for table, words := range map[string]string{
+			"raw": "-A PREROUTING -p udp -j CT --notrack", "mangle": "-A FORWARD -j MARK --set-mark 1",
+			"nat": "-A POSTROUTING -j MASQUERADE", "filter": "-A FORWARD -j DROP",
+			"raw by policy": "-P OUTPUT DROP", "mangle by policy": "-P POSTROUTING DROP", "filter by policy": "-P FORWARD DROP",
+			"filter with a chain": "-N MINE",
+		} {
+			ns := nfttest.NewNS(t, "node")
+			of, _, _ := strings.Cut(table, " ")
+			program := family.String() + "tables-legacy"
+			check := func(when string, want ...older.LegacyTable) {
+				t.Helper()
+				if err := ns.Do(func() error {
+					found, err := older.LegacyTables("/proc/thread-self/net")
+					for i := range found {
+						found[i].Rules = 0
+					}
+					if err != nil || !slices.Equal(found, want) {
+						t.Errorf("%s, %s, %s: %v, %v, want %v", family, table, when, found, err, want)
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			check("without it")
+			nfttest.Run(t, ns, "", program, "-t", of, "-S")
+			check("empty")
+			nfttest.Run(t, ns, "", program, append([]string{"-t", of}, strings.Fields(words)...)...)
+			check("in use", older.LegacyTable{Family: family, Table: of})
+		}
+	}
+}
+
 func openFiles(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")

@@ -83,6 +83,7 @@ type Agent struct {
 	moves     <-chan node.Change // of addresses; nil until a policy needs them
 	second    *second
 	observers []Observer
+	problems  func() config.Problems // of the last minute; nil: none are known
 }
 
 // published is a view for observers.

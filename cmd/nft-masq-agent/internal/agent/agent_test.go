@@ -65,6 +65,7 @@ type world struct {
 	counts    []nft.Counts
 	countsErr error
 
+	problems   config.Problems // of the node
 	generation uint32
 	holder     int // of the lock, 0 for none
 

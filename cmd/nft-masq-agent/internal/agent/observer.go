@@ -28,6 +28,7 @@ type View struct {
 
 	Generation uint32 // of the ruleset, at which everything was right; 0: unknown
 	Changes    int    // of our rules
+	Repairs    int    // of our rules
 	Hangups    int
 }
 
@@ -39,7 +40,7 @@ func (a *Agent) seen(v view) View {
 	return View{
 		Want: v.policy.want, Installed: v.installed, InForce: v.inForce(), Accepted: v.policy.accepted,
 		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
-		Generation: v.generation, Changes: v.changes, Hangups: v.hangups,
+		Generation: v.generation, Changes: v.changes, Repairs: v.repairs, Hangups: v.hangups,
 	}
 }
 
@@ -64,4 +65,14 @@ func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 // Log logs a line; fields are names and values in turn.
 func (a *Agent) Log(level zapcore.Level, event, text string, fields ...any) {
 	a.log.Logw(level, text, append(fields, "event", event)...)
+}
+
+// Tell sets what knows the problems of the last minute, which a report of the agent has.
+func (a *Agent) Tell(problems func() config.Problems) { a.problems = problems }
+
+func (a *Agent) told() config.Problems {
+	if a.problems == nil {
+		return nil
+	}
+	return a.problems()
 }

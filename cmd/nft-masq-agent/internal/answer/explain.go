@@ -25,6 +25,8 @@ type Explanation struct {
 	Absent bool `json:"notInstalled,omitempty"`
 	// Headline is the answer as a sentence.
 	Headline string `json:"headline,omitempty"`
+	// Details are what the headline goes on to say, such as a command, one per line.
+	Details string `json:"details,omitempty"`
 	// Sees is the address that the destination sees; absent if unknown, or the pod's own.
 	Sees string `json:"sees,omitempty"`
 	// Possible is what the destination may see, if that is unknown.
@@ -251,9 +253,12 @@ func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat 
 // String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
-	lines(&b, "", texts(slices.Concat(x.Errors, x.Warnings))...)
+	write(&b, slices.Concat(x.Errors, x.Warnings))
 	if x.Headline != "" {
-		lines(&b, "", x.Headline)
+		first(&b, x.Headline)
+	}
+	if x.Details != "" {
+		lines(&b, "  ", strings.Split(x.Details, "\n")...)
 	}
 	lines(&b, "  ", x.Possible...)
 	if b.Len() > 0 {

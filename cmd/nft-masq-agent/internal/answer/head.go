@@ -50,6 +50,13 @@ func (h *Head) Add(level config.Level, id, format string, args ...any) {
 	h.Take(config.Problems{Problem(level, id, format, args...)})
 }
 
+// Explain adds a problem with its reason and what to do, one per line.
+func (h *Head) Explain(level config.Level, id, details, format string, args ...any) {
+	p := Problem(level, id, format, args...)
+	p.Details = details
+	h.Take(config.Problems{p})
+}
+
 // Problem returns a problem that is not about a place in a file.
 func Problem(level config.Level, id, format string, args ...any) config.Problem {
 	return problem(level, id, nowhere, format, args...)

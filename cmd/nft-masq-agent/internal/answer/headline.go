@@ -2,16 +2,19 @@ package answer
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/older"
 )
 
 // A Why is the reason for an answer: a code for programs and its parameters.
@@ -190,7 +193,27 @@ func (x *Explanation) turnOff(w foreign.Way) {
 	if w.Policy() {
 		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
 	}
-	x.Headline += " Until its program adds it again, this turns it off: " + how
+	x.Details = "Until its program adds it again, this turns it off:\n" + how
+}
+
+// SetLegacy makes the headline unknown because of tables of legacy ip_tables that decide, too.
+// open counts the open connections to the destination by the source that it sees.
+func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]int) {
+	if len(tables) == 0 {
+		return
+	}
+	names := texts(tables)
+	without := x.Headline
+	x.Headline = fmt.Sprintf("unknown: rules in legacy ip_tables (%s) decide, too", strings.Join(names, ", "))
+	x.Details = health.LegacyDetails(tables)
+	x.Why, x.Sees, x.Possible = Why{Code: "unknown", Unknown: names}, "", nil
+	for _, seen := range slices.SortedFunc(maps.Keys(open), netip.Addr.Compare) {
+		x.Possible = append(x.Possible, fmt.Sprintf("%s %s seen as %s", Plural(open[seen], "open connection"),
+			either(open[seen] == 1, "is", "are"), seen))
+	}
+	if without != "" {
+		x.Possible = append(x.Possible, "without them: "+without)
+	}
 }
 
 // mayDrop notes the rules that drop the connection if a condition is true that is unknown.

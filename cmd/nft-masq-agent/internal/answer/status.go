@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
@@ -39,6 +40,8 @@ type Status struct {
 	Others []Rule `json:"otherRules"`
 	// SNAT lists which of snatAddresses this node has.
 	SNAT []SNATReport `json:"snatAddresses,omitempty"`
+	// Areas are the health of this node on one screen.
+	Areas []Area `json:"areas"`
 }
 
 // A Kernel is what the kernel has of this agent's rules.
@@ -125,7 +128,7 @@ func NewStatus(h Head, o options.Options, l options.Loaded, err error) Status {
 	h.Take(l.Problems.Remarks())
 	return Status{
 		Head: h, Config: NewConfig(o, l, err), Kernel: Kernel{Differences: []string{}}, Counters: []Counter{},
-		Legacy: []Legacy{}, Routing: []string{}, Others: []Rule{},
+		Legacy: []Legacy{}, Routing: []string{}, Others: []Rule{}, Areas: []Area{},
 	}
 }
 
@@ -136,8 +139,9 @@ func (r *Status) SetAgent(a running.Report) {
 	case a.Delayed:
 		r.Add(config.Error, "rules-delayed", "%s", a.Refusal)
 	case a.Refusal != "":
-		r.Add(config.Error, "kernel-refusal", "the agent cannot write its rules: %s", a.Refusal)
+		r.Explain(config.Error, "kernel-refusal", a.Refusal, "the agent cannot write its rules")
 	}
+	r.Take(a.Problems)
 	if a.SecondAgent != 0 {
 		r.Add(config.Error, "second-agent", "2 agents run here and overwrite each other: stop all but one")
 	}
@@ -176,15 +180,16 @@ func (r *Status) SetConnections(counts []nft.Counts) {
 func (r *Status) SetStale(s conntrack.Stale) {
 	r.Stale = &Stale{Count: s.Count, Oldest: s.Oldest.UTC()}
 	text := Plural(s.Count, "connection") + either(s.Count == 1, " still uses", " still use") + " an earlier policy"
+	details := "nft-masq-agent connections --stale lists them"
 	if !s.Oldest.IsZero() {
-		text += ", the oldest since " + r.Stale.Oldest.Format(time.RFC3339)
+		details = "the oldest since " + r.Stale.Oldest.Format(time.RFC3339) + "\n" + details
 	}
 	if s.Partial {
 		r.Stale.Sampled = s.Examined
 		text += fmt.Sprintf(" (estimated from %d)", s.Examined)
 	}
 	if s.Count > 0 {
-		r.Add(config.Warning, "stale-connections", "%s; connections --stale lists them", text)
+		r.Explain(config.Warning, "stale-connections", details, "%s", text)
 	}
 }
 
@@ -199,12 +204,12 @@ func (r *Status) SetPorts(used conntrack.Tally, ports int) {
 		return
 	}
 	u := full[0]
-	r.Add(config.Error, "source-ports", "new %s connections to %s fail, or will: %d of %d source ports of %s are in use "+
-		"there%s. connections --ports names the pods; have them reuse connections, exempt the destination, add addresses "+
-		"to %s, "+
-		"or widen %s", conntrack.ProtocolName(u.Protocol), u.To, u.Used, ports, u.From,
+	r.Explain(config.Error, "source-ports", fmt.Sprintf("%d of %d source ports of %s are in use there%s\n"+
+		"nft-masq-agent connections --ports names the pods\n"+
+		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", u.Used, ports, u.From,
 		either(len(full) > 1, fmt.Sprintf(" (likewise for %d more destinations)", len(full)-1), ""),
-		config.KeySNATAddresses, config.KeyToPorts)
+		config.KeySNATAddresses, config.KeyToPorts),
+		"new %s connections to %s fail, or will", conntrack.ProtocolName(u.Protocol), u.To)
 }
 
 // SetOthers sets the report on other programs' rules.
@@ -215,12 +220,13 @@ func (r *Status) SetOthers(others neighbors.Others) {
 		})
 	}
 	if len(others.Legacy) > 0 {
-		r.Add(config.Error, "older-agent", "rules of an iptables-based agent are also active (%s): run with --takeover, "+
-			"or cleanup --legacy-only", strings.Join(texts(others.Legacy), "; "))
+		r.Explain(config.Error, "older-agent", strings.Join(texts(others.Legacy), "\n")+
+			"\nstop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
+			"rules of an iptables-based agent are also active")
 	}
 	if r.Routing = append(r.Routing, others.Routing...); len(r.Routing) > 0 {
-		r.Add(config.Error, "older-routing", "routing rules of an older agent are left; to remove them: %s",
-			strings.Join(r.Routing, "; "))
+		r.Explain(config.Error, "older-routing", strings.Join(r.Routing, "\n"),
+			"routing rules of an older agent are left; to remove them:")
 	}
 	r.inTheWay("conflict", others.Conflicts, "traffic that the config exempts")
 	r.inTheWay("overruled", others.Overruled, "traffic that the config masquerades")
@@ -257,19 +263,19 @@ func (r *Status) inTheWay(id string, rules []foreign.Conflict, traffic string) {
 			continue
 		}
 		one, several := kind.Does()
-		r.Add(config.Error, id, "%s of other programs %s %s, such as %s. %s.", Plural(len(of), "rule"),
-			either(len(of) == 1, one, several), traffic, newRule(of[0].Place, "").place(), kind.Remedy())
+		r.Explain(config.Error, id, fmt.Sprintf("such as %s\n%s", newRule(of[0].Place, "").place(), kind.Remedy()),
+			"%s of other programs %s %s", Plural(len(of), "rule"), either(len(of) == 1, one, several), traffic)
 	}
 }
 
 // String returns the report as text, starting with the problems.
 func (r *Status) String() string {
 	var b strings.Builder
-	lines(&b, "", texts(slices.Concat(r.Errors, r.Warnings))...)
+	write(&b, slices.Concat(r.Errors, r.Warnings))
 	if r.Config.Accepted && r.Kernel.InSync {
-		lines(&b, "", fmt.Sprintf("in sync: %s is installed, mode %s, from %s; %s", r.Kernel.Hash, r.Config.Mode, r.source(),
-			r.running()))
+		lines(&b, "", fmt.Sprintf("in sync: %s is installed, mode %s", r.Kernel.Hash, r.Config.Mode))
 	}
+	r.writeAreas(&b)
 	if r.Agent != nil && r.Agent.Policy != nil {
 		lines(&b, "  ", fmt.Sprintf("pid %d %s", r.Agent.PID, r.Agent.Policy))
 	}
@@ -285,10 +291,13 @@ func (r *Status) String() string {
 
 // weights are the errors by weight; the empty one stands for all others, which are those of
 // the files.
-var weights = []string{
-	"kernel-refusal", "rules-delayed", "config-rejected", "", "second-agent", "out-of-sync", "older-agent", "interface-list-unmatched",
-	"conflict", "overruled", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced", "older-routing",
-}
+var weights = slices.Concat([]string{
+	health.NotANode, "kernel-refusal", "rules-delayed", "config-rejected", "", "second-agent", "out-of-sync", "no-agent", "older-agent",
+	"interface-list-unmatched",
+}, health.IDs, []string{
+	"conflict", "overruled", "rules-restored", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced",
+	"older-routing",
+})
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.
 // lenient is what the older agents make of a rejected config, if anything. others are flags that
@@ -303,20 +312,27 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		if i := slices.IndexFunc(r.Errors, func(p config.Problem) bool { return p.Pos != nowhere }); i >= 0 {
 			fix = r.Errors[i].Pos.String()
 		}
-		r.Add(config.Error, "config-rejected", "config rejected; %s; %s: fix %s", r.enforced(o, lenient), r.running(), fix)
+		r.Explain(config.Error, "config-rejected", "fix "+fix, "config rejected; %s", r.enforced(o, lenient))
 	case !r.Kernel.InSync:
-		remedy := "see its log, and monitor for who changes them"
-		if r.Agent == nil {
+		remedy := "see its log, and nft-masq-agent monitor for who changes them"
+		switch {
+		case r.Agent == nil:
 			remedy = "start it, or check that it runs with these flags"
-		} else if others != "" {
+		case others != "":
 			remedy = "this command has another " + others + " than the agent"
+		case r.Agent.Policy == nil && !o.Given("config"):
+			remedy = fmt.Sprintf("cannot read the flags of the agent (pid %d): give --config or --probe-socket", r.Agent.PID)
 		}
-		r.Add(config.Error, "out-of-sync", "out of sync: expected: %s (%s), mode %s; %s; %s: %s", r.source(), r.Config.Hash,
-			r.Config.Mode, installed, r.running(), remedy)
+		r.Explain(config.Error, "out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s", r.Config.Hash,
+			r.Config.Mode, r.source(), remedy), "out of sync: %s", installed)
+	}
+	if r.Agent == nil {
+		r.Explain(config.Error, "no-agent", "changes of the config do not arrive, and nothing restores the rules\n"+
+			"kubectl -n kube-system get pods -o wide -l app.kubernetes.io/name=nft-masq-agent", "no agent runs on this node")
 	}
 	for _, s := range r.SNAT {
 		if len(s.Present) == 0 && len(s.Absent) > 0 {
-			r.Add(config.Error, "snat-missing", "%s", s)
+			r.Explain(config.Error, "snat-missing", s.String(), "this node has none of %s", config.KeySNATAddresses)
 		}
 	}
 	weight := func(p config.Problem) int {
@@ -326,6 +342,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		return slices.Index(weights, "")
 	}
 	slices.SortStableFunc(r.Errors, func(a, b config.Problem) int { return cmp.Compare(weight(a), weight(b)) })
+	r.setAreas()
 }
 
 func (r *Status) source() string {

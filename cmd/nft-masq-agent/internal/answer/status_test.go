@@ -20,26 +20,26 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 		}
 		return all
 	}
-	var r Status
+	r := Status{Agent: &Agent{PID: 9}}
 	r.Config.Accepted, r.Kernel.InSync = true, true
 	r.SetOthers(neighbors.Others{
 		Conflicts: of(foreign.Masquerades, 2),
 		Overruled: append(append(of(foreign.Untracks, 3, 4), of(foreign.Exempts, 5)...), of(foreign.Drops, 0)...),
 	})
 	want := []string{
-		"1 rule of other programs masquerades traffic that the config exempts, such as ip cni post handle 2. " +
-			"Turn off masquerading in that program, or set enforceNonMasquerade.",
-		"1 rule of other programs accepts traffic that the config masquerades, such as ip cni post handle 5. " +
-			"Remove the rules, or add their destinations to nonMasqueradeCIDRs.",
-		"2 rules of other programs turn off connection tracking for traffic that the config masquerades, such as " +
-			"ip cni post handle 3. Without connection tracking there is no NAT: remove the rules, or exempt their traffic here.",
-		"1 rule of other programs drops traffic that the config masquerades, such as ip cni post. " +
-			"Accept pod traffic in that chain, or set its policy to accept.",
+		"1 rule of other programs masquerades traffic that the config exempts; such as ip cni post handle 2; " +
+			"Turn off masquerading in that program, or set enforceNonMasquerade",
+		"1 rule of other programs accepts traffic that the config masquerades; such as ip cni post handle 5; " +
+			"Remove the rules, or add their destinations to nonMasqueradeCIDRs",
+		"2 rules of other programs turn off connection tracking for traffic that the config masquerades; such as " +
+			"ip cni post handle 3; Without connection tracking there is no NAT: remove the rules, or exempt their traffic here",
+		"1 rule of other programs drops traffic that the config masquerades; such as ip cni post; " +
+			"Accept pod traffic in that chain, or set its policy to accept",
 	}
 	r.Conclude(options.Options{}, nil, "")
 	var got []string
 	for _, p := range r.Problems() {
-		got = append(got, p.Msg)
+		got = append(got, p.Error())
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"nft-masq-agent/config"
 )
@@ -69,6 +70,43 @@ func lines(b *strings.Builder, indent string, all ...string) {
 	for _, text := range all {
 		b.WriteString(Line(text, indent))
 	}
+}
+
+// widest is the most columns of the first line of an answer.
+const widest = 100
+
+// write writes problems: of each the verdict, and below it what it goes on to say.
+func write(b *strings.Builder, all config.Problems) {
+	for _, p := range all {
+		details := p.Details
+		p.Details = ""
+		first(b, p.Error())
+		if details != "" {
+			lines(b, "  ", strings.Split(details, "\n")...)
+		}
+	}
+}
+
+// first writes a text whose first line is not wide: the rest follows in another line.
+func first(b *strings.Builder, text string) {
+	text = strings.Join(strings.Fields(text), " ")
+	if utf8.RuneCountInString(text) <= widest {
+		b.WriteString(text + "\n")
+		return
+	}
+	head := string([]rune(text)[:widest])
+	for _, mark := range []string{". ", "; ", ": ", ", ", " (", " "} {
+		if at := strings.LastIndex(head, mark); at > 0 {
+			if mark == " (" {
+				at--
+			}
+			at += len(strings.TrimRight(mark, " "))
+			b.WriteString(text[:at] + "\n")
+			lines(b, "  ", text[at:])
+			return
+		}
+	}
+	b.WriteString(text + "\n")
 }
 
 // list writes texts below a title, and nothing if there are none.

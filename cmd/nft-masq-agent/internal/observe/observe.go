@@ -12,6 +12,8 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 )
 
 // share limits everything that is read again and again to 0.5 % of one CPU: the next time is
@@ -19,10 +21,12 @@ import (
 const share = 200
 
 // All returns the observers of an agent.
-func All(a *agent.Agent, h Host, o options.Options) []agent.Observer {
+func All(a *agent.Agent, h Host, o options.Options, check func(nft.Policy) config.Problems) []agent.Observer {
+	healthy := &nodeHealth{Agent: a, check: check}
+	a.Tell(healthy.known)
 	return []agent.Observer{
 		newSurvey(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, &connections{Agent: a, host: h},
-		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o},
+		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o}, healthy,
 	}
 }
 

@@ -89,7 +89,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 				Lock:      lock, Later: lock, Holder: func() (int, bool) { return 0, false },
 			}, w, agent.Settings{Options: o, LostLines: func() uint64 { return 0 }}, zap.New(documentedCore{core, t}),
 		)
-		w.all = All(w.agent, w, o)
+		w.all = All(w.agent, w, o, func(nft.Policy) config.Problems { return nil })
 		w.agent.Observe(w.all...)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})

@@ -44,6 +44,8 @@ type Report struct {
 	// why it cannot be read; empty if it is accepted.
 	Rejected config.Problems `json:"rejected"`
 	Warnings config.Problems `json:"warnings"`
+	// Problems are those of the last minute.
+	Problems config.Problems `json:"problems"`
 	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
 	Refusal string `json:"refusal"`
 	// Delayed says that it is only because other programs write all the time.

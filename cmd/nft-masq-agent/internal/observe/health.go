@@ -1,0 +1,115 @@
+package observe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+)
+
+// nodeHealth reports what keeps the policy from having an effect on the node, or in force.
+type nodeHealth struct {
+	*agent.Agent
+	check   func(nft.Policy) config.Problems
+	policy  *nft.Ruleset
+	repairs int // at the last view
+
+	mu       sync.Mutex
+	restored []time.Time // within a minute
+	found    config.Problems
+	checked  bool
+}
+
+// rulesRestored is the ID of a problem that only the agent can know.
+const rulesRestored = "rules-restored"
+
+func (o *nodeHealth) Run(ctx context.Context) {
+	o.Follow(ctx, func(v agent.View, checked bool) {
+		o.count(v)
+		if v.Installed != nil && (v.Installed != o.policy || checked) {
+			o.policy = v.Installed
+			o.look(v.Installed.Policy)
+		}
+	})
+}
+
+// count remembers when rules were restored.
+func (o *nodeHealth) count(v agent.View) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for ; o.repairs < v.Repairs; o.repairs++ {
+		o.restored = append(o.restored, time.Now())
+	}
+}
+
+// often returns a problem if rules were restored more than twice within a minute. The caller
+// has the lock.
+func (o *nodeHealth) often() config.Problems {
+	const most, within = 2, time.Minute
+	o.restored = slices.DeleteFunc(o.restored, func(at time.Time) bool { return time.Since(at) > within })
+	n := len(o.restored)
+	if n <= most {
+		return nil
+	}
+	return config.Problems{{
+		ID: rulesRestored, Level: config.Error,
+		Msg:     fmt.Sprintf("another program keeps changing the rules: restored %d times in the last minute", n),
+		Details: "nft-masq-agent monitor shows which program it is",
+	}}
+}
+
+// look checks the node, and logs what is new.
+func (o *nodeHealth) look(p nft.Policy) {
+	found := o.check(p)
+	o.mu.Lock()
+	before := o.found
+	o.found, o.checked = found, true
+	o.mu.Unlock()
+	has := func(all config.Problems, id string) bool {
+		return slices.ContainsFunc(all, func(p config.Problem) bool { return p.ID == id })
+	}
+	for _, p := range found.Faults() {
+		if !has(before, p.ID) {
+			o.Log(zap.WarnLevel, "node_problem", "the policy may have no effect on this node", "problem", p.ID, "why",
+				p.Error())
+		}
+	}
+	for _, p := range before.Faults() {
+		if !has(found, p.ID) {
+			o.Log(zap.InfoLevel, "node_problem_gone", "a problem of this node is gone", "problem", p.ID)
+		}
+	}
+}
+
+// known returns the problems that a command cannot find, because they are about the last minute.
+func (o *nodeHealth) known() config.Problems {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	failed := slices.DeleteFunc(slices.Clone(o.found), func(p config.Problem) bool { return p.ID != health.InsertFailed })
+	return append(o.often(), failed...)
+}
+
+func (o *nodeHealth) Collect(e agent.Exporter) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.checked {
+		return
+	}
+	for _, id := range health.IDs {
+		is := slices.ContainsFunc(o.found, func(p config.Problem) bool { return p.ID == id })
+		n := 0.0
+		if is {
+			n = 1
+		}
+		e.Gauge("node_problem", "Whether something keeps the policy from having an effect on this node, by problem: 1 or 0. "+
+			"status says what to do.", n, "problem", id)
+	}
+}
