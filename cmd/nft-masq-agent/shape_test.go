@@ -52,8 +52,9 @@ func TestCompletionKnowsCommandsFlagsAndFiles(t *testing.T) {
 	nfttest.Require(t, "bash")
 	script := runHere(t, "completion", "bash").stdout
 	for words, want := range map[string]string{
-		"nft-masq-agent stat": "status", "nft-masq-agent status --watc": "--watch", "nft-masq-agent check ./shape_t": "./shape_test.go",
-		"nft-masq-agent diff --enab": "--enable-ipv6",
+		"nft-masq-agent stat": "status", "nft-masq-agent status --watc": "--watch",
+		"nft-masq-agent check ./shape_t": "./shape_test.go",
+		"nft-masq-agent diff --enab":     "--enable-ipv6",
 	} {
 		list := strings.Fields(words)
 		line := fmt.Sprintf("%s\nCOMP_WORDS=(%s) COMP_CWORD=%d; _nft_masq_agent; echo \"${COMPREPLY[@]}\"", script, words,

@@ -17,7 +17,9 @@ func addWatch(fs *flag.FlagSet, to *bool) {
 }
 
 // watch answers once, or if on is set again and again until it is interrupted.
-func (e environment) watch(ctx context.Context, on bool, format string, once func(environment) (int, error)) (int, error) {
+func (e environment) watch(ctx context.Context, on bool, format string,
+	once func(environment) (int, error),
+) (int, error) {
 	if !on {
 		return once(e)
 	}

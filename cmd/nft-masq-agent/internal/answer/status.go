@@ -292,7 +292,8 @@ func (r *Status) String() string {
 // weights are the errors by weight; the empty one stands for all others, which are those of
 // the files.
 var weights = slices.Concat([]string{
-	health.NotANode, "kernel-refusal", "rules-delayed", "config-rejected", "", "second-agent", "out-of-sync", "no-agent", "older-agent",
+	health.NotANode, "kernel-refusal", "rules-delayed", "config-rejected", "",
+	"second-agent", "out-of-sync", "no-agent", "older-agent",
 	"interface-list-unmatched",
 }, health.IDs, []string{
 	"conflict", "overruled", "rules-restored", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced",
