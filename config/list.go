@@ -119,11 +119,14 @@ var swallowed = regexp.MustCompile(`[ \n]- `)
 
 // swallowed returns the place of a "-" that is indented further than the entry before it, so
 // that YAML takes its line for the continuation of that entry; the zero position if there is none.
+// Longer texts than a line that is shown are not searched, because an entry may stand anywhere
+// by an alias.
 func (f *file) swallowed(n *yaml.Node) Position {
-	if n.Style != 0 || !swallowed.MatchString(n.Value) {
+	if n.Style != 0 || len(n.Value) > maxLine || !swallowed.MatchString(n.Value) {
 		return Position{}
 	}
-	for i, line := range f.lines()[min(n.Line, len(f.lines())):] {
+	lines := f.lines()[min(n.Line, len(f.lines())):]
+	for i, line := range lines[:min(maxLine, len(lines))] {
 		if text := strings.TrimLeft(line, " \t"); text != "" && !strings.HasPrefix(text, "#") {
 			if !strings.HasPrefix(text, "- ") {
 				break
