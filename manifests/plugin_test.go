@@ -179,6 +179,9 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(n.dir, "kubectl"), []byte(kubectl), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // a user namespace may lack them
+		_ = top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "3600")
+	}
 	seen4 := nfttest.MustSend(t, top, nfttest.Flow{
 		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
 	}).Seen.String()
