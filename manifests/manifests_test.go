@@ -397,7 +397,7 @@ func TestPodMonitorNamesTargetsByTheirNode(t *testing.T) {
 	if endpoint.Port != r.container().Ports[0].Name {
 		t.Errorf("port %s", endpoint.Port)
 	}
-	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "instance" ||
+	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "node" ||
 		!slices.Equal(l[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
 		t.Errorf("relabelings %+v", l)
 	}
