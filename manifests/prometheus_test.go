@@ -136,7 +136,7 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	}
 }
 
-func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
+func TestReadmeListsTheAlerts(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +145,7 @@ func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
 	table, _, _ = strings.Cut(table, "<!-- /alerts -->")
 	alerts := readAlerts(t)
 	for _, a := range alerts {
-		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " +
-			regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
+		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| [^|]+ \\|$")
 		if !row.MatchString(table) {
 			t.Errorf("no row for %s, or a different one", a.Alert)
 		}
