@@ -77,7 +77,8 @@ func TestInstallSectionWorksAsWritten(t *testing.T) {
 			Kind string
 		}
 	}
-	if !c.Get(&left, "daemonset,service,serviceaccount,pods", "--selector=app.kubernetes.io/name=nft-masq-agent") || len(left.Items) > 0 {
+	const ours = "--selector=app.kubernetes.io/name=nft-masq-agent"
+	if !c.Get(&left, "daemonset,service,serviceaccount,pods", ours) || len(left.Items) > 0 {
 		t.Errorf("left: %v %s", left, c.Complaint())
 	}
 	if !c.Get(&m, "configmap", volume.Name) {
@@ -95,7 +96,8 @@ var needed = map[string]string{
 }
 
 const removeEverything = `for release in $(helm -n kube-system list -q); do helm -n kube-system uninstall $release; done
-kubectl -n kube-system delete daemonsets,services,configmaps,serviceaccounts --selector='app.kubernetes.io/name=nft-masq-agent'
+ours=app.kubernetes.io/name=nft-masq-agent
+kubectl -n kube-system delete daemonsets,services,configmaps,serviceaccounts --selector=$ours
 kubectl -n kube-system delete daemonset ip-masq-agent non-masquerade-daemon --ignore-not-found
 kubectl -n kube-system delete serviceaccount nft-masq-agent --ignore-not-found`
 

@@ -343,8 +343,9 @@ func TestProbesQueryTheirOwnAgent(t *testing.T) {
 			}
 			return
 		}
+		alive := []string{"/nft-masq-agent", "ready", "--alive"}
 		for p, want := range map[*corev1.Probe][]string{
-			start: {"/nft-masq-agent", "ready", "--alive"}, live: {"/nft-masq-agent", "ready", "--alive"}, ready: {"/nft-masq-agent", "ready"},
+			start: alive, live: alive, ready: {"/nft-masq-agent", "ready"},
 		} {
 			if p.Exec == nil || !slices.Equal(p.Exec.Command, want) {
 				t.Errorf("probe %v, want %q", p.ProbeHandler, want)

@@ -87,7 +87,9 @@ NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 node-2  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 `, 0},
-		"nothing found": {0, nil, "kubectl masq: no pods with app.kubernetes.io/name=nft-masq-agent in the namespace kube-system\n", 1},
+		"nothing found": {
+			0, nil, "kubectl masq: no pods with app.kubernetes.io/name=nft-masq-agent in the namespace kube-system\n", 1,
+		},
 		"no pod": {3, map[string]string{"node-1": healthy}, `no pod on 2 of 3 nodes
 NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -

@@ -128,6 +128,11 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 		if a.Labels["severity"] == "" {
 			t.Errorf("%s has no severity", a.Alert)
 		}
+		// The command is one to paste.
+		command := regexp.MustCompile(`kubectl masq (status|connections|monitor) \{\{ \$labels\.node \}\}`)
+		if strings.Contains(a.Annotations["summary"], "$labels.node") && !command.MatchString(a.Annotations["runbook"]) {
+			t.Errorf("%s concerns a node, and has no command for it: %s", a.Alert, a.Annotations["runbook"])
+		}
 		for _, name := range []string{"summary", "description", "runbook"} {
 			if a.Annotations[name] == "" {
 				t.Errorf("%s has no %s", a.Alert, name)
