@@ -85,7 +85,8 @@ func TestImageOfAReleaseIsImportedFromADirectory(t *testing.T) {
 		}
 	}
 	out, err := run("ctr --namespace k8s.io images list")
-	want := "registry.example/nft-masq-agent:v1.0.0 application/vnd.oci.image.index.v1+json " + strings.TrimSpace(string(digest))
+	want := "registry.example/nft-masq-agent:v1.0.0 application/vnd.oci.image.index.v1+json " +
+		strings.TrimSpace(string(digest))
 	if err != nil || lines != 2 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
 		t.Errorf("%d lines, %v, want %q in\n%s", lines, err, want, out)
 	}

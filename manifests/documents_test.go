@@ -63,6 +63,7 @@ var byHand = map[string]string{
 	"manifests":    "writes the files that manifests-check compares",
 	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
+	"plots":        "TestPlotsAreThoseOfTheTable draws them",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
 	"test-arch":    "downloads Debian's kernels, and needs qemu",
@@ -253,6 +254,45 @@ func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
 	}
 	if described < 30 {
 		t.Errorf("%d targets", described)
+	}
+}
+
+// A tag may be moved, the digest of what was pushed is what it is.
+func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
+	t.Parallel()
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for tool, script := range map[string]string{
+		"docker": "echo 'v1: digest: " + digest + " size: 527'\n",
+		"podman": "for arg; do case \"$last\" in --digestfile) printf %s " + digest +
+			" >\"$arg\" ;; esac; last=\"$arg\"; done\n",
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		makes := func(args string) string {
+			cmd := exec.CommandContext(t.Context(), "bash", "-c",
+				"make --directory=.. --old-file=container --old-file=all-container CONTAINER_TOOL="+tool+" IMAGE=registry.example/a TAG=v1 PUSHED="+filepath.Join(dir, "pushed")+" "+args)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			return string(out)
+		}
+		if out := makes("--dry-run manifest"); !strings.Contains(out, `newTag: "v1"`) {
+			t.Errorf("%s: nothing was pushed, and:\n%s", tool, out)
+		}
+		for _, push := range []string{"push", "all-push"} {
+			makes(push)
+			want := `newName: "registry.example/a", digest: "` + digest + `"`
+			if out := makes("--dry-run manifest"); !strings.Contains(out, want) {
+				t.Errorf("%s: no %s in\n%s", tool, want, out)
+			}
+			if out := makes("--dry-run manifest TAG=v2"); !strings.Contains(out, `newTag: "v2"`) {
+				t.Errorf("%s: another tag, and:\n%s", tool, out)
+			}
+		}
 	}
 }
 

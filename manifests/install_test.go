@@ -77,7 +77,8 @@ func TestInstallSectionWorksAsWritten(t *testing.T) {
 			Kind string
 		}
 	}
-	if !c.Get(&left, "daemonset,service,pods", "--selector=app.kubernetes.io/name=nft-masq-agent") || len(left.Items) > 0 {
+	const ours = "--selector=app.kubernetes.io/name=nft-masq-agent"
+	if !c.Get(&left, "daemonset,service,serviceaccount,pods", ours) || len(left.Items) > 0 {
 		t.Errorf("left: %v %s", left, c.Complaint())
 	}
 	if !c.Get(&m, "configmap", volume.Name) {
@@ -95,8 +96,10 @@ var needed = map[string]string{
 }
 
 const removeEverything = `for release in $(helm -n kube-system list -q); do helm -n kube-system uninstall $release; done
-kubectl -n kube-system delete daemonsets,services,configmaps --selector='app.kubernetes.io/name=nft-masq-agent'
-kubectl -n kube-system delete daemonset ip-masq-agent non-masquerade-daemon --ignore-not-found`
+ours=app.kubernetes.io/name=nft-masq-agent
+kubectl -n kube-system delete daemonsets,services,configmaps,serviceaccounts --selector=$ours
+kubectl -n kube-system delete daemonset ip-masq-agent non-masquerade-daemon --ignore-not-found
+kubectl -n kube-system delete serviceaccount nft-masq-agent --ignore-not-found`
 
 // There are no nodes, so that no pod runs.
 func TestInstallCommandsOfTheDocumentsRun(t *testing.T) {
@@ -139,6 +142,7 @@ func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
 	c.Sh("kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n")
 	var before, after appsv1.DaemonSet
 	c.Get(&before, "daemonset", "ip-masq-agent")
+	c.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent")
 	c.Sh("make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace -f -")
 	if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
 		t.Fatalf("it is another DaemonSet: %s", c.Complaint())

@@ -44,19 +44,28 @@ container-%: container-tool content-%
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
 		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
 
+# What was pushed last, by which manifest and install then name the image: NAME:TAG DIGEST. docker prints the digest,
+# the others write it.
+PUSHED = bin/pushed
+digest-of = $(if $(DOCKER),tee /dev/stderr | sed -nE 's/.*(sha256:[0-9a-f]{64}).*/\1/p' | tail -n 1,cat >&2; cat $(PUSHED).digest)
+pushed    = | { $(digest-of); } | sed 's|^|$(IMAGE):$(TAG) |' >$(PUSHED)
+digest-to = $(if $(DOCKER),,--digestfile $(PUSHED).digest)
+
 # docker accepts the flags only for manifest lists.
 PUSH = $(CONTAINER_TOOL) push $(if $(DOCKER),,$(PUSH_FLAGS))
 
 .PHONY: push
 push: registry container ## use: Push the image of this machine's architecture to IMAGE
-	$(PUSH) '$(IMAGE):$(TAG)'
+	@mkdir -p $(dir $(PUSHED))
+	$(PUSH) $(digest-to) '$(IMAGE):$(TAG)' $(pushed)
 
 .PHONY: all-push
 all-push: registry all-container ## use: Push the images of all architectures, and a manifest list of them, to IMAGE
 	for arch in $(ARCHS); do $(PUSH) "$(IMAGE):$(TAG)-$$arch"; done
 	$(CONTAINER_TOOL) manifest rm '$(IMAGE):$(TAG)' >/dev/null 2>&1 || true
 	$(CONTAINER_TOOL) manifest create $(if $(DOCKER),$(PUSH_FLAGS)) '$(IMAGE):$(TAG)' $(ARCHS:%='$(if $(DOCKER),,containers-storage:)$(IMAGE):$(TAG)-%')
-	$(CONTAINER_TOOL) manifest push $(PUSH_FLAGS) $(if $(DOCKER),'$(IMAGE):$(TAG)',--all '$(IMAGE):$(TAG)' 'docker://$(IMAGE):$(TAG)')
+	@mkdir -p $(dir $(PUSHED))
+	$(CONTAINER_TOOL) manifest push $(PUSH_FLAGS) $(digest-to) $(if $(DOCKER),'$(IMAGE):$(TAG)',--all '$(IMAGE):$(TAG)' 'docker://$(IMAGE):$(TAG)') $(pushed)
 
 .PHONY: licenses
 licenses:
@@ -160,27 +169,31 @@ define kustomization
 	@mkdir -p bin/install
 	@{ echo 'resources: [../../manifests/$(1)]'; \
 	   echo 'components: [$(COMPONENTS:%=../../manifests/components/%,)]'; \
-	   echo 'images: [{name: nft-masq-agent, newName: "$(IMAGE)", newTag: "$(TAG)"}]'; } >bin/install/kustomization.yaml
+	   echo 'images: [{name: nft-masq-agent, newName: "$(IMAGE)", $(or $(DIGEST:%=digest: "%"),newTag: "$(TAG)")}]'; } >bin/install/kustomization.yaml
 endef
+# Of the image, if it was pushed from here.
+DIGEST = $(shell sed -n 's|^$(IMAGE):$(TAG) ||p' $(PUSHED) 2>/dev/null)
+# kubectl's, if there is one: the other one must be compiled first.
+BUILD_INSTALL = $(if $(shell $(KUBECTL) kustomize --help 2>/dev/null),$(KUBECTL) kustomize,$(KUSTOMIZE) build) bin/install
 
 .PHONY: manifest
 manifest: registry ## use: Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
 	$(call kustomization,base)
-	@$(KUSTOMIZE) build bin/install
+	@$(BUILD_INSTALL)
 
 .PHONY: install
 install: registry ## use: Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
 	$(call kustomization,base)
-	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
+	$(BUILD_INSTALL) | $(KUBECTL) apply -f -
 
 .PHONY: uninstall
 uninstall: COMPONENTS =
 uninstall: registry ## use: Remove the agent, its rules on all nodes, and everything that install created
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset $(OURS) --cascade=foreground
 	$(call kustomization,overlays/removal)
-	$(KUSTOMIZE) build bin/install | $(KUBECTL) apply -f -
+	$(BUILD_INSTALL) | $(KUBECTL) apply -f -
 	$(KUBECTL) -n $(NAMESPACE) rollout status daemonset/nft-masq-agent --timeout=10m
-	$(KUBECTL) -n $(NAMESPACE) delete daemonset,service $(OURS)
+	$(KUBECTL) -n $(NAMESPACE) delete daemonset,service,serviceaccount $(OURS)
 	@# Objects of the Prometheus Operator, which the cluster may not have.
 	@for kind in podmonitor prometheusrule; do \
 		if $(KUBECTL) get $$kind.monitoring.coreos.com -n $(NAMESPACE) >/dev/null 2>&1; then \

@@ -30,6 +30,7 @@ const oneFile = "nft-masq-agent.yaml"
 // A rendered manifest.
 type rendered struct {
 	daemonSet appsv1.DaemonSet
+	accounts  []corev1.ServiceAccount
 	services  []corev1.Service
 	monitors  []podMonitor
 	rules     []prometheusRule
@@ -92,6 +93,9 @@ func read(t *testing.T, name string) rendered {
 		switch kind.Kind {
 		case "DaemonSet":
 			err = yaml.UnmarshalStrict(document, &r.daemonSet)
+		case "ServiceAccount":
+			r.accounts = append(r.accounts, corev1.ServiceAccount{})
+			err = yaml.UnmarshalStrict(document, &r.accounts[len(r.accounts)-1])
 		case "Service":
 			r.services = append(r.services, corev1.Service{})
 			err = yaml.UnmarshalStrict(document, &r.services[len(r.services)-1])
@@ -179,6 +183,16 @@ func TestPodHasOneCapabilityAndNothingElse(t *testing.T) {
 	})
 }
 
+// No object gives the account a right: there is no role, and no binding.
+func TestPodHasAnAccountOfItsOwnWithoutRights(t *testing.T) {
+	everyManifest(t, func(t *testing.T, _ string, r rendered) {
+		if len(r.accounts) != 1 || r.accounts[0].Name != r.pod().ServiceAccountName ||
+			r.accounts[0].AutomountServiceAccountToken == nil || *r.accounts[0].AutomountServiceAccountToken {
+			t.Errorf("account %q of %+v", r.pod().ServiceAccountName, r.accounts)
+		}
+	})
+}
+
 func TestPodRunsOnEveryLinuxNode(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
 		p := r.pod()
@@ -215,7 +229,7 @@ func TestRollingUpdateReplacesATenthOfTheNodesAtATime(t *testing.T) {
 			want = "100%"
 		}
 		if u.Type != appsv1.RollingUpdateDaemonSetStrategyType || u.RollingUpdate.MaxUnavailable.String() != want ||
-			u.RollingUpdate.MaxSurge.String() != "0" {
+			u.RollingUpdate.MaxSurge.String() != "0" || r.daemonSet.Spec.MinReadySeconds < 5 {
 			t.Errorf("%s, %s unavailable, %s more", u.Type, u.RollingUpdate.MaxUnavailable, u.RollingUpdate.MaxSurge)
 		}
 	})
@@ -322,19 +336,25 @@ func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 
 func TestProbesQueryTheirOwnAgent(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		live, ready := r.container().LivenessProbe, r.container().ReadinessProbe
+		start, live, ready := r.container().StartupProbe, r.container().LivenessProbe, r.container().ReadinessProbe
 		if name == "removal" {
-			if live != nil || ready != nil {
+			if start != nil || live != nil || ready != nil {
 				t.Error("overlay removal has a probe")
 			}
 			return
 		}
+		alive := []string{"/nft-masq-agent", "ready", "--alive"}
 		for p, want := range map[*corev1.Probe][]string{
-			live: {"/nft-masq-agent", "ready", "--alive"}, ready: {"/nft-masq-agent", "ready"},
+			start: alive, live: alive, ready: {"/nft-masq-agent", "ready"},
 		} {
 			if p.Exec == nil || !slices.Equal(p.Exec.Command, want) {
 				t.Errorf("probe %v, want %q", p.ProbeHandler, want)
 			}
+		}
+		// Each starts a program: rarely, but until the first answer, after which the kubelet asks at once whether it is
+		// ready.
+		if start.PeriodSeconds != 1 || live.PeriodSeconds < 60 || ready.PeriodSeconds < 30 {
+			t.Errorf("probes every %d, %d and %d s", start.PeriodSeconds, live.PeriodSeconds, ready.PeriodSeconds)
 		}
 	})
 }
@@ -378,7 +398,7 @@ func TestPodMonitorNamesTargetsByTheirNode(t *testing.T) {
 	if endpoint.Port != r.container().Ports[0].Name {
 		t.Errorf("port %s", endpoint.Port)
 	}
-	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "instance" ||
+	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "node" ||
 		!slices.Equal(l[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
 		t.Errorf("relabelings %+v", l)
 	}
@@ -402,6 +422,9 @@ func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 		objects := map[string]map[string]string{"DaemonSet": r.daemonSet.Labels}
 		for _, o := range r.services {
 			objects["Service"] = o.Labels
+		}
+		for _, o := range r.accounts {
+			objects["ServiceAccount"] = o.Labels
 		}
 		for _, o := range r.monitors {
 			objects["PodMonitor"] = o.Metadata.Labels

@@ -87,7 +87,9 @@ NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 node-2  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 `, 0},
-		"nothing found": {0, nil, "kubectl masq: no pods with app.kubernetes.io/name=nft-masq-agent in the namespace kube-system\n", 1},
+		"nothing found": {
+			0, nil, "kubectl masq: no pods with app.kubernetes.io/name=nft-masq-agent in the namespace kube-system\n", 1,
+		},
 		"no pod": {3, map[string]string{"node-1": healthy}, `no pod on 2 of 3 nodes
 NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
@@ -178,6 +180,9 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		top.PodV4.String(), "POD6", top.PodV6.String()).Replace(theKubectl)
 	if err := os.WriteFile(filepath.Join(n.dir, "kubectl"), []byte(kubectl), 0o700); err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // a user namespace may lack them
+		_ = top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "3600")
 	}
 	seen4 := nfttest.MustSend(t, top, nfttest.Flow{
 		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),

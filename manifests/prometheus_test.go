@@ -128,6 +128,11 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 		if a.Labels["severity"] == "" {
 			t.Errorf("%s has no severity", a.Alert)
 		}
+		// The command is one to paste.
+		command := regexp.MustCompile(`kubectl masq (status|connections|monitor) \{\{ \$labels\.node \}\}`)
+		if strings.Contains(a.Annotations["summary"], "$labels.node") && !command.MatchString(a.Annotations["runbook"]) {
+			t.Errorf("%s concerns a node, and has no command for it: %s", a.Alert, a.Annotations["runbook"])
+		}
 		for _, name := range []string{"summary", "description", "runbook"} {
 			if a.Annotations[name] == "" {
 				t.Errorf("%s has no %s", a.Alert, name)
@@ -136,7 +141,7 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	}
 }
 
-func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
+func TestReadmeListsTheAlerts(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +150,7 @@ func TestReadmeListsRunbooksOfAlerts(t *testing.T) {
 	table, _, _ = strings.Cut(table, "<!-- /alerts -->")
 	alerts := readAlerts(t)
 	for _, a := range alerts {
-		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| .* \\| " +
-			regexp.QuoteMeta(a.Annotations["runbook"]) + " \\|$")
+		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| [^|]+ \\|$")
 		if !row.MatchString(table) {
 			t.Errorf("no row for %s, or a different one", a.Alert)
 		}

@@ -68,7 +68,7 @@ func TestUnitIsValidAndItsAgentInstallsRules(t *testing.T) {
 	}
 }
 
-// A static pod has no ConfigMap: its config is a directory of the node. All else is the
+// A static pod has no account, and no ConfigMap: its config is a directory of the node. All else is the
 // pod of the DaemonSet.
 func TestStaticPodIsThePodOfTheDaemonSet(t *testing.T) {
 	t.Parallel()
@@ -83,6 +83,7 @@ func TestStaticPodIsThePodOfTheDaemonSet(t *testing.T) {
 	r := read(t, "base")
 	want := *r.daemonSet.Spec.Template.Spec.DeepCopy()
 	want.NodeSelector, want.Tolerations = nil, nil // a scheduler's
+	want.ServiceAccountName = ""                   // the API server's
 	for i, v := range want.Volumes {
 		if v.ConfigMap != nil {
 			kind := corev1.HostPathDirectoryOrCreate

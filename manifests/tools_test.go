@@ -219,6 +219,45 @@ func TestToolsChartAddsPodAnnotations(t *testing.T) {
 	}
 }
 
+func TestToolsChartHasValuesForAccountLabelsPriorityAndProbes(t *testing.T) {
+	all := mustHelm(t, "--set=serviceAccount.create=false,serviceAccount.name=other,podLabels.team=net", "--set",
+		"priorityClassName=mine,minReadySeconds=1,readinessProbe.periodSeconds=10,livenessProbe.failureThreshold=9")
+	if all["ServiceAccount nft-masq-agent"] != nil {
+		t.Error("an account is created")
+	}
+	template := at(all["DaemonSet nft-masq-agent"], "spec", "template")
+	container := at(template, "spec", "containers", 0)
+	got := []any{
+		at(template, "spec", "serviceAccountName"), at(template, "metadata", "labels", "team"),
+		at(template, "spec", "priorityClassName"), at(all["DaemonSet nft-masq-agent"], "spec", "minReadySeconds"),
+		at(container, "readinessProbe", "periodSeconds"), at(container, "readinessProbe", "failureThreshold"),
+		at(container, "livenessProbe", "periodSeconds"), at(container, "livenessProbe", "failureThreshold"),
+	}
+	if diff := cmp.Diff([]any{"other", "net", "mine", 1.0, 10.0, 1.0, 60.0, 9.0}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// A patch by index that meets something else is an error, not another agent.
+func TestPatchesByIndexTestWhatTheyMeet(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*/*/kustomization.yaml")
+	if err != nil || len(files) < 10 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, list := range regexp.MustCompile(`op: replace\n +path: (\S*/(?:args|volumes)/\d+)`).FindAllSubmatch(text, -1) {
+			if !regexp.MustCompile(`op: test\n +path: ` + string(list[1])).Match(text) {
+				t.Errorf("%s: %s is not tested", file, list[1])
+			}
+		}
+	}
+}
+
 func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 	for values, want := range map[string]string{
 		"config=a,existingConfigMap=b":            "not both",
@@ -233,6 +272,8 @@ func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 		"image.repository=":                       "/image/repository",
 		"name=UPPER":                              "/name",
 		"extraArgs[0]=status":                     "/extraArgs/0",
+		"readinessProbe.exec=x":                   "/readinessProbe",
+		"podLabels.a=true":                        "/podLabels",
 		"goMemLimit=96Mi":                         "/goMemLimit",
 	} {
 		if _, err := helm(t, "--set="+values); err == nil || !strings.Contains(err.Error(), want) {

@@ -1,3 +1,7 @@
 .PHONY: bench
 bench: deps build ## develop: Measure the agent against nft, iptables and the kernel, as root, in under 15 minutes: make bench [ARGS='-o json']
 	@go run ./cmd/bench -agent bin/nft-masq-agent $(ARGS)
+
+.PHONY: plots
+plots: ## develop: Draw the plots of the table in cmd/bench/README.md, into which a run of bench goes
+	go run ./cmd/bench/plot cmd/bench/README.md cmd/bench

@@ -50,7 +50,7 @@ func TestAcceptedAndPodlessRulesAreListedSeparately(t *testing.T) {
 			d := n.start(append(tt.flags, "--http-address", httpAddress)...)
 			d.await("config_applied")
 			d.until("the rules of others are counted", func() bool {
-				return n.metric("nft_masq_agent_foreign_masquerade_rules") == tt.counted
+				return n.metric("nft_masq_agent_other_masquerading_rules") == tt.counted
 			})
 			r, _ := n.status()
 			var conflicts, accepted, podless []string

@@ -113,8 +113,8 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 		}
 		sees("after the take-over", map[string]string{accepted: is.accepted, snatted: is.snatted})
 		d.until("the metrics", func() bool {
-			return n.metric("nft_masq_agent_foreign_exempting_rules") == "1" &&
-				n.metric("nft_masq_agent_foreign_translating_rules") == is.translating
+			return n.metric("nft_masq_agent_other_exempting_rules") == "1" &&
+				n.metric("nft_masq_agent_other_translating_rules") == is.translating
 		})
 		text := unwrap(n.run("status", flag).stdout)
 		for _, want := range why {

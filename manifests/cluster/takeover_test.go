@@ -87,6 +87,7 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
 		holds("its rules", chain, true)
 		w.during(version+" taken over", hosts["near"], plain, some, func() {
+			w.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent --dry-run=client -o yaml | kubectl apply -f -")
 			w.Sh("make -s manifest COMPONENTS=takeover" + with +
 				" | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
 			holds("its rules are gone", chain, false)

@@ -4,7 +4,7 @@
 //
 //	release [flags] image ARCH=DIRECTORY…   DIST/image, an OCI image layout; prints its digest
 //	release [flags] chart DIRECTORY         the chart, with the image by digest
-//	release [flags] plugin FILE LICENSE     the plugin of kubectl as an archive and, with a source, its manifest for krew
+//	release [flags] plugin FILE LICENSE     the plugin of kubectl as an archive, and with a source a manifest for krew
 //	release [flags] seal PROGRAM            DIST/provenance.json and DIST/SHA256SUMS
 package main
 
@@ -46,7 +46,8 @@ func main() {
 
 func (r release) run(args []string) error {
 	if len(args) < 2 || args[0] == "plugin" && len(args) != 3 {
-		return errors.New("usage: release [flags] image ARCH=DIRECTORY… | chart DIRECTORY | plugin FILE LICENSE | seal PROGRAM")
+		return errors.New("usage: release [flags] image ARCH=DIRECTORY… | chart DIRECTORY | plugin FILE LICENSE | " +
+			"seal PROGRAM")
 	}
 	switch args[0] {
 	case "image":
@@ -143,7 +144,8 @@ func (r release) writePlugin(program, license string) error {
 		return err
 	}
 	archive = compress(archive)
-	if err := os.WriteFile(filepath.Join(r.dist, "kubectl-masq.tar.gz"), archive, 0o644); err != nil || r.source == "" {
+	err = os.WriteFile(filepath.Join(r.dist, "kubectl-masq.tar.gz"), archive, 0o644)
+	if err != nil || r.source == "" {
 		return err
 	}
 	const name = "krew.yaml"
@@ -152,8 +154,8 @@ func (r release) writePlugin(program, license string) error {
 		return err
 	}
 	comment, _, _ := strings.Cut(string(manifest), "\n")
-	manifest, err = edit(name, manifest, comment+"\n", "", "https://git.example/nft-masq-agent", r.source, "v1.0.0", r.version,
-		strings.Repeat("0", 64), strings.TrimPrefix(sum(archive), "sha256:"))
+	manifest, err = edit(name, manifest, comment+"\n", "", "https://git.example/nft-masq-agent", r.source,
+		"v1.0.0", r.version, strings.Repeat("0", 64), strings.TrimPrefix(sum(archive), "sha256:"))
 	if err != nil {
 		return err
 	}

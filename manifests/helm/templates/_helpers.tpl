@@ -56,6 +56,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- end }}
 
+{{/* The values of a probe, its flag of ready, and the defaults of period and threshold. */}}
+{{- define "probe" -}}
+exec:
+  command: [/nft-masq-agent, ready{{ with index . 1 }}, {{ . }}{{ end }}]
+{{ merge (dict) (index . 0) (dict "timeoutSeconds" 5 "periodSeconds" (index . 2) "failureThreshold" (index . 3)) | toYaml }}
+{{- end }}
+
+{{- define "serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default .Values.name }}{{ else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
+{{- end }}
+
 {{- define "resources" -}}
 {{- with .Values.resources }}
 {{- toYaml . }}

@@ -103,13 +103,13 @@ func (s *survey) Collect(e agent.Exporter) {
 	if n == nil {
 		return
 	}
-	e.Gauge("foreign_masquerade_rules",
+	e.Gauge("other_masquerading_rules",
 		"Other programs' rules that masquerade what the config exempts, without accepted ones and those that meet no pod.",
 		float64(n.masquerading))
-	e.Gauge("foreign_exempting_rules",
+	e.Gauge("other_exempting_rules",
 		"Other programs' rules that accept what the config masquerades: before the jump in mode iptables-nft, otherwise "+
 			"without effect on this agent.", float64(n.exempting))
-	e.Gauge("foreign_translating_rules",
+	e.Gauge("other_translating_rules",
 		"Other programs' rules that translate what the config masquerades to another source address, write one into it, "+
 			"drop it, or turn off its connection tracking.", float64(n.translating))
 	e.Gauge("legacy_chains", "Chains of iptables-based agents. A nat table of legacy ip_tables that has rules of such "+
