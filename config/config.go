@@ -42,6 +42,7 @@ type Config struct {
 	SNATAddresses []CIDR    // a single address is a CIDR of its full length
 	SNATRules     []SNATRule
 
+	PortsPerPod PodPorts
 	ToPorts     *[]PortRange // nil: as the flag --to-ports says
 	RandomFully *bool        // nil: as the flag --random-fully says
 
@@ -88,7 +89,7 @@ type Row struct {
 	WinBridge  bool    // win-bridge can express it
 
 	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
-	// bool, *bool, *[]PortRange, int, time.Duration, Stale, or *Position for that of an explicit true or false.
+	// bool, *bool, *[]PortRange, PodPorts, int, time.Duration, Stale, or *Position for that of an explicit true or false.
 	field    string
 	explicit bool // which of these
 	nftables bool // needs mode nftables
@@ -177,6 +178,11 @@ var table = []Row{
 		Key: KeyDropInvalid, explicit: true, nftables: true,
 		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
 		field: "DropInvalid",
+	},
+	{
+		Key: KeyPortsPerPod, nftables: true,
+		Means: "masqueraded connections of a pod get their source ports from a block of this size, by the low bits of its IP",
+		field: "PortsPerPod",
 	},
 	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
 	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},
@@ -293,6 +299,10 @@ func (r Row) Values(from Config) (out []Value) {
 	case **Position:
 		if *of != nil {
 			out = append(out, Value{strconv.FormatBool(r.explicit), **of})
+		}
+	case *PodPorts:
+		if of.Size > 0 {
+			out = append(out, Value{strconv.Itoa(of.Size), of.Pos})
 		}
 	case *Stale:
 		if *of != StaleKeep {

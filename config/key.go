@@ -20,6 +20,7 @@ const (
 	KeySNATRules            = "snatRules"
 	KeyDropInvalid          = "dropInvalid"
 	KeyToPorts              = "toPorts"
+	KeyPortsPerPod          = "portsPerPod"
 	keyRandomFully          = "randomFully"
 )
 

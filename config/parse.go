@@ -11,8 +11,8 @@ import (
 )
 
 // Parse reads all sources and merges them: lists are concatenated in source
-// order, booleans are ORed, the shortest interval, the smallest limit and the
-// staleConnections that deletes most apply. Keys that no source sets keep their
+// order, booleans are ORed, the shortest interval, the smallest limit, the smallest
+// portsPerPod and the staleConnections that deletes most apply. Keys that no source sets keep their
 // defaults.
 //
 // The sources are accepted if the problems have no [Problems.Faults]. With
@@ -35,6 +35,9 @@ func Parse(d Defaults, sources ...Source) (Config, Problems) {
 	p.checkLists()
 	p.checkNeedsPods(KeyEnforceNonMasquerade, p.config.Enforce, "turn off masquerading for")
 	p.checkNeedsPods(KeyDropInvalid, p.config.DropInvalid, "drop packets of")
+	if p.config.PortsPerPod.Size > 0 {
+		p.checkNeedsPods(KeyPortsPerPod, &p.config.PortsPerPod.Pos, "give blocks of ports to")
+	}
 	if p.found[Error] > 0 {
 		p.config = Config{}
 	}
@@ -75,6 +78,11 @@ func (p *parser) merge(row *Row) {
 		if _, set := p.set[row.Key]; set {
 			ranges, _ := ParsePorts(value)
 			*to = &ranges
+		}
+	case *PodPorts:
+		more := func(a, b int) bool { return a > 0 && (b == 0 || a < b) }
+		if scalar(p, row, &to.Size, (*file).podPorts, more); to.Size > 0 {
+			to.Pos = p.set[row.Key]
 		}
 	case **Position:
 		value := !row.explicit

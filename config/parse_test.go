@@ -547,11 +547,11 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 	}
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
 		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses " +
-		"snatRules dropInvalid"
+		"snatRules dropInvalid portsPerPod"
 	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if n := len(Keys()); n != 21 || SNATAddresses().Key != KeySNATAddresses {
+	if n := len(Keys()); n != 22 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys", n)
 	}
 }

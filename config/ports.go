@@ -22,6 +22,18 @@ func (r PortRange) String() string {
 	return fmt.Sprintf("%d-%d", r.Min, r.Max)
 }
 
+// A PodPorts is how many source ports each pod has of its own; 0: pods share all.
+type PodPorts struct {
+	Size int
+	Pos  Position // unless it is 0
+}
+
+// Bounds of portsPerPod. 2,000 still makes 16 blocks of all ports.
+const (
+	minPortsPerPod = 16
+	maxPortsPerPod = 2000
+)
+
 // ParsePorts parses a list of port ranges such as "1024-29999,32768-65535".
 // Ranges may overlap, as with the older agents. Port 0 is not valid: a range that
 // begins with 0 begins with 1.

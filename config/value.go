@@ -41,6 +41,15 @@ func (f *file) int(key string, n *yaml.Node, to *int) bool {
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
+// podPorts reads the size of a block of ports.
+func (f *file) podPorts(key string, n *yaml.Node, to *int) bool {
+	number, err := strconv.Atoi(n.Value)
+	*to = number
+	valid := err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) &&
+		(number == 0 || number >= minPortsPerPod && number <= maxPortsPerPod)
+	return valid || f.wrong(Error, key, n, fmt.Sprintf("want 0 (off), or %d to %d", minPortsPerPod, maxPortsPerPod))
+}
+
 // ports reads port ranges; one port may be a number.
 func (f *file) ports(key string, n *yaml.Node, to *string) bool {
 	*to = n.Value

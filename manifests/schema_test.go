@@ -55,6 +55,12 @@ var otherKeys = map[string]object{
 	"dropInvalid": boolean("Drop packets of pods that would leave untranslated, because they belong to no connection, "+
 		"where connections are masqueraded. "+
 		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
+	"portsPerPod": {
+		"description": "Masqueraded connections of a pod get their source ports, and ICMP ids, from a block of this size, by " +
+			"the low bits of its IP. 0: off. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.",
+		"type": []string{"integer", "null"}, "default": 0, "maximum": 2000,
+		"not": object{"type": "integer", "minimum": 1, "maximum": 15}, "minimum": 0,
+	},
 	"snatRules": {
 		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one " +
 			"on the node.",
@@ -283,7 +289,7 @@ var invalidConfigs = []string{
 	"masqueradeOutInterfaces: [.]", "masqueradeOutInterfaces: ['..']", "masqueradeSrcInterfaces: ['*']",
 	"masqueradeSrcInterfaces: ['a*b']", "masqueradeSrcInterfaces: [sixteen-letters-]",
 	"masqueradeSrcInterfaces: ['eth0:1']",
-	"staleConnections: tcp", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+	"staleConnections: tcp", "portsPerPod: 15", "portsPerPod: 2001", "portsPerPod: many", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
 }
 
 // Configs that the agent accepts without a warning.
@@ -293,6 +299,7 @@ var validConfigs = []string{
 	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true",
 	"nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
+	`{"portsPerPod": 250, "masqueradeSrcCIDRs": ["10.244.0.0/16"]}`, "portsPerPod: 0",
 	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
 	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "198.51.100.64/29"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,

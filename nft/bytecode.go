@@ -68,7 +68,11 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 		out.KeyType, out.KeyLen = out.KeyType<<bitsOfType|out.KeyType, 2*out.KeyLen
 	case s.Mappings != nil:
 		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
-		out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
+		if s.Verdicts {
+			out.DataType = unix.NFT_DATA_VERDICT // its length is the kernel's
+		} else {
+			out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
+		}
 	}
 	out.UserData = userdata.AppendString(out.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
 	return out

@@ -28,6 +28,7 @@ type Built struct {
 func Build(d config.Defaults, o Options, files ...config.Source) (b Built) {
 	b.Config, b.Problems = config.Parse(d, files...)
 	b.Problems = append(b.Problems, o.Layout.Check(b.Config)...)
+	b.Problems = append(b.Problems, checkPortBlocks(b.Config, o)...)
 	if b.Problems.Worst() == config.Error {
 		return b
 	}

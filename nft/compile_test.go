@@ -71,7 +71,7 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 		has   []string // in the ruleset; none: there is no ruleset
 		lacks string
 	}{
-		{"", "", cases.Modes(), config.Note, "", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
+		{"", "", cases.Modes(), config.Note, "emptyFile", []string{"10.0.0.0/8", "192.168.0.0/16"}, "IPv6"},
 		{"masqLinkLocal: true\nextra: 1", "", cases.Modes(), config.Warning, "unknownKey", []string{"10.0.0.0/8"}, "169.254"},
 		{
 			octal, "", cases.Modes(), config.Mistake, "octalLength,octalLength",
@@ -96,7 +96,7 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 			"masqueradeSrcCIDRs: [10.0.0.0/8]\nextra: 1\nextra: 1", long, cases.Modes()[1:], config.Error,
 			"unknownKey,duplicateKey,unknownKey,kernel", nil, "",
 		},
-		{"", long, cases.Modes()[1:], config.Note, "", []string{long}, "-SRC"},
+		{"", long, cases.Modes()[1:], config.Note, "emptyFile", []string{long}, "-SRC"},
 	} {
 		for _, mode := range tt.modes {
 			t.Run(fmt.Sprintf("%s, %.40q", mode, tt.file), func(t *testing.T) {

@@ -19,6 +19,7 @@ type Policy struct {
 	Families    []FamilyPolicy // IPv4, then IPv6 if it is on
 	RandomFully bool
 	Ports       []PortRange
+	PortsPerPod int          // 0: no blocks
 	Enforce     *Enforcement // nil: other programs may translate what is exempt
 	DropInvalid bool         // what would be masqueraded if conntrack had a connection for it
 }
@@ -119,6 +120,9 @@ var (
 // layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
+	if o.Layout.Mode() == ModeNFTables {
+		p.PortsPerPod = c.PortsPerPod.Size
+	}
 	if c.RandomFully != nil {
 		p.RandomFully = *c.RandomFully
 	}
@@ -295,6 +299,9 @@ func (p Policy) digest() digest {
 	}
 	if p.DropInvalid {
 		b = append(b, "drop invalid\n"...)
+	}
+	if p.PortsPerPod > 0 {
+		b = fmt.Appendf(b, "ports per pod %d\n", p.PortsPerPod)
 	}
 	_, _ = h.Write(b)
 	return digest(h.Sum(nil))

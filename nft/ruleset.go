@@ -98,6 +98,7 @@ type Set struct {
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
 	Mappings []nfnetlink.Mapping // by their keys
+	Verdicts bool                // they are to chains
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
 }

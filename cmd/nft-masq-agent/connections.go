@@ -42,7 +42,8 @@ func connectionsCommand() command {
 			"because existing connections keep their address when the policy changes. Connections from or to the node " +
 			"itself, closed ones, and those that another program may have translated or exempted are never stale. Nothing is " +
 			"written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address unless " +
-			"dropInvalid is true, because the kernel translates tracked connections only.",
+			"dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules of " +
+			"--config, --seen-as ADDRESS:PORT names the pods of --pod-cidr whose block of portsPerPod the port is in.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -51,8 +52,10 @@ func connectionsCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
+			f.AddPodCIDRs(fs)
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
-				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT", parseSeenAs)
+				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
+					"port names it also if no connection is open", parseSeenAs)
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
 			options.AddFlag(fs, &f.from, "pod", "", "older name of --from=`SOURCE`", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
@@ -144,11 +147,16 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	j, policy, err := f.judge(ctx, s)
+	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
+	if j == nil {
+		if notes, ok := f.ofAnotherNode(&r, s); ok {
+			return e.reply(f.output, &r, notes...)
+		}
+	}
 	if err != nil {
 		return exitFailed, err
 	}
 	table := conntrack.Open()
-	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
 	if f.ports {
 		if r.Ports, err = f.listPorts(table, policy); err != nil {
 			return exitFailed, err
@@ -164,10 +172,18 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	for i := range listed {
 		r.Connections[i] = answer.NewConnection(&listed[i], j)
 	}
-	if f.seenAs.IsValid() {
+	var found config.Problems
+	if f.seenAs.Addr().IsValid() {
 		r.Behind(f.seenAs, listed)
 	}
-	found := f.remarks(j, len(listed), total)
+	if f.seenAs.Port() > 0 {
+		pods, err := s.pods(f.seenAs.Addr().Is6())
+		if err != nil {
+			return exitFailed, err
+		}
+		found, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
+	}
+	found = append(found, f.remarks(j, len(listed), total, r.Block != nil)...)
 	if f.flush {
 		deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
 			j, _, err := f.judge(ctx, s)
@@ -189,13 +205,33 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	return e.reply(f.output, &r, found...)
 }
 
-// remarks are the problems of a list of so many connections, of all that match.
-func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int) (found config.Problems) {
+// ofAnotherNode answers --seen-as by the blocks of the config's portsPerPod alone, if this node
+// does not have its rules.
+func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (notes config.Problems, ok bool) {
+	if f.seenAs.Port() == 0 || s.Ruleset == nil || s.rejected != nil {
+		return nil, false
+	}
+	if notes, ok = r.SetBlock(s.Ruleset.Policy, f.seenAs, nil, s.PodCIDRs); ok {
+		r.Connections = []answer.Connection{}
+		r.Behind(f.seenAs, nil)
+		notes = append(notes, answer.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
+			"not have its rules: no connection was looked for"))
+	}
+	return notes, ok
+}
+
+// remarks are the problems of a list of so many connections, of all that match. decoded means
+// that the pod is known without one.
+func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int, decoded bool) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
 		found = append(found, answer.Problem(level, id, format, args...))
 	}
 	if total == 0 && f.seenAs.IsValid() {
-		add(config.Error, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
+		level := config.Error
+		if decoded {
+			level = config.Note
+		}
+		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
 			answer.End(f.seenAs))
 	}
 	if total > listed {
@@ -328,13 +364,13 @@ const (
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
 func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]answer.PortsOf, error) {
-	ports, among := p.SourcePorts()
+	ports := conntrack.Ports(p.SourcePorts())
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
 	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
-		if f.matches(e, nil) && among(e.SeenAs().Port()) {
-			tally.Add(e)
+		if f.matches(e, nil) {
+			tally.Add(e, ports)
 		}
 	})
 	if err != nil {
@@ -347,9 +383,11 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]an
 			byPod[i] = map[netip.Addr]int{}
 		}
 	}, func(e *conntrack.Entry) {
-		for i, u := range fullest {
-			if u.Is(e) && among(e.SeenAs().Port()) {
-				byPod[i][e.Original.Src.Addr()]++
+		if k, ok := ports.Key(e); ok {
+			for i, u := range fullest {
+				if u.PortKey == k {
+					byPod[i][e.Original.Src.Addr()]++
+				}
 			}
 		}
 	})
@@ -360,7 +398,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]an
 	for i, u := range fullest {
 		all[i] = answer.PortsOf{
 			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: ports, Pods: answer.TopPods(byPod[i], mostPods),
+			Used: u.Used, Ports: u.Among.Ports, Pods: answer.TopPods(byPod[i], mostPods),
 		}
 	}
 	return all, nil

@@ -158,8 +158,10 @@ func (n *testNode) swap(text string) {
 func (n *testNode) connect() *nfnetlink.Conn {
 	return nfnetlink.New(func() (nl *netlink.Conn, err error) {
 		err = n.Do(func() error {
-			nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil)
-			return err
+			if nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+				return err
+			}
+			return nl.SetWriteBuffer(8 << 20)
 		})
 		return nl, err
 	})

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"context"
 	"flag"
+	"maps"
+	"net/netip"
+	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
@@ -153,15 +156,11 @@ func countStale(r *answer.Status, held *neighbors.State) {
 	j, err := held.Judge()
 	var stale conntrack.Stale
 	var tally conntrack.Tally
-	ports, among := held.Want.Policy.SourcePorts()
+	ports := conntrack.Ports(held.Want.Policy.SourcePorts())
 	if err == nil {
 		stale, err = conntrack.Open().CountStale(j, func() func(*conntrack.Entry) {
 			tally = conntrack.Tally{}
-			return func(e *conntrack.Entry) {
-				if among(e.SeenAs().Port()) {
-					tally.Add(e)
-				}
-			}
+			return func(e *conntrack.Entry) { tally.Add(e, ports) }
 		})
 	}
 	if err != nil {
@@ -172,5 +171,13 @@ func countStale(r *answer.Status, held *neighbors.State) {
 		r.Add(config.Note, "stale-unknown", "Which connections are stale is not certain: %s.", reason)
 	}
 	r.SetStale(stale)
-	r.SetPorts(tally, ports)
+	r.SetPorts(tally, func(k conntrack.PortKey) []netip.Addr {
+		pods := map[netip.Addr]bool{}
+		_ = dump(conntrack.Open(), conntrack.Filter{Translated: true}, func() { clear(pods) }, func(e *conntrack.Entry) {
+			if of, ok := ports.Key(e); ok && of == k {
+				pods[e.Original.Src.Addr()] = true
+			}
+		})
+		return slices.SortedFunc(maps.Keys(pods), netip.Addr.Compare)
+	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -713,18 +714,24 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: dst})
 	}
 	arrived(7000)
-	p, err := table.Pressure()
-	want := map[PortGroup]int{{Protocol: unix.IPPROTO_UDP}: 8, {IPv6: true, Protocol: unix.IPPROTO_SCTP}: 1}
+	ports := Ports(nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}.SourcePorts())
+	const all = 100 + 65535 - 1000 + 1
+	p, err := table.Pressure(ports)
+	want := map[PortGroup]float64{
+		{Protocol: unix.IPPROTO_UDP}: 8. / all, {IPv6: true, Protocol: unix.IPPROTO_SCTP}: 1. / all,
+	}
 	if err != nil || !maps.Equal(p.Fullest, want) || p.InsertFailed+p.Drop != 0 {
 		t.Errorf("%+v: %v, want %v", p, err, want)
 	}
 	send(5, "203.0.113.9:53")
 	arrived(7001)
-	p, err = table.Pressure()
-	if err != nil || p.Fullest[PortGroup{Protocol: unix.IPPROTO_UDP}] != 10 || p.InsertFailed+p.Drop == 0 {
+	p, err = table.Pressure(ports)
+	if err != nil || p.Fullest[PortGroup{Protocol: unix.IPPROTO_UDP}] != 10./all || p.InsertFailed+p.Drop == 0 {
 		t.Errorf("beyond the last port: %+v: %v", p, err)
 	}
 }
+
+var anyPorts = Ports(func(netip.AddrPort) (nft.PortScope, bool) { return nft.PortScope{Block: -1, Ports: 64512}, true })
 
 func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	tally := Tally{}
@@ -744,9 +751,9 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	const all, full = 300_000, 50_000
 	for n := range all {
 		if n%6 == 0 {
-			tally.Add(entry(n/6, "203.0.113.9:443"))
+			tally.Add(entry(n/6, "203.0.113.9:443"), anyPorts)
 		}
-		tally.Add(entry(1<<17+n, "203.0.113.9:443"))
+		tally.Add(entry(1<<17+n, "203.0.113.9:443"), anyPorts)
 		if len(tally) > maxKeys {
 			t.Fatalf("%d keys", len(tally))
 		}
@@ -765,7 +772,7 @@ func TestTallyNeverHasMoreKeys(t *testing.T) {
 		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:4000", "", "203.0.113.9:53", "192.0.2.1:20000")
 		e.Reply.Src = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), 53)
 		e.Status = SrcNAT
-		tally.Add(&e)
+		tally.Add(&e, anyPorts)
 	}
 	for range 2 {
 		for n := range maxKeys {
@@ -809,15 +816,15 @@ func TestPortIsUsedByTranslatedConnectionsOfTheSameKeyAlone(t *testing.T) {
 		if !tt.untranslated {
 			e.Status = SrcNAT
 		}
-		if got := first.portKey().Is(&e); got != tt.is {
-			t.Errorf("%+v: %t", tt, got)
+		of, _ := anyPorts.Key(&first)
+		if k, ok := anyPorts.Key(&e); (ok && k == of) != tt.is {
+			t.Errorf("%+v: %+v, %t", tt, k, ok)
 		}
 	}
 	echo := entryOf(unix.IPPROTO_ICMP, pod, "", dst, node)
 	echo.Status = SrcNAT
 	tally := Tally{}
-	tally.Add(&echo)
-	if echo.portKey().Is(&echo) || len(tally) > 0 {
+	if tally.Add(&echo, anyPorts); len(tally) > 0 {
 		t.Error("ICMP has no ports")
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
 )
 
 // A PortKey is the scope in which a translated source port must be unique.
@@ -13,6 +15,22 @@ type PortKey struct {
 	Protocol uint8
 	From     netip.Addr     // the translated source address
 	To       netip.AddrPort // the destination
+	Among    nft.PortScope  // the port is one of these
+}
+
+// Ports tells among which ports that of a translated connection was chosen; false: it was not by
+// the policy. [nft.Policy.SourcePorts] returns one.
+type Ports func(seenAs netip.AddrPort) (nft.PortScope, bool)
+
+// Key returns the key of an entry; false if its source was not translated to one of the ports.
+func (p Ports) Key(e *Entry) (k PortKey, ok bool) {
+	switch e.Original.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+		among, is := p(e.SeenAs())
+		k = PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination(), among}
+		return k, is && e.Status&SrcNAT != 0
+	}
+	return k, false
 }
 
 // PortUse is the number of ports in use for a key.
@@ -29,10 +47,10 @@ const maxKeys = 1 << 14
 // 16,384 entries, and keys with few ports are forgotten (Misra and Gries, 1982).
 type Tally map[PortKey]int
 
-// Add counts an entry whose source was translated.
-func (t Tally) Add(e *Entry) {
-	k := e.portKey()
-	if !k.Is(e) {
+// Add counts an entry whose source was translated to one of the ports.
+func (t Tally) Add(e *Entry, ports Ports) {
+	k, ok := ports.Key(e)
+	if !ok {
 		return
 	}
 	if _, known := t[k]; !known && len(t) >= maxKeys {
@@ -46,20 +64,10 @@ func (t Tally) Add(e *Entry) {
 	t[k]++
 }
 
-func (e *Entry) portKey() PortKey {
-	return PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination()}
-}
+// Share is the part of the ports that are in use.
+func (u PortUse) Share() float64 { return float64(u.Used) / float64(u.Among.Ports) }
 
-// Is reports whether an entry uses one of the key's ports.
-func (k PortKey) Is(e *Entry) bool {
-	switch e.Original.Protocol {
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
-		return e.portKey() == k && e.Status&SrcNAT != 0
-	}
-	return false
-}
-
-// Fullest returns the n keys with the most ports in use, or fewer.
+// Fullest returns the n keys with the largest share of ports in use, or fewer.
 func (t Tally) Fullest(n int) []PortUse {
 	all := make([]PortUse, 0, len(t))
 	for k, used := range t {
@@ -67,7 +75,7 @@ func (t Tally) Fullest(n int) []PortUse {
 	}
 	slices.SortStableFunc(all, func(a, b PortUse) int {
 		return cmp.Or(
-			cmp.Compare(b.Used, a.Used), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
+			cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
 		)
 	})
 	return all[:min(n, len(all))]
@@ -82,13 +90,13 @@ type PortGroup struct {
 // Pressure describes how close connection tracking is to its limits.
 type Pressure struct {
 	Stats
-	// Fullest is, for each group, the most ports that connections to one
+	// Fullest is, for each group, the largest share of ports that connections to one
 	// destination use.
-	Fullest map[PortGroup]int
+	Fullest map[PortGroup]float64
 }
 
-// Pressure reads the counters and all connections whose source was translated.
-func (t *Table) Pressure() (Pressure, error) {
+// Pressure reads the counters and all connections whose source was translated to one of the ports.
+func (t *Table) Pressure(ports Ports) (Pressure, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Pressure{}, err
@@ -97,17 +105,17 @@ func (t *Table) Pressure() (Pressure, error) {
 	err = t.Dump(Filter{Translated: true}, func() func(*Entry) error {
 		tally = Tally{}
 		return func(e *Entry) error {
-			tally.Add(e)
+			tally.Add(e, ports)
 			return nil
 		}
 	})
 	if err != nil {
 		return Pressure{}, err
 	}
-	p := Pressure{Stats: stats, Fullest: map[PortGroup]int{}}
+	p := Pressure{Stats: stats, Fullest: map[PortGroup]float64{}}
 	for k, used := range tally {
 		g := PortGroup{k.From.Is6(), k.Protocol}
-		p.Fullest[g] = max(p.Fullest[g], used)
+		p.Fullest[g] = max(p.Fullest[g], PortUse{k, used}.Share())
 	}
 	return p, nil
 }

@@ -214,8 +214,14 @@ func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases
 // checkPort compares the source port of a masqueraded connection with the policy.
 func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	t.Helper()
-	port := s.Seen.Port()
-	switch {
+	port, ipv6 := s.Seen.Port(), s.Seen.Addr().Is6()
+	switch b := p.PortBlocks(ipv6); {
+	case b.Count() > 0:
+		owner, ok := b.Owner(port)
+		own := s.Sent.Addr() == s.Seen.Addr() // this node's
+		if ok == own || ok && owner != b.Of(s.Sent.Addr()) {
+			t.Errorf("%s: port %d is of block %d, %t", what, port, owner, ok)
+		}
 	case len(p.Ports) > 0:
 		if !slices.ContainsFunc(p.Ports, func(r nft.PortRange) bool { return r.Min <= port && port <= r.Max }) {
 			t.Errorf("%s: port %d is outside %v", what, port, p.Ports)

@@ -37,16 +37,13 @@ const (
 func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	t := nft.Table{Family: nfnetlink.Inet, Name: nft.TableName}
 	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
-	masq := masquerade(p.RandomFully, nil)
-	if len(p.Ports) > 0 {
-		masq = continueIn(portsChain)
-		if slices.ContainsFunc(p.Families, masquerades) {
-			t.Chains = append(t.Chains, compilePorts(p))
-		}
+	if slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool { return toPorts(p, f) && masquerades(f) }) {
+		t.Chains = append(t.Chains, compilePorts(p))
 	}
+	t.Chains = append(t.Chains, compileBlocks(p)...)
 	for _, f := range p.Families {
 		if f.Translates() {
-			t.Chains = append(t.Chains, compileSNAT(p, f, masq)...)
+			t.Chains = append(t.Chains, compileSNAT(p, f)...)
 		}
 	}
 	if p.Enforce != nil {
@@ -67,15 +64,35 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 				Comment: "pairs of a source and itself",
 			})
 		}
-		translate := masq
+		_, translate := masqueradeOf(p, f)
 		if f.Translates() {
 			translate = continueIn(snatChain(f))
 		}
 		base.Rules = append(base.Rules, rulesOf(f, translate)...)
 	}
+	for _, u := range blockUses(p) {
+		t.Sets = append(t.Sets, u.sets()...)
+	}
 	base.Rules[len(base.Rules)-1].Comment = hashComment + hash
 	t.Chains = append(t.Chains, base)
 	return []nft.Table{t}
+}
+
+// toPorts reports whether connections of a family are masqueraded to the ports of toPorts.
+func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
+	return len(p.Ports) > 0 && p.PortBlocks(f.IPv6).Count() == 0
+}
+
+// masqueradeOf masquerades the node's own connections of a family, and all.
+func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, all nft.Node) {
+	switch plain := masquerade(p.RandomFully, nil); {
+	case p.PortBlocks(f.IPv6).Count() > 0:
+		return continueIn(nodePortsChain), continueIn(podPortsChain)
+	case toPorts(p, f):
+		return continueIn(portsChain), continueIn(portsChain)
+	default:
+		return plain, plain
+	}
 }
 
 // hashComment is the beginning of the last rule's comment.
@@ -144,16 +161,16 @@ func setsOf(f nft.FamilyPolicy) []nft.Set {
 
 // compilePorts masquerades to the port ranges.
 func compilePorts(p nft.Policy) nft.Chain {
-	return nft.Chain{Name: portsChain, Rules: portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
+	return nft.Chain{Name: portsChain, Rules: portRules(nft.PortProtocols(), p.Ports, func(ports *nft.PortRange) nft.Node {
 		return masquerade(p.RandomFully, ports)
 	})}
 }
 
 // portRules translates to port ranges, each with a probability proportional to
 // its size, and without ports for other protocols.
-func portRules(ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.Rule {
+func portRules(protocols []nft.Protocol, ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.Rule {
 	var rules []nft.Rule
-	for _, proto := range nft.PortProtocols() {
+	for _, proto := range protocols {
 		for _, choice := range nft.PortChoices(ranges) {
 			nodes := []nft.Node{node(proto.Match()...)}
 			if !choice.Last() {

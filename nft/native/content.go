@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
@@ -85,27 +87,31 @@ func (c *content) comparePrefixes(name string, want []netip.Prefix, held []ipran
 
 // compareMap compares a map, and counts the elements that do more than map.
 func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
-	held := make(map[netip.Addr]netip.Addr, len(elements))
+	held := make(map[netip.Addr]nfnetlink.Mapping, len(elements))
 	for _, e := range elements {
-		key, isKey := netip.AddrFromSlice(e.Key)
-		value, isValue := netip.AddrFromSlice(e.Value)
+		m := nfnetlink.Mapping{Chain: e.Chain}
+		var isKey, isValue bool
+		m.Key, isKey = netip.AddrFromSlice(e.Key)
+		if m.Value, isValue = netip.AddrFromSlice(e.Value); e.Code == unix.NFT_JUMP {
+			isValue = true
+		}
 		if e.Conditional || !isKey || !isValue {
 			conditional++
 			continue
 		}
-		held[key] = value
+		held[m.Key] = m
 	}
 	for _, w := range want {
 		switch value, ok := held[w.Key]; {
 		case !ok:
 			c.add("map %s lacks %s", name, w)
-		case value != w.Value:
-			c.add("map %s has %s instead of %s", name, nfnetlink.Mapping{Key: w.Key, Value: value}, w.Value)
+		case value != w:
+			c.add("map %s has %s instead of %s", name, value, w.Data())
 		}
 		delete(held, w.Key)
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(held), netip.Addr.Compare) {
-		c.add("map %s has %s, which is not in the config", name, nfnetlink.Mapping{Key: key, Value: held[key]})
+		c.add("map %s has %s, which is not in the config", name, held[key])
 	}
 	if more := len(c.diffs) - fewDiffs; more > 0 {
 		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))

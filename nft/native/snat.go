@@ -89,24 +89,29 @@ func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.
 // compileSNAT compiles the chain that selects the source address for connections of pods,
 // and those of the entries of snatRules, to which it sends them; those of the node are
 // masqueraded.
-func compileSNAT(p nft.Policy, f nft.FamilyPolicy, masq nft.Node) (chains []nft.Chain) {
-	c := nft.Chain{Name: snatChain(f)}
+func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
+	c, uses := nft.Chain{Name: snatChain(f)}, blockUses(p)
+	own, masq := masqueradeOf(p, f)
 	if !exemptsNode(f) {
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"})
+		c.Rules = append(c.Rules, ownRule(own))
 	}
-	to := func(s nft.SNAT, byPod string) []nft.Rule {
-		return portRules(p.Ports, func(ports *nft.PortRange) nft.Node {
+	to := func(s nft.SNAT, byPod, name string) []nft.Rule {
+		at := slices.IndexFunc(uses, func(u blockUse) bool { return u.name == name && u.suffix == f.Suffix() })
+		if at >= 0 {
+			return uses[at].rules()
+		}
+		return portRules(nft.PortProtocols(), p.Ports, func(ports *nft.PortRange) nft.Node {
 			return sourceNAT(f, s, byPod, p.RandomFully, ports)
 		})
 	}
 	for _, r := range f.SNATRules {
 		if len(r.Present) > 0 {
-			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f))})
+			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
 	if len(f.SNAT.Present) > 0 {
-		c.Rules = append(c.Rules, to(f.SNAT, podMap(f))...)
+		c.Rules = append(c.Rules, to(f.SNAT, podMap(f), snatPorts)...)
 	} else {
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
 	}
@@ -144,15 +149,7 @@ func sourceNAT(f nft.FamilyPolicy, s nft.SNAT, byPod string, randomFully bool, p
 	if len(s.Present) == 1 {
 		es = append(es, &expr.Immediate{Register: reg1, Data: s.Present[0].AsSlice()})
 	} else {
-		source := nfnetlink.AddressPayload(f.IPv6, true)
-		mask := make([]byte, source.Len)
-		mask[len(mask)-1] = 0xff
-		es = append(es,
-			source,
-			&expr.Bitwise{
-				SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask,
-				Xor: make([]byte, len(mask)),
-			},
+		es = append(lowBits(f.IPv6, 0xff),
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: byPod + nft.SideA})
 	}
 	load, low, high := loadPorts(ports, reg2)

@@ -108,7 +108,7 @@ func likeOurs(s nfnetlink.Set) bool {
 	switch s.Flags {
 	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
 	case unix.NFT_SET_MAP:
-		return len(s.Special) == 0 && s.DataType == s.KeyType
+		return len(s.Special) == 0 && (s.DataType == s.KeyType || s.DataType == unix.NFT_DATA_VERDICT)
 	default:
 		return false
 	}
@@ -119,7 +119,7 @@ func likeOurs(s nfnetlink.Set) bool {
 func sameDeclaration(a, b nfnetlink.Set) bool {
 	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
-		a.DataType == b.DataType && a.DataLen == b.DataLen && a.Size == b.Size &&
+		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size &&
 		slices.Equal(a.Special, b.Special) &&
 		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
 }

@@ -65,7 +65,11 @@ func writeSet(b *strings.Builder, s nft.Set) {
 			s.Name, nft.SideA, typeName(s), nft.LearnedSize, s.Comment)
 		return
 	case s.Mappings != nil:
-		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %[3]s\n", s.Name, nft.SideA, typeName(s))
+		value := typeName(s)
+		if s.Verdicts {
+			value = "verdict"
+		}
+		fmt.Fprintf(b, "\tmap %s%s {\n\t\ttype %s : %s\n", s.Name, nft.SideA, typeName(s), value)
 		if s.IPv6 {
 			perLine = 1
 		}

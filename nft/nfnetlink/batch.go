@@ -204,11 +204,23 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 	}
 }
 
-// A Mapping is an element of a map.
-type Mapping struct{ Key, Value netip.Addr }
+// A Mapping is an element of a map: of an address to another one or, in a verdict map, to a
+// chain to which its packets jump.
+type Mapping struct {
+	Key, Value netip.Addr
+	Chain      string
+}
 
 // String returns the element as nft prints it.
-func (m Mapping) String() string { return m.Key.String() + " : " + m.Value.String() }
+func (m Mapping) String() string { return m.Key.String() + " : " + m.Data() }
+
+// Data returns what the key is mapped to.
+func (m Mapping) Data() string {
+	if m.Chain != "" {
+		return "jump " + m.Chain
+	}
+	return m.Value.String()
+}
 
 // AddMappings adds elements to a map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
@@ -218,7 +230,17 @@ func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
 					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
-					a.nest(unix.NFTA_SET_ELEM_DATA, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_DATA, func() {
+						if m.Chain == "" {
+							a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice())
+							return
+						}
+						a.nest(unix.NFTA_DATA_VERDICT, func() {
+							jump := int32(unix.NFT_JUMP)
+							a.uint32(unix.NFTA_VERDICT_CODE, uint32(jump))
+							a.str(unix.NFTA_VERDICT_CHAIN, m.Chain)
+						})
+					})
 				})
 			}
 		})

@@ -61,7 +61,8 @@ type Flow struct {
 
 func (f Flow) timeout() time.Duration { return cmp.Or(f.Timeout, arrivalTimeout) }
 
-// Sighting is a flow's source as the sender sent it and as the receiver saw it.
+// Sighting is a flow's source as the sender sent it and as the receiver saw it. The port of
+// an ICMP flow is its identifier.
 type Sighting struct {
 	Sent, Seen netip.AddrPort
 }
@@ -219,6 +220,9 @@ func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrP
 	seen, ok := netns.Source(packet)
 	if !ok {
 		return Sighting{}, fmt.Errorf("packet of %d bytes is too short", len(packet))
+	}
+	if f.Proto == ICMP { // the identifier, before the sequence number
+		seen = netip.AddrPortFrom(seen.Addr(), binary.BigEndian.Uint16(packet[len(packet)-len(cookie)-4:]))
 	}
 	return Sighting{Sent: sent, Seen: seen}, nil
 }

@@ -158,6 +158,7 @@ func (m Maker) Config() config.Config {
 	if m.IntN(3) == 0 {
 		c.DropInvalid = &config.Position{}
 	}
+	c.PortsPerPod.Size = 1000 * (len(c.NonMasqueradeSrcCIDRs) % 3) // few blocks, or none
 	for m.IntN(3) > 0 {
 		c.SNATAddresses = append(c.SNATAddresses, m.snatAddress())
 	}

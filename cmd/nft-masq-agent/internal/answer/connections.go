@@ -27,6 +27,9 @@ type Connections struct {
 	// Ports are the destinations with the most source ports in use, with --ports.
 	Ports []PortsOf `json:"ports,omitempty"`
 
+	// Block of ports that the port of --seen-as is in, with portsPerPod.
+	Block *PortBlock `json:"portBlock,omitempty"`
+
 	behind string // the first line of the text
 }
 
@@ -92,15 +95,19 @@ func End(a netip.AddrPort) string {
 
 // String returns the list as text.
 func (c *Connections) String() string {
+	block := ""
+	if c.Block != nil {
+		block = c.Block.String() + "\n"
+	}
 	switch {
 	case c.Total == 0 && c.behind != "":
-		return ""
+		return block
 	case c.Total == 0:
 		return "no connections\n"
 	case c.Connections == nil:
 		return portsText(c.Ports)
 	}
-	return c.behind + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
+	return c.behind + block + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
 		func(c Connection) string {
 			destination, now := c.Destination, string(c.Now)
 			if c.Requested != "" {

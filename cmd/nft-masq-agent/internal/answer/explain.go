@@ -58,6 +58,8 @@ type Answer struct {
 	Source string `json:"source"`
 	// Verdict of the policy.
 	Verdict nft.Verdict `json:"verdict"`
+	// Ports are the source ports of the block, FIRST-LAST, with portsPerPod.
+	Ports string `json:"sourcePorts,omitempty"`
 	// Steps are the questions of the policy. The last one applies.
 	Steps []Step `json:"steps"`
 
@@ -148,6 +150,11 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 			a.sees = fmt.Sprintf("%s, by entry %d of %s", one, r.Place, config.KeySNATRules)
 			x.rule = fmt.Sprintf("entry %d of %s (%s)", r.Place, config.KeySNATRules, r.At)
 		}
+	}
+	if b := p.PortBlocks(c.Dst.Is6()); b.Count() > 0 && a.Verdict == nft.Masqueraded && c.Src.IsValid() {
+		a.Ports = blockPorts(b, c)
+		x.Add(config.Note, "source-port", "The source port, or the identifier of an ICMP echo, is one of %s (%s).", a.Ports,
+			config.KeyPortsPerPod)
 	}
 	for _, s := range steps {
 		a.Steps = append(a.Steps, explainStep(s))

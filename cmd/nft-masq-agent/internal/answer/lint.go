@@ -50,6 +50,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 			}
 		}
 		l.unusable(f.SNAT)
+		l.shared(p.PortBlocks(f.IPv6), f.IPv6, podCIDRs)
 		for i, r := range f.SNATRules {
 			if by, covered := r.CoveredBy(f.SNATRules[:i]); covered {
 				l.warn("snat-rule-covered", r.At,
@@ -63,6 +64,16 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		}
 	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
+}
+
+// shared finds pod CIDRs with more addresses than there are blocks of ports.
+func (l *lint) shared(b nft.PortBlocks, ipv6 bool, podCIDRs []netip.Prefix) {
+	for _, p := range podCIDRs {
+		if bits := p.Addr().BitLen() - p.Bits(); b.Count() > 0 && p.Addr().Is6() == ipv6 && 1<<min(bits, 16) > b.Count() {
+			l.warn("pod-cidr-blocks", nowhere, "pod CIDR %s has more addresses than the %d blocks of %s: pods of a node whose IPs "+
+				"have the same low bits share a block", p, b.Count(), config.KeyPortsPerPod)
+		}
+	}
 }
 
 // unusable finds addresses of snatAddresses that no node can use. In snatRules they are errors.

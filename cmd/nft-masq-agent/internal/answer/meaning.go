@@ -68,10 +68,14 @@ func summary(o nft.Options, l options.Loaded) [][2]string {
 
 func sourcePorts(p nft.Policy) string {
 	how := either(p.RandomFully, "fully random", "kept if free")
-	if len(p.Ports) == 0 {
-		return how
+	if len(p.Ports) > 0 {
+		how += "; tcp, udp, sctp: " + strings.Join(texts(p.Ports), ",")
 	}
-	return how + "; tcp, udp, sctp: " + strings.Join(texts(p.Ports), ",")
+	if b := nft.NewPortBlocks(p.PortsPerPod, p.Ports); b.Count() > 0 {
+		how += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
+			strings.Join(texts(b.Node), ","))
+	}
+	return how
 }
 
 // writeFamily lists the CIDRs of a family in evaluation order.

@@ -3,6 +3,7 @@ package answer
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -193,23 +194,27 @@ func (r *Status) SetStale(s conntrack.Stale) {
 	}
 }
 
-// SetPorts reports the destination with the most source ports in use, if new connections to it
-// fail or soon will. A sample of the connections shows less than there is.
-func (r *Status) SetPorts(used conntrack.Tally, ports int) {
+// SetPorts reports the destination with the largest share of source ports in use, if new
+// connections to it fail or soon will. A sample of the connections shows less than there is.
+// pods returns those that use the ports.
+func (r *Status) SetPorts(used conntrack.Tally, pods func(conntrack.PortKey) []netip.Addr) {
 	const most = 0.9
-	full := slices.DeleteFunc(used.Fullest(len(used)), func(u conntrack.PortUse) bool {
-		return float64(u.Used) < most*float64(ports)
-	})
+	full := slices.DeleteFunc(used.Fullest(len(used)), func(u conntrack.PortUse) bool { return u.Share() < most })
 	if len(full) == 0 {
 		return
 	}
 	u := full[0]
-	r.Explain(config.Error, "source-ports", fmt.Sprintf("%d of %d source ports of %s are in use there%s\n"+
-		"nft-masq-agent connections --ports names the pods\n"+
-		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", u.Used, ports, u.From,
-		either(len(full) > 1, fmt.Sprintf(" (likewise for %d more destinations)", len(full)-1), ""),
-		config.KeySNATAddresses, config.KeyToPorts),
-		"new %s connections to %s fail, or will", conntrack.ProtocolName(u.Protocol), u.To)
+	whose, remedy := "", fmt.Sprintf("nft-masq-agent connections --ports names the pods\n"+
+		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", config.KeySNATAddresses,
+		config.KeyToPorts)
+	if u.Among.Block >= 0 { // others are not affected
+		whose = " of " + addressList(pods(u.PortKey))
+		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod
+	}
+	r.Explain(config.Error, "source-ports", fmt.Sprintf("%d of %d source ports of %s are in use there%s\n%s", u.Used,
+		u.Among.Ports, u.From, either(len(full) > 1, fmt.Sprintf(" (likewise for %d more destinations)", len(full)-1), ""),
+		remedy),
+		"new %s connections%s to %s fail, or will", conntrack.ProtocolName(u.Protocol), whose, u.To)
 }
 
 // SetOthers sets the report on other programs' rules.

@@ -26,7 +26,7 @@ type Host interface {
 	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
 	Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush
 	Interfaces() ([]node.Interface, error)
-	Pressure() (conntrack.Pressure, error)
+	Pressure(conntrack.Ports) (conntrack.Pressure, error)
 }
 
 // A Node is the kernel of this network namespace.
@@ -91,7 +91,9 @@ func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 func (h *Node) Interfaces() ([]node.Interface, error) { return node.Interfaces() }
 
 // Pressure reads how many source ports are in use.
-func (h *Node) Pressure() (conntrack.Pressure, error) { return conntrack.Open().Pressure() }
+func (h *Node) Pressure(ports conntrack.Ports) (conntrack.Pressure, error) {
+	return conntrack.Open().Pressure(ports)
+}
 
 // Others reads other programs' rules.
 func (h *Node) Others(ctx context.Context, want nft.Ruleset) (others neighbors.Others, err error) {

@@ -161,12 +161,12 @@ func (w *world) currentGeneration() (generation uint32, err error) {
 	return generation, nil
 }
 
-func (w *world) Pressure() (conntrack.Pressure, error) {
+func (w *world) Pressure(conntrack.Ports) (conntrack.Pressure, error) {
 	w.readings.Add(1)
 	time.Sleep(time.Duration(w.reading.Load()))
 	return conntrack.Pressure{
 		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
-		Fullest: map[conntrack.PortGroup]int{{Protocol: unix.IPPROTO_UDP}: 32256},
+		Fullest: map[conntrack.PortGroup]float64{{Protocol: unix.IPPROTO_UDP}: 0.5},
 	}, nil
 }
 

@@ -17,7 +17,7 @@ import (
 // ports measures how many source ports are in use.
 type ports struct {
 	*agent.Agent
-	read func() (conntrack.Pressure, error)
+	read func(conntrack.Ports) (conntrack.Pressure, error)
 	o    options.Options
 	last atomic.Pointer[pressure] // nil: unknown
 }
@@ -32,7 +32,11 @@ type pressure struct {
 func (p *ports) Run(ctx context.Context) {
 	for failed := ""; ctx.Err() == nil && p.o.ConntrackInterval > 0; {
 		start := time.Now()
-		found, err := p.read()
+		policy := nft.Policy{Ports: p.o.Ports}
+		if v := p.Now(); v.Installed != nil {
+			policy = v.Installed.Policy
+		}
+		found, err := p.read(policy.SourcePorts())
 		pause := max(p.o.ConntrackInterval, share*time.Since(start))
 		if err == nil {
 			failed = ""
@@ -58,17 +62,12 @@ func (p *ports) Collect(e agent.Exporter) {
 	if last == nil {
 		return
 	}
-	policy := nft.Policy{Ports: p.o.Ports}
-	if v := p.Now(); v.Installed != nil {
-		policy = v.Installed.Policy
-	}
-	available, _ := policy.SourcePorts()
 	for _, ipv6 := range []bool{false, true} {
 		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-			used := last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}]
 			e.Gauge("snat_ports_used_ratio_max",
-				"Share of source ports in use, for the source address and destination with the most. Connections fail from 0.9 on.",
-				float64(used)/float64(available), "family", map[bool]string{false: "ipv4", true: "ipv6"}[ipv6], "protocol", conntrack.ProtocolName(protocol))
+				"Share of source ports in use, for the source address and destination with the most; with portsPerPod, of the "+
+					"ports of a block. Connections fail from 0.9 on.",
+				last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}], "family", map[bool]string{false: "ipv4", true: "ipv6"}[ipv6], "protocol", conntrack.ProtocolName(protocol))
 		}
 	}
 	e.Counter("conntrack_insert_failed_total",

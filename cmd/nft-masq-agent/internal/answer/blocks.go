@@ -1,0 +1,113 @@
+package answer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+)
+
+// A PortBlock is the block of source ports that a port is in, with portsPerPod.
+type PortBlock struct {
+	// Ports of the block, FIRST-LAST; of the node, ranges.
+	Ports string `json:"ports"`
+	// Node means that they are those of the node's own connections.
+	Node bool `json:"node"`
+	// LastBytes of the IPs of pods that have the block.
+	LastBytes []int `json:"lastBytes,omitempty"`
+	// Pods that have the block: of this node or, if it does not have the rules of this config, of --pod-cidr.
+	Pods []string `json:"pods,omitempty"`
+	// More is the number of addresses of --pod-cidr that are not listed.
+	More int `json:"morePodCount,omitempty"`
+}
+
+// blockPorts returns the ports among which that of a connection is chosen.
+func blockPorts(b nft.PortBlocks, c nft.Connection) string {
+	if c.FromNode {
+		return strings.Join(texts(b.Node), ",")
+	}
+	return b.Block(b.Of(c.Src)).String()
+}
+
+// SetBlock adds whose block a port is in, and returns notes about it; false without blocks. pods are
+// those of this node, nil if the connection is of another one: then those of the CIDRs may
+// have it.
+func (c *Connections) SetBlock(
+	p nft.Policy, seenAs netip.AddrPort, pods []netip.Addr, podCIDRs []netip.Prefix,
+) (notes config.Problems, ok bool) {
+	ipv6 := seenAs.Addr().Is6()
+	b := p.PortBlocks(ipv6)
+	if b.Count() == 0 {
+		return nil, false
+	}
+	scope, chosen := p.SourcePorts()(seenAs)
+	switch {
+	case !chosen:
+		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection",
+			config.KeyPortsPerPod, seenAs.Port())), true
+	case scope.Block < 0:
+		c.Block = &PortBlock{Ports: strings.Join(texts(b.Node), ","), Node: true}
+		return nil, true
+	}
+	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
+	f, _ := p.Family(ipv6)
+	sources := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
+	for _, pod := range pods {
+		if b.Of(pod) == scope.Block && (len(sources) == 0 || iprange.Contains(iprange.SetOf(sources), pod)) {
+			c.Block.Pods = append(c.Block.Pods, pod.String())
+		}
+	}
+	if pods == nil {
+		c.Block.ofCIDRs(podCIDRs, ipv6)
+	}
+	if !f.MasqueradesNode(seenAs.Addr()) {
+		notes = append(notes, problem(config.Note, "own-traffic", nowhere, "the connection can also be the node's own, which keeps "+
+			"its port, if that is in net.ipv4.ip_local_port_range"))
+	}
+	return notes, true
+}
+
+// ofCIDRs adds the first addresses of CIDRs that have the block.
+func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool) {
+	const most = 8
+	for _, p := range cidrs {
+		bits := p.Addr().BitLen() - p.Bits()
+		if p.Addr().Is6() != ipv6 || bits > 16 {
+			continue // too many to be of use
+		}
+		a := p.Masked().Addr()
+		for range 1 << bits {
+			if bytes := a.AsSlice(); !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])) {
+			} else if len(b.Pods) < most {
+				b.Pods = append(b.Pods, a.String())
+			} else {
+				b.More++
+			}
+			a = a.Next()
+		}
+	}
+}
+
+// String names the block, and who has it.
+func (b *PortBlock) String() string {
+	if b.Node {
+		return "block of the node's own connections, " + b.Ports
+	}
+	text := fmt.Sprintf("block of pods whose IP has the last byte %s, %s", numbers(b.LastBytes), b.Ports)
+	if len(b.Pods) > 0 {
+		text += ": " + strings.Join(b.Pods, ", ")
+	}
+	if b.More > 0 {
+		text += fmt.Sprintf(" and %d more", b.More)
+	}
+	return text
+}
+
+// numbers joins numbers by commas.
+func numbers(all []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(all), " ", ", "), "[]")
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A pod that opens ten times its block fails alone, and is named.
+func TestFullBlockOfPortsConcernsOnlyItsPod(t *testing.T) {
+	t.Parallel()
+	for _, family := range []struct{ sources, node, pod, other, dst string }{
+		{"10.244.0.0/16", "192.0.2.1", "10.244.1.2", "10.244.1.3", "203.0.113.9:5001"},
+		{"'fd00:10:244::/48'", "2001:db8::1", "fd00:10:244:1::2", "fd00:10:244:1::3", "[2001:db8:77::9]:5001"},
+	} {
+		t.Run(family.pod, func(t *testing.T) {
+			t.Parallel()
+			const size = 16 // of four blocks from 20000 on; 20064 to 20095 are the node's
+			n := newTrafficNode(t)
+			n.enforce("enableIPv6: true\nmasqueradeSrcCIDRs: [" + family.sources + "]\nportsPerPod: 16\ntoPorts: 20000-20095\n")
+			to := netip.MustParseAddrPort(family.dst)
+			other := netip.MustParseAddr(family.other)
+			send := func(from netip.Addr) nfttest.Sighting {
+				t.Helper()
+				*n.port++
+				return nfttest.MustSend(t, n.top, nfttest.Flow{
+					Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: to,
+					Src: netip.AddrPortFrom(from, 30_000+*n.port),
+				})
+			}
+			seen := map[uint16]bool{}
+			for range size {
+				s := send(netip.MustParseAddr(family.pod))
+				if port := s.Seen.Port(); port < 20032 || port > 20047 || seen[port] {
+					t.Fatalf("seen from %s", s.Seen)
+				}
+				seen[s.Seen.Port()] = true
+			}
+			for range 9 * size { // none of them arrives
+				c, err := n.top.Pod.DialContext(t.Context(), "udp", family.dst)
+				n.check(err)
+				_, err = c.Write([]byte("x"))
+				n.check(err)
+				n.check(c.Close())
+			}
+			n.check(n.top.AddAddr(n.top.Pod, other)) // now, because IPv6 would choose it as a source
+			for range size / 2 {
+				if s := send(other); s.Seen.Port() < 20048 || s.Seen.Port() > 20063 {
+					t.Errorf("another pod is seen from %s", s.Seen)
+				}
+			}
+			if listed := n.connections(to.Addr().String()); len(listed) != size+size/2 {
+				t.Errorf("%d connections", len(listed))
+			}
+			got := n.run(append([]string{"status"}, *n.flags...)...)
+			first, _, _ := strings.Cut(got.stdout, "\n")
+			for _, part := range []string{
+				"new udp connections of " + family.pod + " to " + family.dst + " fail, or will: 16 of 16 source ports",
+				"raise portsPerPod",
+			} {
+				if got.code != exitFailed || !strings.Contains(first, part) {
+					t.Errorf("%d: %s, want %s", got.code, first, part)
+				}
+			}
+		})
+	}
+}
+
+// Who has a port is known from the port, with and without an open connection.
+func TestPortNamesThePodsThatHaveItsBlock(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("enableIPv6: true\nmasqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nportsPerPod: 250\n")
+	for _, seenAs := range []struct{ seenAs, want string }{
+		{n.open(nfttest.UDP, "203.0.113.9:53").Seen.String(), "behind SEEN: 10.244.1.2\n" +
+			"block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\nPROTO "},
+		{n.open(nfttest.TCP, "203.0.113.9:53").Seen.String(), "behind SEEN: 10.244.1.2\n" +
+			"block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\nPROTO "},
+		{n.open(nfttest.UDP, "[2001:db8:77::9]:53").Seen.String(), "behind SEEN: fd00:10:244:1::2\n" +
+			"block of pods whose IP has the last byte 2, 1524-1773: fd00:10:244:1::2\nPROTO "},
+		{"192.0.2.2:1524", "block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\n"},
+		{"192.0.2.2:1774", "block of pods whose IP has the last byte 3, 1774-2023\n"},
+		{"192.0.2.2:65535", "block of the node's own connections, 65024-65535\n"},
+	} {
+		got := n.run(append([]string{"connections", "--seen-as", seenAs.seenAs}, *n.flags...)...)
+		want := strings.ReplaceAll(seenAs.want, "SEEN", seenAs.seenAs)
+		if got.code != exitDone || !strings.HasPrefix(got.stdout, want) {
+			t.Errorf("%s: %+v, want %q", seenAs.seenAs, got, want)
+		}
+	}
+	if got := n.run(append([]string{"connections", "--seen-as", "192.0.2.2:80"}, *n.flags...)...); got.code != exitFailed ||
+		!strings.Contains(got.stderr, "portsPerPod gives port 80 to no connection") {
+		t.Errorf("%+v", got)
+	}
+	got := n.run(append([]string{"connections", "-o", "json", "--seen-as", "192.0.2.2:1524"}, *n.flags...)...)
+	var r answer.Connections
+	n.check(json.Unmarshal([]byte(got.stdout), &r))
+	if fmt.Sprint(r.Block) != "block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2" || r.Total != 0 {
+		t.Errorf("%+v", r)
+	}
+	if got := n.run(append([]string{"explain", "203.0.113.9", "--from", "10.244.1.2"}, *n.flags...)...); !strings.Contains(
+		got.stdout, "is one of 1524-1773 (portsPerPod)") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A connection keeps its port when blocks come, change and go, and none of them is stale.
+func TestConnectionsKeepTheirPortWhenBlocksChange(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	const sources = "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
+	n.enforce(sources)
+	first := n.open(nfttest.UDP, "203.0.113.9:53")
+	for _, key := range []string{"portsPerPod: 2000\n", "portsPerPod: 250\n", ""} {
+		n.enforce(sources + key)
+		again := nfttest.MustSend(t, n.top, nfttest.Flow{
+			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Src: first.Sent,
+			Dst: netip.MustParseAddrPort("203.0.113.9:53"),
+		})
+		if again.Seen != first.Seen {
+			t.Errorf("%q: seen from %s, then from %s", key, first.Seen, again.Seen)
+		}
+		n.open(nfttest.UDP, "203.0.113.9:54")
+		if stale := n.connections("--stale"); len(stale) > 0 {
+			t.Errorf("%q: %+v", key, stale)
+		}
+	}
+}

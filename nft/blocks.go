@@ -1,0 +1,194 @@
+package nft
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/iprange"
+)
+
+// PortBlocks are the source ports of pods with portsPerPod: connections of a pod get them from
+// the block that the low bits of its IP choose. They depend on portsPerPod and toPorts alone, so
+// that all nodes agree, for ever: they must be the same in all versions.
+type PortBlocks struct {
+	Size  int         // ports of each block
+	Node  []PortRange // what follows the last block, at least one more block: of the node's own connections
+	first []uint16    // port of each block; as many as a power of two
+}
+
+// NewPortBlocks returns the blocks of a size in some port ranges, or if there are none in 1024
+// to 65535. From the first port on, a block follows another; one that is not in the ranges
+// as a whole is left out. There are as many as the largest power of two, at most 256, that
+// leaves one more block; no blocks without at least two.
+func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
+	if len(ranges) == 0 {
+		ranges = []PortRange{anyPort}
+	}
+	var in [math.MaxUint16 + 2]bool // without the last one
+	lowest := math.MaxUint16
+	for _, r := range ranges {
+		lowest = min(lowest, int(r.Min))
+		for port := int(r.Min); port <= int(r.Max); port++ {
+			in[port] = true
+		}
+	}
+	b := PortBlocks{Size: size}
+	for at := lowest; size > 0 && at+size-1 <= math.MaxUint16 && len(b.first) <= buckets; at += size {
+		if !slices.Contains(in[at:at+size], false) {
+			b.first = append(b.first, uint16(at))
+		}
+	}
+	count := buckets
+	for count >= len(b.first) {
+		if count /= 2; count < 2 {
+			return PortBlocks{}
+		}
+	}
+	b.first = b.first[:count]
+	for port, from := int(b.first[count-1])+size, 0; port < len(in); port++ {
+		switch {
+		case in[port] && from == 0:
+			from = port
+		case !in[port] && from > 0:
+			b.Node, from = append(b.Node, PortRange{Min: uint16(from), Max: uint16(port - 1)}), 0
+		}
+	}
+	return b
+}
+
+// anyPort is the ports from which the kernel chooses for a source port of 1024 or more.
+var anyPort = PortRange{Min: 1024, Max: math.MaxUint16}
+
+// Count returns the number of blocks, 0 if they are off.
+func (b PortBlocks) Count() int { return len(b.first) }
+
+// Block returns the ports of a block.
+func (b PortBlocks) Block(number int) PortRange {
+	first := b.first[number]
+	return PortRange{Min: first, Max: first + uint16(b.Size-1)}
+}
+
+// Of returns the number of a pod's block.
+func (b PortBlocks) Of(pod netip.Addr) int { return int(bucketOf(pod)) % b.Count() }
+
+// Owner returns the number of the block that a port is in; false if it is in none.
+func (b PortBlocks) Owner(port uint16) (number int, ok bool) {
+	number = slices.IndexFunc(b.first, func(first uint16) bool { return port >= first && int(port) < int(first)+b.Size })
+	return number, number >= 0
+}
+
+// LastBytes returns the last bytes of the addresses of pods that have a block.
+func (b PortBlocks) LastBytes(number int) (all []int) {
+	for n := number; n < buckets; n += b.Count() {
+		all = append(all, n)
+	}
+	return all
+}
+
+// MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
+func (f FamilyPolicy) MasqueradesNode(a netip.Addr) bool {
+	r := f.Region()
+	return r.Origin.Has("") && iprange.Contains(r.Src, a)
+}
+
+// Endings names the last bytes of the addresses of pods that have a block, as decimal numbers; of
+// many, the first ones and the last.
+func (b PortBlocks) Endings(number int) string {
+	const most = 4
+	all := b.LastBytes(number)
+	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(all[:min(len(all), most)]), " ", ", "), "[]")
+	if len(all) > most {
+		text += fmt.Sprintf(" ... %d", all[len(all)-1])
+	}
+	return text
+}
+
+// PortBlocks returns the blocks of a family: none without portsPerPod, or if the policy does not
+// know which sources are pods.
+func (p Policy) PortBlocks(ipv6 bool) PortBlocks {
+	if f, on := p.Family(ipv6); on && f.KnowsPods() {
+		return NewPortBlocks(p.PortsPerPod, p.Ports)
+	}
+	return PortBlocks{}
+}
+
+// A PortScope is the ports among which that of a connection is chosen.
+type PortScope struct {
+	Block int // number of the block; -1: it is in none
+	Ports int // how many there are
+}
+
+// SourcePorts returns a function that tells among which ports that of a masqueraded connection
+// was chosen; false: by this policy, it was not. They are those of a pod's block or of the
+// node, those of toPorts, or all that the kernel uses for a source port of 1024 or more.
+func (p Policy) SourcePorts() func(seenAs netip.AddrPort) (PortScope, bool) {
+	ranges := p.Ports
+	if len(ranges) == 0 {
+		ranges = []PortRange{anyPort}
+	}
+	all, of := newPortSet(ranges), map[bool]PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
+	nodes := map[bool]portSet{false: newPortSet(of[false].Node), true: newPortSet(of[true].Node)}
+	return func(seenAs netip.AddrPort) (PortScope, bool) {
+		ipv6, port := seenAs.Addr().Is6(), seenAs.Port()
+		b, set := of[ipv6], all
+		if b.Count() > 0 {
+			if number, ok := b.Owner(port); ok {
+				return PortScope{number, b.Size}, true
+			}
+			set = nodes[ipv6]
+		}
+		return PortScope{-1, set.size}, set.has[port]
+	}
+}
+
+// A portSet is a set of ports.
+type portSet struct {
+	has  *[math.MaxUint16 + 1]bool
+	size int
+}
+
+func newPortSet(ranges []PortRange) portSet {
+	s := portSet{has: new([math.MaxUint16 + 1]bool)}
+	for _, r := range ranges {
+		for port := int(r.Min); port <= int(r.Max); port++ {
+			if !s.has[port] {
+				s.has[port] = true
+				s.size++
+			}
+		}
+	}
+	return s
+}
+
+// maxBlockChains is the most chains that blocks make for the entries of snatRules: each entry
+// has one for each block.
+const maxBlockChains = 4096
+
+// checkPortBlocks returns errors if there is no room for the blocks of a config.
+func checkPortBlocks(c config.Config, o Options) (problems config.Problems) {
+	ranges := o.Ports
+	if c.ToPorts != nil {
+		ranges = *c.ToPorts
+	}
+	size, at := c.PortsPerPod.Size, c.PortsPerPod.Pos
+	switch b := NewPortBlocks(size, ranges); {
+	case size == 0:
+	case b.Count() == 0:
+		problems = append(problems, config.Problem{
+			ID: "portsPerPod", Pos: at,
+			Msg: config.KeyPortsPerPod + ": " + config.KeyToPorts + " has no room for two blocks and the node's own ports",
+		})
+	case b.Count()*len(c.SNATRules) > maxBlockChains:
+		problems = append(problems, config.Problem{
+			ID: "portsPerPod", Pos: at,
+			Msg: fmt.Sprintf("%s: %d blocks of each of %d entries of %s are more than %d chains: choose larger blocks, of "+
+				"which there are fewer, or write fewer entries", config.KeyPortsPerPod, b.Count(), len(c.SNATRules),
+				config.KeySNATRules, maxBlockChains),
+		})
+	}
+	return problems
+}

@@ -1,0 +1,178 @@
+package native
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// The chains of portsPerPod: that of connections that are masqueraded with the address of the
+// interface, and that of the node's own.
+const (
+	podPortsChain  = "pod-ports"
+	nodePortsChain = "node-ports"
+)
+
+// A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables
+// takes a range of ports from a rule, but not from a map that all versions of nft can list.
+type blockUse struct {
+	name     string // the beginning of the names of its chains and maps
+	suffix   string // of its chains
+	blocks   nft.PortBlocks
+	families []nft.FamilyPolicy
+	to       func(*nft.PortRange) nft.Node
+}
+
+// chain is the name of the chain of a block.
+func (u blockUse) chain(number int) string { return fmt.Sprintf("%s-%d%s", u.name, number, u.suffix) }
+
+// blockMap is the name of the map to the chains.
+func (u blockUse) blockMap(f nft.FamilyPolicy) string { return u.name + "-by-pod" + f.Suffix() }
+
+// sets returns the maps.
+func (u blockUse) sets() (sets []nft.Set) {
+	for _, f := range u.families {
+		s := nft.Set{
+			Name: u.blockMap(f), IPv6: f.IPv6, Verdicts: true,
+			Comment: fmt.Sprintf("blocks of %d ports, by the low bits of the pod's IP", u.blocks.Size),
+		}
+		for number := range u.blocks.Count() {
+			s.Mappings = append(s.Mappings, nfnetlink.Mapping{Key: lastByte(f.IPv6, number), Chain: u.chain(number)})
+		}
+		sets = append(sets, s)
+	}
+	return sets
+}
+
+// lastByte returns an address of which the rest is zero.
+func lastByte(ipv6 bool, b int) netip.Addr {
+	if ipv6 {
+		return netip.AddrFrom16([16]byte{15: byte(b)})
+	}
+	return netip.AddrFrom4([4]byte{3: byte(b)})
+}
+
+// chains returns a chain for each block.
+func (u blockUse) chains() (chains []nft.Chain) {
+	for number := range u.blocks.Count() {
+		c, ports := nft.Chain{Name: u.chain(number)}, u.blocks.Block(number)
+		for _, proto := range portProtocols(u.families) {
+			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{node(proto.Match()...), u.to(&ports)}})
+		}
+		c.Rules[0].Comment = "last byte of the pod's IP: " + u.blocks.Endings(number)
+		chains = append(chains, c)
+	}
+	return chains
+}
+
+// portProtocols are the protocols with ports, or with an identifier that NAT treats as one.
+func portProtocols(families []nft.FamilyPolicy) []nft.Protocol {
+	all := nft.PortProtocols()
+	for _, f := range families {
+		if f.IPv6 {
+			all = append(all, unix.IPPROTO_ICMPV6)
+		} else {
+			all = append(all, unix.IPPROTO_ICMP)
+		}
+	}
+	return all
+}
+
+// rules continue in the chain of the pod's block, and translate other protocols.
+func (u blockUse) rules() (rules []nft.Rule) {
+	for _, f := range u.families {
+		lookup := append(lowBits(f.IPv6, u.blocks.Count()-1),
+			&expr.Lookup{SourceRegister: reg1, SetName: u.blockMap(f) + nft.SideA, IsDestRegSet: true})
+		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(lookup...))}})
+	}
+	return append(rules, nft.Rule{Nodes: []nft.Node{u.to(nil)}, Comment: "other protocols"})
+}
+
+// lowBits loads the bits of the source's last byte that a mask has.
+func lowBits(ipv6 bool, bits int) []expr.Any {
+	source := nfnetlink.AddressPayload(ipv6, true)
+	mask := make([]byte, source.Len)
+	mask[len(mask)-1] = byte(bits)
+	return []expr.Any{source, &expr.Bitwise{
+		SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask)),
+	}}
+}
+
+// snatPorts and entryPorts begin the names of the chains and maps for snatAddresses, and for an
+// entry of snatRules.
+const snatPorts = "snat-ports"
+
+func entryPorts(r nft.SNATRule) string { return fmt.Sprintf("%s%d-ports", nft.RuleChain, r.Place) }
+
+// blockUses returns the translations of a policy that use blocks: masquerading, with both
+// families in the same chains, and for each family those to addresses.
+func blockUses(p nft.Policy) (uses []blockUse) {
+	masq := blockUse{name: "ports", to: func(ports *nft.PortRange) nft.Node { return masquerade(p.RandomFully, ports) }}
+	for _, f := range p.Families {
+		blocks := p.PortBlocks(f.IPv6)
+		if blocks.Count() == 0 {
+			continue
+		}
+		add := func(name string, s nft.SNAT, byPod string) {
+			uses = append(uses, blockUse{name, f.Suffix(), blocks, []nft.FamilyPolicy{f}, func(ports *nft.PortRange) nft.Node {
+				return sourceNAT(f, s, byPod, p.RandomFully, ports)
+			}})
+		}
+		for _, r := range f.SNATRules {
+			if len(r.Present) > 0 {
+				add(entryPorts(r), r.SNAT, ruleName(r, "-by-pod", f))
+			}
+		}
+		if len(f.SNAT.Present) > 0 {
+			add(snatPorts, f.SNAT, podMap(f))
+		} else {
+			masq.blocks, masq.families = blocks, append(masq.families, f)
+		}
+	}
+	if len(masq.families) > 0 {
+		uses = append(uses, masq)
+	}
+	return uses
+}
+
+// compileBlocks returns the chains of all blocks, and those that masquerade.
+func compileBlocks(p nft.Policy) (chains []nft.Chain) {
+	var own []nft.FamilyPolicy // of which the node's connections are masqueraded
+	var blocks nft.PortBlocks
+	for _, f := range p.Families {
+		if b := p.PortBlocks(f.IPv6); b.Count() > 0 && !exemptsNode(f) {
+			own, blocks = append(own, f), b
+		}
+	}
+	if len(own) > 0 {
+		chains = append(chains, nft.Chain{
+			Name: nodePortsChain,
+			Rules: portRules(portProtocols(own), blocks.Node, func(ports *nft.PortRange) nft.Node {
+				return masquerade(p.RandomFully, ports)
+			}),
+		})
+	}
+	for _, u := range blockUses(p) {
+		chains = append(chains, u.chains()...)
+		if u.suffix == "" {
+			c := nft.Chain{Name: podPortsChain}
+			if slices.ContainsFunc(u.families, func(f nft.FamilyPolicy) bool { return !exemptsNode(f) }) {
+				c.Rules = append(c.Rules, ownRule(continueIn(nodePortsChain)))
+			}
+			c.Rules = append(c.Rules, u.rules()...)
+			chains = append(chains, c)
+		}
+	}
+	return chains
+}
+
+// ownRule is the rule for the node's own connections.
+func ownRule(masq nft.Node) nft.Rule {
+	return nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"}
+}
