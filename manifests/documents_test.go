@@ -33,7 +33,7 @@ type documented struct {
 var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
 	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
-	"ready --wait-for", "go test -short",
+	"ready --wait-for", "go test -short", "nft list table", "cleanup --legacy",
 }
 
 // elsewhere are command lines that no test of this file runs, with the reason.
