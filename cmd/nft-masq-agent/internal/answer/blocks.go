@@ -14,7 +14,7 @@ import (
 // A PortBlock is the block of source ports that a port is in, with portsPerPod.
 type PortBlock struct {
 	// Ports of the block, FIRST-LAST; of the node, ranges.
-	Ports string `json:"ports"`
+	Ports string `json:"sourcePorts"`
 	// Node means that they are those of the node's own connections.
 	Node bool `json:"node"`
 	// LastBytes of the IPs of pods that have the block.
