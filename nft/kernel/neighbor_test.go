@@ -166,7 +166,7 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 		"add quota TABLE x { over 10 mbytes; }":                                                  true,
 		"add set TABLE x { type ipv4_addr; flags interval; ct count over 1; }":                   true,
 		"add table TABLE { flags dormant; }":                                                     true,
-		"add map TABLE x { type ipv4_addr : verdict; elements = { 192.0.2.1 : goto snat-v4 }; }": true,
+		"add map TABLE x { type ipv4_addr : verdict; elements = { 192.0.2.1 : goto snat-v4 }; }": false,
 		"rename chain TABLE postrouting x":                                                       false,
 		"rename chain TABLE snat-v4 x":                                                           false,
 		"delete table TABLE":                                                                     false,
