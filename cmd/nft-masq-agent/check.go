@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 )
 
@@ -49,7 +50,7 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	if err != nil && f.output != outputJSON {
 		return exitFailed, l.Why(err)
 	}
-	r := answer.NewCheck(answer.NewHead(e.command), *f.Options, l, err)
+	r := answer.NewCheck(reply.NewHead(e.command), *f.Options, l, err)
 	if err == nil && f.output == outputJSON {
 		r.SetMeaning(l)
 	}

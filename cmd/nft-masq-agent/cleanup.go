@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
@@ -42,7 +42,7 @@ func cleanupCommand() command {
 
 // A cleanupAnswer is the output of cleanup.
 type cleanupAnswer struct {
-	answer.Head
+	reply.Head
 	// DryRun means that nothing was removed.
 	DryRun bool `json:"dryRun"`
 	// Removed are the tables, chains and rules that were removed, or would be.
@@ -88,7 +88,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	defer func() { _ = k.Close() }()
 	var found config.Problems
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		found = append(found, answer.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
+		found = append(found, reply.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
 			"kernel stops translating: masqueraded connections will break"))
 	}
 	remove := k.Cleanup
@@ -105,14 +105,14 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 			return exitFailed, hinted(err)
 		}
 		for _, l := range kept {
-			found = append(found, answer.Problem(config.Warning, "older-agent", "%s", l))
+			found = append(found, reply.Problem(config.Warning, "older-agent", "%s", l))
 		}
 		// netlink cannot remove these: they are not part of nf_tables
 		for _, line := range legacyIPTables(e.proc) {
-			found = append(found, answer.Problem(config.Warning, "older-agent", "%s", line))
+			found = append(found, reply.Problem(config.Warning, "older-agent", "%s", line))
 		}
 	}
-	r := cleanupAnswer{answer.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
+	r := cleanupAnswer{reply.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
 	if code, err := e.reply(f.output, &r, found...); err != nil {
 		return code, err
 	}

@@ -117,7 +117,7 @@ func TestFailedOutputIsAFailure(t *testing.T) {
 		"render", "render --format nft", "explain 10.1.2.3",
 	} {
 		e := testEnvironment(t, fullDisk{}, io.Discard)
-		if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitFailed {
+		if code := dispatch(t.Context(), testCommands(), strings.Fields(args), e); code != exitFailed {
 			t.Errorf("%s: exit code %d", args, code)
 		}
 	}

@@ -14,13 +14,14 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 type connectionsFlags struct {
-	*nodeFlags
+	lookFlags
 	to     netip.Prefix // zero: any
 	from   netip.Prefix
 	seenAs netip.AddrPort // port 0: any
@@ -32,7 +33,7 @@ type connectionsFlags struct {
 // maxLimit bounds the memory of the list.
 const maxLimit = 100_000
 
-func connectionsCommand() command {
+func connectionsCommand(l look) command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
@@ -51,7 +52,7 @@ func connectionsCommand() command {
 			program + " connections --ports",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
+			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
 			f.AddPodCIDRs(fs)
 			options.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
@@ -197,9 +198,9 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		if resets > 0 {
 			text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
 		}
-		found = append(found, answer.Problem(config.Note, "deleted", "%s", text))
+		found = append(found, reply.Problem(config.Note, "deleted", "%s", text))
 		if err != nil {
-			found = append(found, answer.Problem(config.Error, "failed", "%v", err))
+			found = append(found, reply.Problem(config.Error, "failed", "%v", err))
 		}
 	}
 	return e.reply(f.output, &r, found...)
@@ -214,7 +215,7 @@ func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (not
 	if notes, ok = r.SetBlock(s.Ruleset.Policy, f.seenAs, nil, s.PodCIDRs); ok {
 		r.Connections = []answer.Connection{}
 		r.Behind(f.seenAs, nil)
-		notes = append(notes, answer.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
+		notes = append(notes, reply.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
 			"not have its rules: no connection was looked for"))
 	}
 	return notes, ok
@@ -224,7 +225,7 @@ func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (not
 // that the pod is known without one.
 func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int, decoded bool) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, answer.Problem(level, id, format, args...))
+		found = append(found, reply.Problem(level, id, format, args...))
 	}
 	if total == 0 && f.seenAs.IsValid() {
 		level := config.Error

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
@@ -310,7 +311,7 @@ func TestFailuresAreAnswersInJSON(t *testing.T) {
 		"check --nosuch":                    {exitUsage, "usage"},
 	} {
 		got := n.run(append(strings.Fields(args), "-o", "json")...) // which validates it
-		var head answer.Head
+		var head reply.Head
 		if err := json.Unmarshal([]byte(got.stdout), &head); err != nil || got.code != want.code || len(head.Errors) == 0 ||
 			head.Errors[0].ID != want.id || got.stderr != "" {
 			t.Errorf("%s: %+v, want %+v", args, got, want)

@@ -102,11 +102,12 @@ func TestPackagesDependOneWay(t *testing.T) {
 		},
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
+		"cmd/nft-masq-agent/internal/reply":   {"config"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
 			"nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
-			"nft/older", "cmd/nft-masq-agent/internal/health",
+			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
 		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/conntrack", "nft/node", "nft/older"},
 	}
@@ -133,7 +134,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 func looksAtTheNode() []string {
 	return []string{
 		"nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack",
-		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/observe",
+		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }
 

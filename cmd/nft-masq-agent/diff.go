@@ -8,13 +8,14 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/neighbors"
 )
 
-func diffCommand() command {
+func diffCommand(l look) command {
 	return command{
 		name:     "diff",
 		operands: "[OLD] [NEW]",
@@ -29,12 +30,12 @@ func diffCommand() command {
 			program + " diff ./old ./new --enable-ipv6",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			return addNodeFlags(fs).diff
+			return lookFlags{addNodeFlags(fs), l}.diff
 		},
 	}
 }
 
-func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
+func (f lookFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	var d answer.Diff
 	var found config.Problems
 	var err error
@@ -60,7 +61,7 @@ func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) 
 }
 
 // offline compares two files.
-func (f *nodeFlags) offline(before, after string, e environment) (d answer.Diff, found config.Problems, err error) {
+func (f lookFlags) offline(before, after string, e environment) (d answer.Diff, found config.Problems, err error) {
 	var policies [2]nft.Policy
 	var configs [2]answer.Config
 	for i, path := range []string{before, after} {
@@ -73,12 +74,12 @@ func (f *nodeFlags) offline(before, after string, e environment) (d answer.Diff,
 		policies[i], configs[i], found = l.Ruleset.Policy, answer.NewConfig(o, l, nil), l.Problems
 	}
 	d = answer.NewDiff(policies[0], policies[1])
-	d.Head, d.Before, d.After = answer.NewHead(e.command), configs[0], configs[1]
+	d.Head, d.Before, d.After = reply.NewHead(e.command), configs[0], configs[1]
 	return d, found, nil
 }
 
 // online compares what is in force with the config.
-func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
+func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if err != nil || s.rejected != nil {

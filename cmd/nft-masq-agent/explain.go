@@ -23,13 +23,13 @@ import (
 )
 
 type explainFlags struct {
-	*nodeFlags
+	lookFlags
 	from netip.Addr // zero: any pod
 	out  string     // interface; empty: that of the route
 	live bool
 }
 
-func explainCommand() command {
+func explainCommand(l look) command {
 	return command{
 		name:     "explain",
 		operands: "ADDRESS",
@@ -45,7 +45,7 @@ func explainCommand() command {
 			program + " explain 203.0.113.7 --out eth1",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := explainFlags{nodeFlags: addNodeFlags(fs)}
+			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod's)", parseAddress)
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)

@@ -110,7 +110,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 		var out strings.Builder
 		e := testEnvironment(t, &out, &out)
 		e.socket = answerAs(t, report)
-		code = dispatch(t.Context(), commands(), strings.Fields("explain 2001:db8::2 "+args), e)
+		code = dispatch(t.Context(), testCommands(), strings.Fields("explain 2001:db8::2 "+args), e)
 		return code, strings.Join(strings.Fields(out.String()), " ")
 	}
 	write("nonMasqueradeCIDRs: ['2001:db8::/32']\n")

@@ -90,7 +90,7 @@ func runBriefly(t *testing.T, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	code := dispatch(ctx, commands(), args, testEnvironment(t, &stdout, &stderr))
+	code := dispatch(ctx, testCommands(), args, testEnvironment(t, &stdout, &stderr))
 	return result{stdout.String(), stderr.String(), code}
 }
 

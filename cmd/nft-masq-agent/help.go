@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 )
 
 func helpCommand() command {
@@ -31,21 +31,21 @@ func helpCommand() command {
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(answer.Line("nft-masq-agent controls which pod traffic a Kubernetes node masquerades behind its own "+
+	b.WriteString(reply.Line("nft-masq-agent controls which pod traffic a Kubernetes node masquerades behind its own "+
 		"address, and which traffic keeps the pod's IP. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
-	b.WriteString("\n" + answer.Line("run is the default command.", ""))
-	b.WriteString(answer.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something "+
+	b.WriteString("\n" + reply.Line("run is the default command.", ""))
+	b.WriteString(reply.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something "+
 		"needs attention; 2 wrong usage, or with diff any error.", ""))
-	return answer.Fit(b.String())
+	return reply.Fit(b.String())
 }
 
 func listed(name, about string) string {
 	const indent = 15
-	lines := answer.Fit(strings.Repeat(" ", indent) + about + "\n")
+	lines := reply.Fit(strings.Repeat(" ", indent) + about + "\n")
 	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
@@ -57,11 +57,11 @@ func (c command) help() string {
 		usage += " " + c.operands
 	}
 	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(answer.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
+	b.WriteString(reply.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
 	if c.details != "" {
-		b.WriteString("\n" + answer.Line(c.details, ""))
+		b.WriteString("\n" + reply.Line(c.details, ""))
 	}
-	text := answer.Fit(b.String())
+	text := reply.Fit(b.String())
 	b.Reset()
 	if len(c.examples) > 0 {
 		b.WriteString("\nFor example:\n")
@@ -72,10 +72,10 @@ func (c command) help() string {
 	fs, _ := c.flagSet()
 	own, shared := flagHelp(fs)
 	if own != "" {
-		b.WriteString("\nFlags:\n" + answer.Fit(own))
+		b.WriteString("\nFlags:\n" + reply.Fit(own))
 	}
 	if shared != "" {
-		b.WriteString("\nFlags of all commands that read the config:\n" + answer.Fit(shared))
+		b.WriteString("\nFlags of all commands that read the config:\n" + reply.Fit(shared))
 	}
 	return text + b.String()
 }
@@ -110,10 +110,10 @@ func flagHelp(fs *flag.FlagSet) (own, shared string) {
 		if f.DefValue != "" && f.DefValue != "false" {
 			usage += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
-		fmt.Fprintf(to, "%s\n%s", strings.TrimRight("  "+name+" "+value, " "), answer.Line(usage, "        "))
+		fmt.Fprintf(to, "%s\n%s", strings.TrimRight("  "+name+" "+value, " "), reply.Line(usage, "        "))
 	})
 	if klog {
-		common.WriteString(answer.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
+		common.WriteString(reply.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
 			"agents keep working.", "  "))
 	}
 	return b.String(), common.String()

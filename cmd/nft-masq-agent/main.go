@@ -9,13 +9,14 @@ import (
 	"net/netip"
 	"os"
 	"runtime/debug"
-
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/node"
 )
 
 func main() {
@@ -30,22 +31,19 @@ func main() {
 
 // commands returns the commands, in the order of the help.
 func commands() []command {
-	return []command{
-		runCommand(),
-		readyCommand(),
-		checkCommand(),
-		diffCommand(),
-		renderCommand(),
-		statusCommand(),
-		explainCommand(),
-		connectionsCommand(),
-		monitorCommand(),
-		cleanupCommand(),
-		completionCommand(),
-		versionCommand(),
-		helpCommand(),
-	}
+	return slices.Concat([]command{runCommand(), readyCommand()}, lookCommands(), []command{
+		monitorCommand(), cleanupCommand(), completionCommand(), versionCommand(), helpCommand(),
+	})
 }
+
+// What looks at the node beside our rules, which is nothing without the file look.go.
+var (
+	lookCommands = func() []command { return nil }
+	// observed adds observers to an agent. It returns the kernel for the agent's loop.
+	observed = func(_ context.Context, k *kernel.Kernel, _ options.Options) (agent.Kernel, func(*agent.Agent)) {
+		return k, func(*agent.Agent) {}
+	}
+)
 
 // An environment is what a command uses besides its arguments.
 type environment struct {
@@ -60,10 +58,8 @@ type environment struct {
 	proc           string // mount point of procfs
 	socket         string // of the running agent
 
-	kernel    func() *neighbors.Node                                     // opens that of this network namespace
-	routes    func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
-	addresses func() ([]netip.Addr, error)                               // [node.Addresses]
-	pods      func(ipv6 bool) ([]netip.Addr, error)                      // [node.Pods]
+	kernel    func() *kernel.Kernel        // opens that of this network namespace
+	addresses func() ([]netip.Addr, error) // [node.Addresses]
 }
 
 func theEnvironment() environment {
@@ -79,22 +75,7 @@ func theEnvironment() environment {
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,
-		kernel:    neighbors.Open,
-		routes:    node.Lookup,
+		kernel:    kernel.Open,
 		addresses: node.Addresses,
-		pods:      node.Pods,
 	}
-}
-
-// onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.
-func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
-	if !r.Policy.HasSNAT() {
-		return r, nil
-	}
-	addresses, err := e.addresses()
-	if err != nil {
-		return r, err
-	}
-	here := r.On(addresses)
-	return &here, nil
 }

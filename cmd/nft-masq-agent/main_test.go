@@ -95,7 +95,7 @@ func withoutCapabilities(start func() error) error {
 func runHere(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code := dispatch(t.Context(), commands(), args, testEnvironment(t, &stdout, &stderr))
+	code := dispatch(t.Context(), testCommands(), args, testEnvironment(t, &stdout, &stderr))
 	validate(t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), code}
 }
@@ -112,13 +112,16 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
-		kernel: func() *neighbors.Node {
-			return neighbors.New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable })))
+		kernel: func() *kernel.Kernel {
+			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
 		},
-		routes:    routes,
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
-		pods:      node.Pods,
 	}
+}
+
+// testCommands are the commands with routes of the test. They read nothing else but rules.
+func testCommands() []command {
+	return append(look{neighbors.New, routes, node.Pods}.commands(), commands()...)
 }
 
 // routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.

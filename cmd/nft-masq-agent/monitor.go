@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/xtables"
@@ -53,7 +53,7 @@ func positiveDuration(s string) (time.Duration, error) {
 
 // A rulesetChange is one change as it is printed.
 type rulesetChange struct {
-	answer.Head
+	reply.Head
 	// Time of the change.
 	Time string `json:"time"`
 	// Program that made the change.
@@ -96,8 +96,8 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 		change := f.describe(c)
 		text := change.String()
 		if f.output == outputJSON {
-			change.Head = answer.NewHead(e.command)
-			text, err = answer.JSONLine(change)
+			change.Head = reply.NewHead(e.command)
+			text, err = reply.JSONLine(change)
 		}
 		if err = cmp.Or(err, write(e.stdout, text)); err != nil {
 			return exitFailed, err

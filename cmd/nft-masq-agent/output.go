@@ -8,13 +8,13 @@ import (
 	"regexp"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 )
 
 // A response is what a command answers.
-type response interface{ Begin() *answer.Head }
+type response interface{ Begin() *reply.Head }
 
 func printProblem(e environment, p config.Problem) {
 	severity := ""
@@ -35,9 +35,9 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 	if format == outputJSON {
 		r.Begin().Take(files)
 		var text string
-		encode := answer.JSON
+		encode := reply.JSON
 		if e.stream {
-			encode = answer.JSONLine
+			encode = reply.JSONLine
 		}
 		if text, err = encode(r); err == nil {
 			err = write(e.stdout, text)
@@ -72,9 +72,9 @@ func (e environment) fail(format string, err error) {
 		return
 	}
 	if format == outputJSON {
-		h := answer.NewHead(e.command)
+		h := reply.NewHead(e.command)
 		h.Take(problems)
-		if text, err := answer.JSON(h); err == nil {
+		if text, err := reply.JSON(h); err == nil {
 			_ = write(e.stdout, text)
 		}
 		return
@@ -93,9 +93,9 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 		w := bufio.NewWriter(&whole)
 		text(w)
 		_ = w.Flush() // a Builder never fails
-		fitted := answer.Fit(whole.String())
+		fitted := reply.Fit(whole.String())
 		if e.color {
-			fitted = answer.Color(fitted)
+			fitted = reply.Color(fitted)
 		}
 		return write(e.stdout, fitted)
 	}

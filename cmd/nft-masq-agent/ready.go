@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
@@ -33,7 +33,7 @@ type readyFlags struct {
 
 // A readyAnswer is the output of ready.
 type readyAnswer struct {
-	answer.Head
+	reply.Head
 	// Asked is ready, with --alive alive, or with --wait-for started: rules are installed.
 	Asked string `json:"asked"`
 	// Yes means that the agent is; otherwise the error says why not.
@@ -93,7 +93,7 @@ func (f readyFlags) ready(e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	r := readyAnswer{answer.NewHead(e.command), word, reason == ""}
+	r := readyAnswer{reply.NewHead(e.command), word, reason == ""}
 	if !r.Yes {
 		r.Add(config.Error, "not-"+word, "%s", reason)
 	}
@@ -120,7 +120,7 @@ func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
 			if f.output == outputText {
 				return exitDone, write(e.stdout, "rules are installed\n")
 			}
-			return e.reply(f.output, &readyAnswer{answer.NewHead(e.command), "started", true})
+			return e.reply(f.output, &readyAnswer{reply.NewHead(e.command), "started", true})
 		}
 		if reason != last {
 			last = reason

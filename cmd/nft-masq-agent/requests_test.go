@@ -14,7 +14,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -104,17 +103,17 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 		lists := map[string]int{}
 		var stdout, stderr bytes.Buffer
 		e := testEnvironment(t, &stdout, &stderr)
-		e.kernel = func() *neighbors.Node {
-			return neighbors.New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) {
+		e.kernel = func() *kernel.Kernel {
+			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) {
 				nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil) // on the node's thread
 				if err != nil {
 					return nil, err
 				}
 				return netlink.NewConn(&counted{real: nl, lists: lists}, nl.PID()), nil
-			})))
+			}))
 		}
 		n.check(n.Do(func() error {
-			if code := dispatch(t.Context(), commands(), append(strings.Fields(line), "--config", n.path), e); code == exitUsage {
+			if code := dispatch(t.Context(), testCommands(), append(strings.Fields(line), "--config", n.path), e); code == exitUsage {
 				t.Errorf("%s: exit code %d: %s%s", line, code, &stdout, &stderr)
 			}
 			return nil

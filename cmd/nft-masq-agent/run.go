@@ -15,13 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
@@ -105,15 +102,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	generations := nfnetlink.DialGeneration()
-	here := health.Node{
-		Proc: "/proc", Pods: node.Pods, Interfaces: node.Interfaces, Stats: conntrack.Open().Stats,
-		OnlyNAT: func() (bool, error) { // on another goroutine than the loop
-			k := kernel.Open()
-			defer func() { _ = k.Close() }()
-			return k.OnlyNAT(ctx)
-		},
-	}
-	host := observe.NewNode(k, o.AcceptForeign)
+	own, observe := observed(ctx, k, o)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
@@ -121,11 +110,11 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Addresses: node.Addresses, Follow: node.Follow,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
 		},
-		host,
+		own,
 		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},
 		log,
 	)
-	loop.Observe(observe.All(loop, host, o, func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) })...)
+	observe(loop)
 	var all sync.WaitGroup
 	if o.HTTPAddress != "" {
 		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)

@@ -49,7 +49,7 @@ func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for name, dir := range map[string]string{
-		"main": ".", "answer": "internal/answer", "running": "internal/running", "config": "../../config",
+		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "running": "internal/running", "config": "../../config",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {

@@ -3,72 +3,36 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io/fs"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
 )
 
-// nodeFlags are the flags of the commands that answer for this node.
-type nodeFlags struct {
-	*options.Options
-	output string
-}
-
-func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
-	f := &nodeFlags{Options: options.AddNodeFlags(fs)}
-	addOutput(fs, &f.output)
-	return f
+// lookFlags are the flags of a command that looks at this node.
+type lookFlags struct {
+	*nodeFlags
+	look
 }
 
 // A session is what a command knows: which agent runs here, the config, and the kernel.
 type session struct {
-	environment
-	*nodeFlags
+	*asked
+	look
 	options.Loaded
 	rejected error // why the config is rejected, or cannot be read
 	kernel   *neighbors.Node
-
-	agent *running.Report // of the agent that runs here; nil if none answers
-	whose string          // whose flags are used, as text; "" for those of the command line
-	// others are flags of the command line that differ from those of the agent.
-	others string
-	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
-	enforced func() *nft.Ruleset
-}
-
-// ask asks the agent that runs here for its flags, which apply unless the command line has
-// others.
-func (f *nodeFlags) ask(e environment) *session {
-	f.ForCommand(e.stdin)
-	s := &session{environment: e, nodeFlags: f, enforced: func() *nft.Ruleset { return nil }}
-	socket := e.socket
-	if f.ProbeSocket != "" {
-		socket = f.ProbeSocket
-	}
-	switch report, err := running.Ask(socket); {
-	case err == nil:
-		s.agent = &report
-		s.follow()
-	case !errors.Is(err, fs.ErrNotExist):
-		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)
-	}
-	return s
 }
 
 // open asks the agent, and reads the config. The caller has to close the kernel.
-func (f *nodeFlags) open(e environment) (*session, error) {
-	s := f.ask(e)
-	s.kernel = e.kernel()
+func (f lookFlags) open(e environment) (*session, error) {
+	s := &session{asked: f.ask(e), look: f.look, kernel: f.node(e.kernel())}
 	s.Loaded, s.rejected = f.Load()
 	if s.Ruleset == nil {
 		return s, nil
@@ -81,32 +45,17 @@ func (f *nodeFlags) open(e environment) (*session, error) {
 	return s, err
 }
 
-// follow uses the flags of the agent.
-func (s *session) follow() {
-	agent, verbose := fmt.Sprintf("the running agent (pid %d)", s.agent.PID), s.Given("v") && s.Verbosity > 0
-	if verbose {
-		agent = s.agent.String()
+// onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.
+func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
+	if !r.Policy.HasSNAT() {
+		return r, nil
 	}
-	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	addresses, err := e.addresses()
 	if err != nil {
-		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
-		return
+		return r, err
 	}
-	s.whose, s.others = "with the flags of "+agent, strings.Join(others, ", ")
-	if s.others != "" {
-		s.whose += ", except " + s.others
-	}
-	if !s.agent.Compiled {
-		return
-	}
-	s.enforced = func() *nft.Ruleset {
-		r := nft.Build(theirs.Defaults, theirs.NFT(), s.agent.Files...).Ruleset
-		if r != nil {
-			here := r.On(s.agent.Addresses)
-			r = &here
-		}
-		return r
-	}
+	here := r.On(addresses)
+	return &here, nil
 }
 
 // candidates are the rulesets that can be in force: that of the config or, if it is a bad
@@ -174,8 +123,8 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 }
 
 // head returns the beginning of an answer.
-func (s *session) head() answer.Head {
-	h := answer.NewHead(s.command)
+func (s *session) head() reply.Head {
+	h := reply.NewHead(s.command)
 	if s.whose != "" {
 		h.Add(config.Note, "flags", "%s", s.whose)
 	}

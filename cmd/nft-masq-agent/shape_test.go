@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -26,7 +26,7 @@ func TestWatchAnswersUntilItIsInterrupted(t *testing.T) {
 		n.check(n.Do(cmd.Start))
 		lines := bufio.NewScanner(out)
 		for range 2 {
-			var head answer.Head
+			var head reply.Head
 			if !lines.Scan() || json.Unmarshal(lines.Bytes(), &head) != nil || head.Command != name {
 				t.Fatalf("%s: %q: %v", name, lines.Text(), lines.Err())
 			}
@@ -43,7 +43,7 @@ func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
 	text := "in sync: ok\n\nagent           ok     runs\nother programs  wrong  ok \nok\n"
 	want := "\x1b[1min sync: ok\x1b[0m\n\nagent           \x1b[32mok\x1b[0m     runs\n" +
 		"other programs  \x1b[31mwrong\x1b[0m  ok \nok\n"
-	if got := answer.Color(text); got != want {
+	if got := reply.Color(text); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-func statusCommand() command {
+func statusCommand(l look) command {
 	return command{
 		name:  "status",
 		about: "compare the kernel with the config, and list what is wrong on this node, the most serious first",
@@ -38,14 +38,14 @@ func statusCommand() command {
 				given := *f.Options
 				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
 					o := given
-					return (&nodeFlags{&o, f.output}).status(ctx, e)
+					return lookFlags{&nodeFlags{&o, f.output}, l}.status(ctx, e)
 				})
 			}
 		},
 	}
 }
 
-func (f *nodeFlags) status(ctx context.Context, e environment) (int, error) {
+func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 )
 
 // Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
@@ -17,7 +17,7 @@ var version, commit string
 
 // A buildInfo describes what this program was built from.
 type buildInfo struct {
-	answer.Head
+	reply.Head
 	// Program is the name of the program.
 	Program string `json:"program"`
 	// Release is the version of the program, devel if it has none.
@@ -31,7 +31,7 @@ type buildInfo struct {
 }
 
 func build() buildInfo {
-	b := buildInfo{answer.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
+	b := buildInfo{reply.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
 		runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if ok && b.Release == "" && info.Main.Version != "(devel)" {

@@ -28,8 +28,11 @@ type Node struct {
 }
 
 // Open returns the node of the network namespace in which the first request is made.
-func Open() *Node {
-	return &Node{kernel.Open(), node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes}
+func Open() *Node { return Of(kernel.Open()) }
+
+// Of is Open for the caller's kernel.
+func Of(k *kernel.Kernel) *Node {
+	return &Node{k, node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes}
 }
 
 // New uses the caller's kernel, and reads nothing but rules.

@@ -2,7 +2,6 @@ package answer
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -89,19 +88,4 @@ func (r *Status) writeAreas(b *strings.Builder) {
 	for _, a := range r.Areas {
 		fmt.Fprintf(b, "%-15s %-6s %s\n", a.Name, either(a.OK, "ok", "wrong"), a.Text)
 	}
-}
-
-var areaLine = regexp.MustCompile(`(?m)^([a-z][a-z ]{14} )(?:(ok)|(wrong))( +)`)
-
-// Color makes the first line of a text bold, and the state of each area green or red.
-func Color(text string) string {
-	first, rest, _ := strings.Cut(text, "\n")
-	rest = areaLine.ReplaceAllStringFunc(rest, func(line string) string {
-		m := areaLine.FindStringSubmatch(line)
-		if m[2] != "" {
-			return m[1] + "\x1b[32m" + m[2] + "\x1b[0m" + m[4]
-		}
-		return m[1] + "\x1b[31m" + m[3] + "\x1b[0m" + m[4]
-	})
-	return "\x1b[1m" + first + "\x1b[0m\n" + rest
 }

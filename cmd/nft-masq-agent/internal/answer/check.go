@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -11,7 +12,7 @@ import (
 // A Check is the output of check. With --strict a config with warnings is still accepted;
 // only the exit code differs.
 type Check struct {
-	Head
+	reply.Head
 	// Config that was checked.
 	Config Config `json:"config"`
 	// Meaning of an accepted config.
@@ -91,7 +92,7 @@ type coveredReport struct {
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
-func NewCheck(h Head, o options.Options, l options.Loaded, err error) Check {
+func NewCheck(h reply.Head, o options.Options, l options.Loaded, err error) Check {
 	r := Check{Head: h, Config: NewConfig(o, l, err)}
 	r.Take(config.ProblemsOf(err))
 	r.Take(l.Problems.Remarks())

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
@@ -14,7 +15,7 @@ import (
 
 // A Diff is the output of diff.
 type Diff struct {
-	Head
+	reply.Head
 	// Before is the config in force, or the first file.
 	Before Config `json:"before"`
 	// After is the new config.

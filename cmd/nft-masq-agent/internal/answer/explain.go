@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/node"
@@ -16,7 +17,7 @@ import (
 
 // An Explanation is the output of explain.
 type Explanation struct {
-	Head
+	reply.Head
 	// Config that the answer is about.
 	Config Config `json:"config"`
 	// Destination is the address that was asked for.

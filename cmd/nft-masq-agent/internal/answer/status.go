@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -20,7 +21,7 @@ import (
 
 // A Status is the output of status.
 type Status struct {
-	Head
+	reply.Head
 	// Config of the files.
 	Config Config `json:"config"`
 	// Agent that runs in this network namespace.
@@ -124,7 +125,7 @@ func (r *Status) With(effect string) []Rule {
 }
 
 // NewStatus returns the report on the files, which are rejected if there is an error.
-func NewStatus(h Head, o options.Options, l options.Loaded, err error) Status {
+func NewStatus(h reply.Head, o options.Options, l options.Loaded, err error) Status {
 	h.Take(config.ProblemsOf(err))
 	h.Take(l.Problems.Remarks())
 	return Status{

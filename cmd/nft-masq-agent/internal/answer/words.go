@@ -1,15 +1,12 @@
 package answer
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
-	"unicode"
-	"unicode/utf16"
 	"unicode/utf8"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 )
 
@@ -60,15 +57,10 @@ func Plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// Line returns an indented text as one line.
-func Line(text, indent string) string {
-	return indent + strings.Join(strings.Fields(text), " ") + "\n"
-}
-
 // lines writes texts as one line each.
 func lines(b *strings.Builder, indent string, all ...string) {
 	for _, text := range all {
-		b.WriteString(Line(text, indent))
+		b.WriteString(reply.Line(text, indent))
 	}
 }
 
@@ -115,82 +107,4 @@ func list(b *strings.Builder, title string, all []string) {
 		b.WriteString("\n" + title + "\n")
 		lines(b, "  ", all...)
 	}
-}
-
-// Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines
-// are aligned with the beginning.
-func Fit(text string) string {
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if len(line) <= 80 {
-			b.WriteString(line + "\n")
-			continue
-		}
-		words := strings.TrimLeft(line, " ")
-		b.WriteString(fill(words, line[:len(line)-len(words)]))
-	}
-	return b.String()
-}
-
-func fill(text, indent string) string {
-	var b strings.Builder
-	column := 0
-	for _, word := range strings.Fields(text) {
-		if column > 0 && column+1+len(word) > 80 {
-			b.WriteString("\n")
-			column = 0
-		}
-		if column == 0 {
-			b.WriteString(indent + word)
-			column = len(indent) + len(word)
-			continue
-		}
-		b.WriteString(" " + word)
-		column += 1 + len(word)
-	}
-	b.WriteString("\n")
-	return b.String()
-}
-
-// escaped escapes unprintable characters as JSON does with control characters.
-// Everything non-ASCII is in strings.
-func escaped(text string) string {
-	special := func(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
-	if strings.IndexFunc(text, special) < 0 {
-		return text
-	}
-	var b strings.Builder
-	for _, r := range text {
-		if !special(r) {
-			b.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			fmt.Fprintf(&b, `\u%04x`, unit)
-		}
-	}
-	return b.String()
-}
-
-// JSON returns an answer as JSON.
-func JSON(v any) (string, error) {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
-		return "", fmt.Errorf("output: %w", err)
-	}
-	return escaped(b.String()), nil
-}
-
-// JSONLine returns an answer as one line of JSON.
-func JSONLine(v any) (string, error) {
-	text, err := JSON(v)
-	var line bytes.Buffer
-	if err == nil {
-		err = json.Compact(&line, []byte(text))
-	}
-	return line.String() + "\n", err
 }

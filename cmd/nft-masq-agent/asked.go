@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/nft"
+)
+
+// nodeFlags are the flags of the commands that answer for this node.
+type nodeFlags struct {
+	*options.Options
+	output string
+}
+
+func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
+	f := &nodeFlags{Options: options.AddNodeFlags(fs)}
+	addOutput(fs, &f.output)
+	return f
+}
+
+// asked is what a command knows of the agent that runs here.
+type asked struct {
+	environment
+	*nodeFlags
+	agent *running.Report // nil if none answers
+	whose string          // whose flags are used, as text; "" for those of the command line
+	// others are flags of the command line that differ from those of the agent.
+	others string
+	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
+	enforced func() *nft.Ruleset
+}
+
+// ask asks the agent that runs here for its flags, which apply unless the command line has
+// others.
+func (f *nodeFlags) ask(e environment) *asked {
+	f.ForCommand(e.stdin)
+	s := &asked{environment: e, nodeFlags: f, enforced: func() *nft.Ruleset { return nil }}
+	socket := e.socket
+	if f.ProbeSocket != "" {
+		socket = f.ProbeSocket
+	}
+	switch report, err := running.Ask(socket); {
+	case err == nil:
+		s.agent = &report
+		s.follow()
+	case !errors.Is(err, fs.ErrNotExist):
+		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)
+	}
+	return s
+}
+
+// follow uses the flags of the agent.
+func (s *asked) follow() {
+	agent, verbose := fmt.Sprintf("the running agent (pid %d)", s.agent.PID), s.Given("v") && s.Verbosity > 0
+	if verbose {
+		agent = s.agent.String()
+	}
+	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	if err != nil {
+		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
+		return
+	}
+	s.whose, s.others = "with the flags of "+agent, strings.Join(others, ", ")
+	if s.others != "" {
+		s.whose += ", except " + s.others
+	}
+	if !s.agent.Compiled {
+		return
+	}
+	s.enforced = func() *nft.Ruleset {
+		r := nft.Build(theirs.Defaults, theirs.NFT(), s.agent.Files...).Ruleset
+		if r != nil {
+			here := r.On(s.agent.Addresses)
+			r = &here
+		}
+		return r
+	}
+}

@@ -1,0 +1,66 @@
+// Package reply is what the answers of all commands have in common: a [Head] with problems, and the
+// forms of one value, text and JSON.
+package reply
+
+import (
+	"fmt"
+	"slices"
+
+	"nft-masq-agent/config"
+)
+
+// A Head is the beginning of each answer, and all of it if the command failed.
+type Head struct {
+	// Version of this format. Within a version, properties are only added.
+	Version int `json:"version"`
+	// Command that answers.
+	Command string `json:"command"`
+	// Errors need action, and are the reason for exit code 1. The most serious one is first.
+	Errors config.Problems `json:"errors"`
+	// Warnings may need action.
+	Warnings config.Problems `json:"warnings"`
+	// Notes need no action.
+	Notes config.Problems `json:"notes"`
+}
+
+// NewHead returns the beginning of a command's answer.
+func NewHead(command string) Head {
+	return Head{1, command, config.Problems{}, config.Problems{}, config.Problems{}}
+}
+
+// Begin returns the head, to complete it.
+func (h *Head) Begin() *Head { return h }
+
+// Clone returns a copy that is completed on its own.
+func (h *Head) Clone() Head {
+	c := NewHead(h.Command)
+	c.Take(h.Problems())
+	return c
+}
+
+// Take adds problems.
+func (h *Head) Take(found config.Problems) {
+	h.Errors = append(h.Errors, found.Faults()...)
+	h.Warnings = append(h.Warnings, found.Of(config.Warning)...)
+	h.Notes = append(h.Notes, found.Of(config.Note)...)
+}
+
+// Add adds a problem that is not about a place in a file.
+func (h *Head) Add(level config.Level, id, format string, args ...any) {
+	h.Take(config.Problems{Problem(level, id, format, args...)})
+}
+
+// Explain adds a problem with its reason and what to do, one per line.
+func (h *Head) Explain(level config.Level, id, details, format string, args ...any) {
+	p := Problem(level, id, format, args...)
+	p.Details = details
+	h.Take(config.Problems{p})
+}
+
+// Problem returns a problem that is not about a place in a file.
+func Problem(level config.Level, id, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)}
+}
+
+// Problems returns errors, warnings and notes.
+func (h *Head) Problems() config.Problems { return slices.Concat(h.Errors, h.Warnings, h.Notes) }

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/node"
+)
+
+// Everything that looks at the node beside our rules is wired here. Without this file, and the
+// commands that look, the rest is an agent: a test removes them.
+func init() { //nolint:gochecknoinits // nothing else may name what can be removed
+	lookCommands = theLook().commands
+	observed = func(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
+		host := observe.NewNode(k, o.AcceptForeign)
+		here := health.Node{
+			Proc: "/proc", Pods: node.Pods, Interfaces: node.Interfaces, Stats: conntrack.Open().Stats,
+			OnlyNAT: func() (bool, error) { // on another goroutine than the loop
+				k := kernel.Open()
+				defer func() { _ = k.Close() }()
+				return k.OnlyNAT(ctx)
+			},
+		}
+		return host, func(a *agent.Agent) {
+			check := func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) }
+			a.Observe(observe.All(a, host, o, check)...)
+		}
+	}
+}
+
+// A look is how commands read what there is on this node beside our rules.
+type look struct {
+	node   func(*kernel.Kernel) *neighbors.Node
+	routes func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
+	pods   func(ipv6 bool) ([]netip.Addr, error)                      // [node.Pods]
+}
+
+func theLook() look { return look{node: neighbors.Of, routes: node.Lookup, pods: node.Pods} }
+
+// commands returns the commands that look, in the order of the help.
+func (l look) commands() []command {
+	return []command{
+		checkCommand(), diffCommand(l), renderCommand(), statusCommand(l), explainCommand(l), connectionsCommand(l),
+	}
+}
