@@ -138,6 +138,8 @@ func (w *walker) marked(c *Chain, b bits) truth {
 		if b.mask == kubeProxyMark || b.mask == portmapMark || kubeProxy {
 			unset |= b.mask
 		}
+	} else if b.mask == allBits && strings.HasPrefix(c.Table, "flannel-") && !w.facts.marked {
+		unset |= kubeProxyMark // flannel leaves kube-proxy's packets alone
 	}
 	if c.Name == "ts-postrouting" && (w.facts.ofPod || !w.facts.any) { // tailscale marks what its network sends
 		return b.of(w.mark.value, w.mark.known|b.mask)
@@ -238,10 +240,16 @@ func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 		if s.Expr.Name == "dynset" {
 			added = s.Expr.Str(unix.NFTA_DYNSET_SET_NAME)
 		}
-		if a.take(s) || added != "" && s.Set == added && s.Op == "==" && w.toItself(s) {
+		if a.take(s) {
 			continue
 		}
-		if w.compare(c, s, p, &m); m.truth == no {
+		switch itself := w.facts.Src == w.facts.Dst; {
+		case !pairs(s) || added == "" || s.Set != added || s.Op != "==" || !itself && !c.Own:
+			w.compare(c, s, p, &m)
+		default: // the rule adds the source as both; into our set, nobody adds other pairs
+			m.add(s, either(itself, yes, no), other)
+		}
+		if m.truth == no {
 			return m, a
 		}
 	}
@@ -251,10 +259,9 @@ func (w *walker) parse(c *Chain, r nfnetlink.Rule, p *path) (match, action) {
 	return m, a
 }
 
-// toItself reports whether a statement looks up the source and the destination, and they are
-// the same: our rule for hairpins adds the source as both.
-func (w *walker) toItself(s rule.Statement) bool {
-	return w.facts.Src == w.facts.Dst && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr")
+// pairs reports whether a statement looks up the source and the destination.
+func pairs(s rule.Statement) bool {
+	return s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr"
 }
 
 // dynsetExpressions is NFTA_DYNSET_EXPRESSIONS, which x/sys/unix lacks.
