@@ -14,8 +14,8 @@ func completionCommand() command {
 		name: "completion", operands: "SHELL", about: "print a completion script for bash, zsh or fish",
 		details: "It completes commands, their flags, and files. The script is that of this version of the program.",
 		examples: []string{
-			"source <(" + program + " completion bash)",
 			program + " completion fish > ~/.config/fish/completions/" + program + ".fish",
+			"source <(" + program + " completion bash)",
 		},
 		flags: func(*flag.FlagSet) action {
 			return func(_ context.Context, operands []string, e environment) (int, error) {

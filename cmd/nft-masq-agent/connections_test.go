@@ -335,7 +335,8 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	n.open(nfttest.UDP, "10.9.0.9:6001")
 	flush := append([]string{"connections", "--flush"}, *n.flags...)
 	got := n.run(flush...)
-	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections, of which 1 are TCP") ||
+	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
+		!strings.Contains(got.stderr, "reset the 1 of TCP") ||
 		len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)
 	}

@@ -37,8 +37,8 @@ func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 		t.Errorf("after the change: exit code %d, %+v", code, r.Stale)
 	}
 	got := n.run("status")
-	if lines := strings.Split(got.stdout, "\n"); !strings.Contains(strings.Join(lines[:4], " "),
-		"2 connections still use an earlier policy; connections --stale lists them") {
+	if lines := strings.Split(got.stdout, "\n"); lines[0] != "2 connections still use an earlier policy" ||
+		lines[1] != "  nft-masq-agent connections --stale lists them" {
 		t.Errorf("status is:\n%s", got.stdout)
 	}
 }

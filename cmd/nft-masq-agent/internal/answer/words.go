@@ -64,8 +64,9 @@ func lines(b *strings.Builder, indent string, all ...string) {
 	}
 }
 
-// widest is the most columns of the first line of an answer.
-const widest = 100
+// widest is the most columns of the first line of an answer, and shortest the fewest after
+// which it is broken where a sentence or a part of one ends.
+const widest, shortest = 100, 40
 
 // write writes problems: of each the verdict, and below it what it goes on to say.
 func write(b *strings.Builder, all config.Problems) {
@@ -87,14 +88,14 @@ func first(b *strings.Builder, text string) {
 		return
 	}
 	head := string([]rune(text)[:widest])
-	for _, mark := range []string{". ", "; ", ": ", ", ", " (", " "} {
-		if at := strings.LastIndex(head, mark); at > 0 {
-			if mark == " (" {
-				at--
-			}
-			at += len(strings.TrimRight(mark, " "))
+	for _, marks := range [][]string{{". ", "; ", ": "}, {", ", " ("}, {" "}} {
+		at := 0
+		for _, mark := range marks {
+			at = max(at, strings.LastIndex(head, mark))
+		}
+		if at >= shortest {
 			b.WriteString(text[:at] + "\n")
-			lines(b, "  ", text[at:])
+			lines(b, "  ", strings.TrimLeft(text[at:], ".;:, "))
 			return
 		}
 	}
