@@ -172,7 +172,7 @@ func portRules(protocols []nft.Protocol, ranges []nft.PortRange, to func(*nft.Po
 	var rules []nft.Rule
 	for _, proto := range protocols {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{node(proto.Match()...)}
+			nodes := []nft.Node{ofProtocol(proto)}
 			if !choice.Last() {
 				nodes = append(nodes, byChance(choice))
 			}
