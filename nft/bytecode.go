@@ -103,6 +103,10 @@ func (p Protocol) String() string {
 		return "udp"
 	case unix.IPPROTO_SCTP:
 		return "sctp"
+	case unix.IPPROTO_ICMP:
+		return "icmp"
+	case unix.IPPROTO_ICMPV6:
+		return "ipv6-icmp"
 	}
 	return fmt.Sprint(uint8(p))
 }

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 func sameRule(a, b nfnetlink.Rule) bool { return ruleKey(a) == ruleKey(b) }
@@ -36,7 +36,7 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	for _, r := range got[head : len(got)-tail] {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, rule.String(r)))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, facts.Words(r)))
 		}
 	}
 	if len(diffs) == 0 {

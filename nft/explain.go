@@ -97,11 +97,17 @@ func (q Question) answer(c Connection) (entry config.CIDR, name string, yes bool
 		return q.matching(c.Out)
 	case config.SourceAddress:
 		entry, yes = q.find(c.Src)
-	default:
+	case config.DestinationAddress:
 		entry, yes = q.find(c.Dst)
+	default:
+		q.unknown()
 	}
 	return entry, "", yes
 }
+
+// unknown ends the program because of a condition about something that the caller does not know:
+// no answer would be right, and tests ask about all conditions.
+func (q Question) unknown() { panic("condition about " + string(q.Asks)) }
 
 func (q Question) matching(name string) (config.CIDR, string, bool) {
 	for _, i := range q.Interfaces {

@@ -52,6 +52,8 @@ func (f FamilyPolicy) Region() Region {
 		case config.SourceAddress:
 			r.Src = q.keepAddresses(r.Src)
 		default:
+			q.unknown()
+		case config.DestinationAddress:
 			if q.Masquerade { // whatever the conditions after it decide
 				forced = iprange.Intersect(r.Dst, iprange.SetOf(q.Prefixes()))
 			} else {

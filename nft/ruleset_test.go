@@ -14,13 +14,13 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -29,7 +29,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	comment := func(s nfnetlink.Set) string {
-		return rule.UserData(s.UserData, byte(userdata.NFTNL_UDATA_SET_COMMENT))
+		return facts.UserData(s.UserData, byte(userdata.NFTNL_UDATA_SET_COMMENT))
 	}
 	cases.EachIn(t, nft.ModeNFTables, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
@@ -67,8 +67,8 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 		s.Learned = learned
 		b := s.KernelSet(nft.Table{}, "s-a").UserData
 		got := [2]string{
-			strings.Trim(rule.UserData(b, byte(userdata.NFTNL_UDATA_SET_KEYBYTEORDER)), "\x00"),
-			strings.Trim(rule.UserData(b, byte(userdata.NFTNL_UDATA_SET_DATABYTEORDER)), "\x00"),
+			strings.Trim(facts.UserData(b, byte(userdata.NFTNL_UDATA_SET_KEYBYTEORDER)), "\x00"),
+			strings.Trim(facts.UserData(b, byte(userdata.NFTNL_UDATA_SET_DATABYTEORDER)), "\x00"),
 		}
 		if got != want {
 			t.Errorf("learned %t: %q, want %q", learned, got, want)

@@ -10,9 +10,9 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/rule"
 )
 
 // A node is a network namespace with only our rules.
@@ -74,7 +74,7 @@ func (n *node) effective(hash string) (bool, error) {
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return false, err
 	}
-	return len(rules) > 0 && rule.Comment(rules[len(rules)-1]) == "config "+hash, nil
+	return len(rules) > 0 && facts.Comment(rules[len(rules)-1]) == "config "+hash, nil
 }
 
 // await polls until the rules with this hash are effective. It does not listen,

@@ -11,15 +11,18 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/rule"
 )
 
 // Everything that looks at the node beside our rules is wired here. Without this file, and the
 // commands that look, the rest is an agent: a test removes them.
 func init() { //nolint:gochecknoinits // nothing else may name what can be removed
 	lookCommands = theLook().commands
+	facts.Words = rule.String
 	observed = func(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
 		host := observe.NewNode(k, o.AcceptForeign)
 		here := health.Node{

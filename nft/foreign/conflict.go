@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
@@ -71,7 +72,7 @@ const maxNamed = 8
 
 // Packets returns the rule's packet counter, or nil if it has none.
 func (c Conflict) Packets() *uint64 {
-	if n, counts := rule.Packets(c.Rule); counts {
+	if n, counts := facts.Packets(c.Rule); counts {
 		return &n
 	}
 	return nil

@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/rule"
 )
 
 // A Snapshot is the rules that [Read] found.
@@ -222,10 +222,10 @@ func (r *reader) follow(base nfnetlink.Chain) error {
 // rules lead to. It reports whether that may be any, by a map that was not read.
 func (r *reader) targets(c Chain, targets map[string]bool) (all bool, err error) {
 	for _, from := range c.Rules {
-		if chain, ok := rule.Target(from); ok {
+		if chain, ok := facts.Target(from); ok {
 			targets[chain] = true
 		}
-		for _, set := range rule.Sets(from) {
+		for _, set := range facts.Sets(from) {
 			if err := r.readSet(id{c.Family, c.Table, set}); err != nil {
 				return false, err
 			}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -165,7 +166,7 @@ func (w *walker) jump(base *Chain, others bool) int {
 	seen := map[id]bool{}
 	var leads func(nfnetlink.Rule) bool
 	leads = func(r nfnetlink.Rule) bool {
-		to, ok := rule.Target(r)
+		to, ok := facts.Target(r)
 		at := id{r.Family, r.Table, to}
 		if !ok || seen[at] {
 			return false

@@ -8,13 +8,18 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/rule"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) {
+	facts.Words = rule.String
+	os.Exit(nfttest.Main(m))
+}
 
 // dialIn returns a function that opens sockets in the namespace, including
 // replacements of failed ones.

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // emptied describes, for chains that were emptied but could not be deleted, which rules of
@@ -25,11 +25,11 @@ func (k *Kernel) emptied(diffs []layout.Difference) (out []string) {
 func (k *Kernel) referrers(to layout.ChainID) string {
 	const few = 5
 	var named []string
-	leads := func(r nfnetlink.Rule) bool { target, _ := rule.Target(r); return target == to.Chain }
+	leads := func(r nfnetlink.Rule) bool { target, _ := facts.Target(r); return target == to.Chain }
 	_ = k.conn.EachRule(to.Family, to.Table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
 			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table),
-				nfnetlink.Printable(r.Chain), rule.String(r)))
+				nfnetlink.Printable(r.Chain), facts.Words(r)))
 		}
 		return nil
 	})

@@ -18,6 +18,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
@@ -151,7 +152,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			to, _ := rule.Target(r)
+			to, _ := facts.Target(r)
 			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
 				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, rule.String(r)))
 			}

@@ -63,7 +63,7 @@ func (u blockUse) chains() (chains []nft.Chain) {
 	for number := range u.blocks.Count() {
 		c, ports := nft.Chain{Name: u.chain(number)}, u.blocks.Block(number)
 		for _, proto := range portProtocols(u.families) {
-			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{node(proto.Match()...), u.to(&ports)}})
+			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol(proto), u.to(&ports)}})
 		}
 		c.Rules[0].Comment = "last byte of the pod's IP: " + u.blocks.Endings(number)
 		chains = append(chains, c)
@@ -87,19 +87,21 @@ func portProtocols(families []nft.FamilyPolicy) []nft.Protocol {
 // rules continue in the chain of the pod's block, and translate other protocols.
 func (u blockUse) rules() (rules []nft.Rule) {
 	for _, f := range u.families {
-		lookup := append(lowBits(f.IPv6, u.blocks.Count()-1),
+		text, bits := lowBits(f.IPv6, u.blocks.Count()-1)
+		lookup := append(bits,
 			&expr.Lookup{SourceRegister: reg1, SetName: u.blockMap(f) + nft.SideA, IsDestRegSet: true})
-		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(lookup...))}})
+		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+u.blockMap(f)+nft.SideA, lookup...))}})
 	}
 	return append(rules, nft.Rule{Nodes: []nft.Node{u.to(nil)}, Comment: "other protocols"})
 }
 
 // lowBits loads the bits of the source's last byte that a mask has.
-func lowBits(ipv6 bool, bits int) []expr.Any {
+func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 	source := nfnetlink.AddressPayload(ipv6, true)
 	mask := make([]byte, source.Len)
 	mask[len(mask)-1] = byte(bits)
-	return []expr.Any{source, &expr.Bitwise{
+	text = fmt.Sprintf("%s & %s", addressText(ipv6, true), lastByte(ipv6, bits))
+	return text, []expr.Any{source, &expr.Bitwise{
 		SourceRegister: reg1, DestRegister: reg1, Len: source.Len, Mask: mask, Xor: make([]byte, len(mask)),
 	}}
 }

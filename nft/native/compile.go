@@ -134,7 +134,7 @@ func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	switch {
 	case q.Asks == config.SentByNode:
 		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
-	case !q.HasInterfaces():
+	case q.Asks == config.SourceAddress, q.Asks == config.DestinationAddress:
 		return [][]nft.Node{{implying(f.IPv6, inSet(f.IPv6, q.Asks == config.SourceAddress, q.Outside, q.Name(f)))}}
 	}
 	var all [][]nft.Node
@@ -172,7 +172,7 @@ func portRules(protocols []nft.Protocol, ranges []nft.PortRange, to func(*nft.Po
 	var rules []nft.Rule
 	for _, proto := range protocols {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{node(proto.Match()...)}
+			nodes := []nft.Node{ofProtocol(proto)}
 			if !choice.Last() {
 				nodes = append(nodes, byChance(choice))
 			}

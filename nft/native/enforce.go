@@ -85,13 +85,12 @@ func toItself(f nft.FamilyPolicy) nft.Node {
 	source, again := nfnetlink.AddressPayload(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true)
 	destination := nfnetlink.AddressPayload(f.IPv6, false)
 	again.DestRegister, destination.DestRegister = second, second
-	n := implying(f.IPv6, node(
+	text := fmt.Sprintf("update @%s { %s saddr . %[2]s saddr timeout %[3]s } %[2]s saddr . %[2]s daddr @%[1]s", set, ip,
+		learnedFor)
+	return implying(f.IPv6, node(text,
 		source, again,
 		&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor},
 		source, destination, &expr.Lookup{SourceRegister: reg1, SetName: set}))
-	n.Text = fmt.Sprintf("update @%s { %s saddr . %[2]s saddr timeout %[3]s } %[2]s saddr . %[2]s daddr @%[1]s", set, ip,
-		learnedFor)
-	return n
 }
 
 // learnedFor is how long a set keeps a pair: a flood of sources fills it for no longer.
@@ -105,13 +104,12 @@ func hasMark(m nft.Mark) nft.Node {
 		text = fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value)
 		es = append(es, &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)})
 	}
-	n := node(append(es, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
-	n.Text = text // with leading zeros
-	return n
+	return node(text, append(es, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
 }
 
 // keepSource assigns a connection its current source address.
 func keepSource(f nft.FamilyPolicy) nft.Node {
-	source := nfnetlink.Marshal(nfnetlink.Inet, nfnetlink.AddressPayload(f.IPv6, true))
-	return nodeOf(append(source, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))...)
+	n := node(snatText(f)+addressText(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true))
+	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))
+	return n
 }

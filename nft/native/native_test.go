@@ -18,16 +18,21 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) {
+	facts.Words = rule.String
+	os.Exit(nfttest.Main(m))
+}
 
 // listing returns what nft lists of a node, with the names that a fresh table has.
 func listing(t testing.TB, n *modes.Node) string {

@@ -2,6 +2,7 @@ package native
 
 import (
 	"encoding/binary"
+	"fmt"
 	"strings"
 
 	"github.com/google/nftables/binaryutil"
@@ -10,7 +11,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // Register 1 carries every value that a rule compares, or an address; registers 2
@@ -22,7 +22,7 @@ const (
 
 // ofFamily matches packets of one address family.
 func ofFamily(ipv6 bool) nft.Node {
-	return node(
+	return node("meta nfproto "+either(ipv6, "ipv6", "ipv4"),
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.Family())}})
 }
@@ -35,31 +35,48 @@ func implying(ipv6 bool, n nft.Node) nft.Node {
 }
 
 // toThisNode matches packets to an address of this node: route type LOCAL.
-func toThisNode() nft.Node { return addrType(false, expr.CmpOpEq, unix.RTN_LOCAL) }
+func toThisNode() nft.Node {
+	return addrType("fib daddr type local", false, expr.CmpOpEq, unix.RTN_LOCAL)
+}
 
 // fromThisNode matches packets from an address of this node.
-func fromThisNode() nft.Node { return addrType(true, expr.CmpOpEq, unix.RTN_LOCAL) }
+func fromThisNode() nft.Node {
+	return addrType("fib saddr type local", true, expr.CmpOpEq, unix.RTN_LOCAL)
+}
 
 // addrType compares the type of the route to the source or the destination.
-func addrType(source bool, op expr.CmpOp, typ uint32) nft.Node {
-	return node(
+func addrType(text string, source bool, op expr.CmpOp, typ uint32) nft.Node {
+	return node(text,
 		&expr.Fib{Register: reg1, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
 		&expr.Cmp{Op: op, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, typ)})
 }
 
 // inSet matches packets whose source or destination is, or is not, in a set.
 func inSet(ipv6, source, not bool, set string) nft.Node {
-	return node(
+	return node(addressText(ipv6, source)+either(not, " != @", " @")+set+nft.SideA,
 		nfnetlink.AddressPayload(ipv6, source),
 		&expr.Lookup{SourceRegister: reg1, SetName: set + nft.SideA, Invert: not})
 }
 
-// node returns a node with the text that nft prints.
-func node(exprs ...expr.Any) nft.Node { return nodeOf(nfnetlink.Marshal(nfnetlink.Inet, exprs...)...) }
-
-func nodeOf(exprs ...nfnetlink.Expr) nft.Node {
-	return nft.Node{Text: rule.String(nfnetlink.Rule{Family: nfnetlink.Inet, Exprs: exprs}), Exprs: exprs}
+// addressText names the source or the destination as nft does.
+func addressText(ipv6, source bool) string {
+	return either(ipv6, "ip6 ", "ip ") + either(source, "saddr", "daddr")
 }
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
+// node returns a node with the text that nft prints.
+func node(text string, exprs ...expr.Any) nft.Node {
+	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...)}
+}
+
+// ofProtocol matches packets of a protocol.
+func ofProtocol(p nft.Protocol) nft.Node { return node("meta l4proto "+p.String(), p.Match()...) }
 
 // byInterface matches packets by their input or output interface, or by a prefix
 // of its name, which ends in "*". The node's own traffic has no input interface. Since
@@ -78,12 +95,12 @@ func byInterface(name string, out, not bool) nft.Node {
 	} else {
 		compare.Data = append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 	}
-	return node(meta, compare)
+	return node(fmt.Sprintf("%s %s%q", either(out, "oifname", "iifname"), either(not, "!= ", ""), name), meta, compare)
 }
 
 // byChance matches packets at random, with the probability of a choice.
 func byChance(c nft.PortChoice) nft.Node {
-	return node(
+	return node(fmt.Sprintf("numgen random mod %d < %d", c.Remaining, c.Size()),
 		&expr.Numgen{Register: reg1, Modulus: c.Remaining, Type: unix.NFT_NG_RANDOM},
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(c.Size())})
@@ -91,15 +108,26 @@ func byChance(c nft.PortChoice) nft.Node {
 
 // count increments a named counter.
 func count(counter string) nft.Node {
-	return node(&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
+	return node("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
 }
 
 // masquerade translates the source to the address of the output interface, and to ports, or
 // to any if they are nil.
 func masquerade(randomFully bool, ports *nft.PortRange) nft.Node {
 	load, low, high := loadPorts(ports, reg1)
-	return nodeOf(append(nfnetlink.Marshal(nfnetlink.Inet, load...), nfnetlink.Masquerade(randomFully, low, high))...)
+	n := node("masquerade"+portsText(" to :", ports)+randomText(randomFully), load...)
+	n.Exprs = append(n.Exprs, nfnetlink.Masquerade(randomFully, low, high))
+	return n
 }
+
+func portsText(before string, r *nft.PortRange) string {
+	if r == nil {
+		return ""
+	}
+	return before + r.String()
+}
+
+func randomText(fully bool) string { return either(fully, " fully-random", "") }
 
 // loadPorts loads the ends of a range of ports into a register and the one after it, and
 // returns which these are: one register for one port, 0 for none.
@@ -115,9 +143,9 @@ func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32)
 }
 
 // stop returns to the calling chain.
-func stop() nft.Node { return node(&expr.Verdict{Kind: expr.VerdictReturn}) }
+func stop() nft.Node { return node("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.
 func continueIn(chain string) nft.Node {
-	return node(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
+	return node("goto "+chain, &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
 }

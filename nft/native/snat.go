@@ -142,19 +142,29 @@ func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
 	return rules
 }
 
+func snatText(f nft.FamilyPolicy) string { return "snat " + either(f.IPv6, "ip6", "ip") + " to " }
+
 // sourceNAT translates to the node's address, or to the one of several that a map has for the
 // pod's group, and to ports unless they are nil.
 func sourceNAT(f nft.FamilyPolicy, s nft.SNAT, byPod string, randomFully bool, ports *nft.PortRange) nft.Node {
 	var es []expr.Any
+	text := snatText(f)
 	if len(s.Present) == 1 {
+		address := s.Present[0].String()
+		if f.IPv6 && ports != nil {
+			address = "[" + address + "]"
+		}
+		text += address
 		es = append(es, &expr.Immediate{Register: reg1, Data: s.Present[0].AsSlice()})
 	} else {
-		es = append(lowBits(f.IPv6, 0xff),
+		lastByte, bits := lowBits(f.IPv6, 0xff)
+		text += lastByte + " map @" + byPod + nft.SideA
+		es = append(bits,
 			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: byPod + nft.SideA})
 	}
 	load, low, high := loadPorts(ports, reg2)
-	n := nodeOf(append(nfnetlink.Marshal(nfnetlink.Inet, append(es, load...)...),
-		nfnetlink.SourceNAT(f.Family(), randomFully, reg1, low, high))...)
+	n := node(text+portsText(":", ports)+randomText(randomFully), append(es, load...)...)
+	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), randomFully, reg1, low, high))
 	if len(s.Present) == 1 {
 		return n
 	}

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // A State is our table as the kernel has it, and the wanted one. It implements
@@ -84,7 +84,7 @@ func (s *State) Installed() (found layout.Installed, ok bool) {
 	rules := s.held.rules[BaseChain]
 	found.Layout = Layout{}
 	for _, r := range rules {
-		if hash, is := strings.CutPrefix(rule.Comment(r), hashComment); is {
+		if hash, is := strings.CutPrefix(facts.Comment(r), hashComment); is {
 			found.Hash = hash
 		}
 	}

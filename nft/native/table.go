@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // A table is our table as the kernel has it.
@@ -85,7 +85,7 @@ func (t *table) chain(name string) (nfnetlink.Chain, bool) {
 func (t *table) refersTo(set, chain string) bool {
 	for name, rules := range t.rules {
 		if (chain == "" || name == chain) &&
-			slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(rule.Sets(r), set) }) {
+			slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }) {
 			return true
 		}
 	}
@@ -121,5 +121,5 @@ func sameDeclaration(a, b nfnetlink.Set) bool {
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
 		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size &&
 		slices.Equal(a.Special, b.Special) &&
-		rule.UserData(a.UserData, comment) == rule.UserData(b.UserData, comment)
+		facts.UserData(a.UserData, comment) == facts.UserData(b.UserData, comment)
 }

@@ -50,7 +50,7 @@ func invalidCounter(f nft.FamilyPolicy) string { return string(nft.Invalid) + f.
 
 // invalid matches packets that connection tracking calls invalid, which have no other state.
 func invalid() nft.Node {
-	return node(
+	return node("ct state == invalid",
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
@@ -59,7 +59,7 @@ func invalid() nft.Node {
 // of an IPv6 address is unknown where the route to it depends on more than the address.
 func notToOneElsewhere(ipv6 bool) []nft.Rule {
 	if !ipv6 {
-		several := addrType(false, expr.CmpOpNeq, unix.RTN_UNICAST)
+		several := addrType("fib daddr type != unicast", false, expr.CmpOpNeq, unix.RTN_UNICAST)
 		return []nft.Rule{{
 			Nodes:   []nft.Node{ofFamily(false), several, stop()},
 			Comment: "to this node, multicast or broadcast",
@@ -67,7 +67,7 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 	}
 	first := nfnetlink.AddressPayload(true, false)
 	first.Len = 1
-	multicast := implying(true, node(first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
+	multicast := implying(true, node("ip6 daddr ff00::/8", first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
 	return []nft.Rule{
 		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
 		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},
@@ -75,4 +75,4 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 }
 
 // drop drops the packet.
-func drop() nft.Node { return node(&expr.Verdict{Kind: expr.VerdictDrop}) }
+func drop() nft.Node { return node("drop", &expr.Verdict{Kind: expr.VerdictDrop}) }

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // agentChains are the default chains of iptables-based masquerade agents: of
@@ -32,11 +32,11 @@ var (
 
 // comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
 // v2.12.1 put literal ones around it.
-func comment(r nfnetlink.Rule) string { return strings.Trim(rule.Comment(r), `"\ `) }
+func comment(r nfnetlink.Rule) string { return strings.Trim(facts.Comment(r), `"\ `) }
 
 // Leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
 func Leads(r nfnetlink.Rule) bool {
-	target, ok := rule.Target(r)
+	target, ok := facts.Target(r)
 	return ok && (agentChains[target] || agentJump.MatchString(comment(r)))
 }
 
@@ -202,18 +202,18 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 	named := agents
 	err := l.each(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
 		c.rules++
-		c.randomFully = c.randomFully || rule.RandomFully(r)
+		c.randomFully = c.randomFully || facts.RandomFully(r)
 		text := comment(r)
 		fromAgent := agentJump.MatchString(text)
 		switch ofAgent := agentRule.MatchString(text) && !fromAgent; {
 		case named:
 		case !ofAgent && c.kept == "":
-			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, rule.String(r))
+			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, facts.Words(r))
 		case ofAgent && !agents:
 			agents = true
 			l.order = append(l.order, at)
 		}
-		if target, ok := rule.Target(r); ok {
+		if target, ok := facts.Target(r); ok {
 			to := id{of.Family, of.Table, target}
 			c.targets = append(c.targets, target)
 			l.jumps[to] = append(l.jumps[to], nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle})

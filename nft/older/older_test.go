@@ -12,13 +12,17 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) {
+	facts.Words = rule.String
+	os.Exit(nfttest.Main(m))
+}
 
 // dialNS connects to a new namespace.
 func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {

@@ -9,17 +9,19 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/rule"
 )
 
-// facts returns what others read of a rule, besides its text: for each statement the
+// factsOf returns what others read of a rule, besides its text: for each statement the
 // comparison, the translation, and what it writes.
-func facts(r nfnetlink.Rule) string {
+func factsOf(r nfnetlink.Rule) string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	add("%s", rule.String(r))
+	translates, masquerades := false, false
 	for s := range rule.Statements(r) {
 		if s.Field != "" {
 			words := s.Field + " " + s.Op
@@ -39,6 +41,9 @@ func facts(r nfnetlink.Rule) string {
 			add("%s", words)
 		}
 		if n := s.NAT; n.Source || n.Destination {
+			if n.Source && !translates {
+				translates, masquerades = true, n.Masquerade
+			}
 			words := map[bool]string{true: "source", false: ""}[n.Source] + map[bool]string{true: "destination"}[n.Destination]
 			if n.Masquerade {
 				words += " masquerade"
@@ -67,24 +72,26 @@ func facts(r nfnetlink.Rule) string {
 			add("untracked")
 		}
 	}
-	if n, ok := rule.SourceNAT(r); ok {
-		add("SourceNAT %t %t", n.Masquerade, rule.RandomFully(r))
-	} else if rule.RandomFully(r) {
-		add("random without a translation")
+	source, fully := facts.NAT(r)
+	if source {
+		add("SourceNAT %t %t", masquerades, fully)
 	}
-	if to, ok := rule.Target(r); ok {
+	if source != translates {
+		add("one decoder says that the source is translated")
+	}
+	if to, ok := facts.Target(r); ok {
 		add("to %s", to)
 	}
-	if rule.Returns(r) {
+	if facts.Returns(r) {
 		add("returns")
 	}
-	if n, ok := rule.Packets(r); ok {
+	if n, ok := facts.Packets(r); ok {
 		add("%d packets", n)
 	}
-	if sets := rule.Sets(r); sets != nil {
+	if sets := facts.Sets(r); sets != nil {
 		add("sets %q", sets)
 	}
-	if c := rule.Comment(r); c != "" {
+	if c := facts.Comment(r); c != "" {
 		add("comment %q", c)
 	}
 	return strings.Join(all, "; ")
@@ -97,7 +104,7 @@ func checkFacts(t *testing.T, c *nfnetlink.Conn, family nfnetlink.Family, table,
 		t.Fatalf("%d rules: %v", len(rules), err)
 	}
 	for i, r := range rules {
-		if got := facts(r); got != tests[i][1] {
+		if got := factsOf(r); got != tests[i][1] {
 			t.Errorf("%s:\n\t%s\nwant\n\t%s", tests[i][0], got, tests[i][1])
 		}
 	}
@@ -799,7 +806,7 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 		{"quota", []expr.Any{&expr.Objref{Type: unix.NFT_OBJECT_QUOTA, Name: "q"}}, "quota name q"},
 	} {
 		r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, tt.exprs...)}
-		if got := facts(r); got != tt.want {
+		if got := factsOf(r); got != tt.want {
 			t.Errorf("%s:\n\t%s\nwant\n\t%s", tt.name, got, tt.want)
 		}
 	}
@@ -886,7 +893,7 @@ func TestParametersAreReadByTheirSize(t *testing.T) {
 			"-j SNAT --to-source 7-9; source ports 7-9 flags 2; SourceNAT false false",
 		},
 	} {
-		if got := facts(tt.rule); got != tt.want {
+		if got := factsOf(tt.rule); got != tt.want {
 			t.Errorf("%s:\n\t%s\nwant\n\t%s", tt.name, got, tt.want)
 		}
 	}
@@ -905,7 +912,7 @@ func TestUserDataIsReadAsFarAsItIsValid(t *testing.T) {
 		{"\x05\x09x\x00\x02ab", ""},
 		{"\x00\x01a\x00\x01b", "a"},
 	} {
-		if got := rule.UserData([]byte(tt.data), 0); got != tt.want {
+		if got := facts.UserData([]byte(tt.data), 0); got != tt.want {
 			t.Errorf("%q: %q, want %q", tt.data, got, tt.want)
 		}
 	}

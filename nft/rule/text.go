@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -26,36 +27,10 @@ func String(r nfnetlink.Rule) string {
 	for s := range Statements(r) {
 		words = append(words, s.String())
 	}
-	if c := UserData(r.UserData, ruleComment); c != "" {
+	if c := facts.UserData(r.UserData, facts.Comments); c != "" {
 		words = append(words, fmt.Sprintf("comment %q", c))
 	}
 	return strings.Join(words, " ")
-}
-
-// ruleComment is the type of nft's comment.
-const ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
-
-// Comment returns what -m comment has, or else nft's comment.
-func Comment(r nfnetlink.Rule) string {
-	for _, e := range r.Exprs {
-		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
-			return e.Str(unix.NFTA_MATCH_INFO)
-		}
-	}
-	return UserData(r.UserData, ruleComment)
-}
-
-// UserData returns a string from the type, length, value entries that
-// programs attach to an object. Any program may have written them: the library's
-// reader panics if a length is wrong.
-func UserData(b []byte, typ byte) string {
-	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
-		if b[0] == typ {
-			return strings.TrimRight(string(b[2:2+int(b[1])]), "\x00")
-		}
-		b = b[2+int(b[1]):]
-	}
-	return ""
 }
 
 // A Statement is one step of a rule: a comparison of a Field, or else what its
@@ -102,9 +77,6 @@ type Part struct {
 	// Modulus means a number that may be any from Offset to Offset+Modulus-1; 0: it is none.
 	Modulus, Offset uint32
 }
-
-// RandomFully reports whether any free port is taken.
-func (n NAT) RandomFully() bool { return n.Flags&nfnetlink.NATRandomFully != 0 }
 
 // A NewMark computes a mark: the bits of the old one in Keep, then those in Xor
 // inverted. The bits in Unknown may have any value.

@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/rule"
@@ -218,14 +219,14 @@ func FuzzRuleText(f *testing.F) {
 			data = data[2+n:]
 		}
 		_ = rule.String(r)
-		_ = rule.Comment(r)
+		_ = facts.Comment(r)
 		for s := range rule.Statements(r) {
 			s.Range()
 		}
-		rule.RandomFully(r)
-		_, _ = rule.SourceNAT(r)
-		_, _ = rule.Packets(r)
-		_ = rule.Sets(r)
-		_ = rule.Returns(r)
+		facts.RandomFully(r)
+		_, _ = facts.NAT(r)
+		_, _ = facts.Packets(r)
+		_ = facts.Sets(r)
+		_ = facts.Returns(r)
 	})
 }

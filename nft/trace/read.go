@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
@@ -227,10 +228,10 @@ func (r *reader) readChain(c nfnetlink.Chain, base *nfnetlink.Chain) (*Chain, er
 
 // refers reads the sets and maps of a rule, and returns the chains that it leads to.
 func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
-	if chain, ok := rule.Target(from); ok {
+	if chain, ok := facts.Target(from); ok {
 		targets = append(targets, chain)
 	}
-	for _, name := range rule.Sets(from) {
+	for _, name := range facts.Sets(from) {
 		at := id{from.Family, from.Table, name}
 		if s, ok := r.listed[at]; ok {
 			delete(r.listed, at)

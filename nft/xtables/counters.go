@@ -2,8 +2,8 @@ package xtables
 
 import (
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // Counters reads the number of connections by verdict from the rules of a chain; nothing
@@ -19,10 +19,10 @@ func Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error) {
 		for _, name := range WithSubchains(chain) {
 			err := c.EachRule(f, NATTable, name, func(r nfnetlink.Rule) error {
 				present = true
-				packets, _ := rule.Packets(r)
-				if _, masquerades := rule.SourceNAT(r); masquerades {
+				packets, _ := facts.Packets(r)
+				if masquerades, _ := facts.NAT(r); masquerades {
 					masqueraded.Packets += packets
-				} else if rule.Returns(r) {
+				} else if facts.Returns(r) {
 					exempt.Packets += packets
 				}
 				return nil

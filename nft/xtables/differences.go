@@ -5,10 +5,10 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/rule"
 )
 
 // Differences implements [layout.State].
@@ -68,7 +68,7 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 	if !n.touched(s.chain) {
 		d.Rules = older.Chain{
 			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,
-			RandomFully: slices.ContainsFunc(main.rules, rule.RandomFully),
+			RandomFully: slices.ContainsFunc(main.rules, facts.RandomFully),
 		}
 	}
 	return append(out, d)
@@ -77,7 +77,7 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 // jumpsTo returns the rules of POSTROUTING that lead to a chain.
 func (n *shared) jumpsTo(chain string) []nfnetlink.Rule {
 	return slices.DeleteFunc(slices.Clone(n.jumps), func(r nfnetlink.Rule) bool {
-		to, _ := rule.Target(r)
+		to, _ := facts.Target(r)
 		return to != chain
 	})
 }
@@ -135,7 +135,7 @@ func (s *State) drift(n *shared) (diffs []string) {
 func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
 	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
 	for _, r := range n.jumps {
-		to, _ := rule.Target(r)
+		to, _ := facts.Target(r)
 		named, _ := jumpOf(r)
 		switch {
 		case sameText(r, jump):

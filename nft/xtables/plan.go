@@ -5,9 +5,9 @@ import (
 	"context"
 	"slices"
 
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // Stage implements [layout.State]: it wakes dormant tables. The kernel does not wake a table
@@ -107,7 +107,7 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
 	slices.Sort(names)
 	names = slices.Compact(names)
 	for _, r := range n.jumps {
-		to, _ := rule.Target(r)
+		to, _ := facts.Target(r)
 		// Of a chain that another program has renamed, too: then nothing leads to it.
 		named, _ := jumpOf(r)
 		if slices.Contains(names, to) || slices.Contains(left, named) && (n.want == nil || to != s.chain) {

@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // A State is our chains in the shared tables of iptables-nft, as the kernel has them, and
@@ -118,7 +118,7 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 	}
 	n.post = &post
 	err = c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
-		to, _ := rule.Target(r)
+		to, _ := facts.Target(r)
 		own, ours := jumpOf(r)
 		if !ours && !slices.Contains(names, to) {
 			n.rest++
@@ -163,10 +163,10 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool
 		switch {
 		case !signed(r):
 			ch.unsigned++
-		case rule.UserData(r.UserData, hashType) != "":
-			ch.hash = rule.UserData(r.UserData, hashType)
+		case facts.UserData(r.UserData, hashType) != "":
+			ch.hash = facts.UserData(r.UserData, hashType)
 		}
-		if to, ok := rule.Target(r); ok {
+		if to, ok := facts.Target(r); ok {
 			ch.targets[to]++
 		}
 		if len(ch.rules) < most {
@@ -209,7 +209,7 @@ func (n *shared) touched(c string) bool {
 // ofAgent reports whether the comment of a rule is that of a masquerade agent, in
 // any version: "subject to MASQUERADE".
 func ofAgent(r nfnetlink.Rule) bool {
-	return strings.Contains(rule.Comment(r), "subject to MASQUERADE")
+	return strings.Contains(facts.Comment(r), "subject to MASQUERADE")
 }
 
 // leftovers returns the chains that are ours and not wanted.

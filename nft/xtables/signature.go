@@ -4,8 +4,8 @@ import (
 	"github.com/google/nftables/userdata"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/rule"
 )
 
 // Types of user data that iptables and nft do not know: they neither show nor preserve
@@ -22,7 +22,7 @@ var signature = userdata.AppendString(nil, signatureType, nft.TableName)
 
 // signed reports whether we wrote a rule.
 func signed(r nfnetlink.Rule) bool {
-	return rule.UserData(r.UserData, signatureType) == nft.TableName
+	return facts.UserData(r.UserData, signatureType) == nft.TableName
 }
 
 // bytecode returns the rules of a chain as we write them: signed, and the last one of our
@@ -45,7 +45,7 @@ func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Key(a.Exprs) == nfnet
 // jumpOf returns the chain that a jump's comment names, in any version. The kernel allows
 // longer names than iptables, and than fit our comment.
 func jumpOf(r nfnetlink.Rule) (chain string, ok bool) {
-	_, jumps := rule.Target(r)
-	chain, ours := chainInComment(rule.Comment(r))
+	_, jumps := facts.Target(r)
+	chain, ours := chainInComment(facts.Comment(r))
 	return chain, jumps && ours && len(chain) <= maxChainName
 }

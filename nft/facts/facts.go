@@ -1,0 +1,114 @@
+// Package facts reads single facts of rules, ours and those of other programs, as far as the
+// agent needs them. What a rule means to a packet is a matter of package rule.
+package facts
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Target returns the chain that a rule jumps or goes to.
+func Target(r nfnetlink.Rule) (chain string, ok bool) {
+	for _, e := range r.Exprs {
+		if _, chain, ok := e.Verdict(); ok && chain != "" {
+			return chain, true
+		}
+	}
+	return "", false
+}
+
+// Returns reports whether a rule returns to the calling chain.
+func Returns(r nfnetlink.Rule) bool {
+	for _, e := range r.Exprs {
+		if code, _, ok := e.Verdict(); ok && code == unix.NFT_RETURN {
+			return true
+		}
+	}
+	return false
+}
+
+// Packets returns what the rule's own counter has counted; false if it has none.
+func Packets(r nfnetlink.Rule) (uint64, bool) {
+	for _, e := range r.Exprs {
+		if e.Name == "counter" {
+			return e.Uint64(unix.NFTA_COUNTER_PACKETS), true
+		}
+	}
+	return 0, false
+}
+
+// Sets names the sets that a rule refers to: whose elements it asks for, adds, or
+// takes an object from.
+func Sets(r nfnetlink.Rule) []string {
+	var names []string
+	for _, e := range r.Exprs {
+		if set := e.Set(); set != "" {
+			names = append(names, set)
+		}
+	}
+	return names
+}
+
+// NAT returns whether a rule translates source addresses, and whether it takes any free port for
+// that.
+func NAT(r nfnetlink.Rule) (source, randomFully bool) {
+	for _, e := range r.Exprs {
+		var flags uint32
+		switch name, info := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO); {
+		case e.Name == "masq":
+			flags = e.Uint32(unix.NFTA_MASQ_FLAGS)
+		case e.Name == "nat" && e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT:
+			flags = e.Uint32(unix.NFTA_NAT_FLAGS)
+		case e.Name != "target" || name != "MASQUERADE" && name != "SNAT" && name != "NETMAP":
+			continue
+		case name == "NETMAP":
+		case len(info) >= 40: // struct nf_nat_range
+			flags = binary.NativeEndian.Uint32(info)
+		case len(info) >= 20: // struct nf_nat_ipv4_multi_range_compat with one range
+			flags = binary.NativeEndian.Uint32(info[4:])
+		}
+		return true, flags&nfnetlink.NATRandomFully != 0
+	}
+	return false, false
+}
+
+// RandomFully reports whether a rule translates source addresses and takes any free port for it.
+func RandomFully(r nfnetlink.Rule) bool {
+	_, fully := NAT(r)
+	return fully
+}
+
+// Words words a rule that is not ours, for messages. The agent alone has its handle only; package
+// rule decodes it.
+var Words = func(r nfnetlink.Rule) string { return fmt.Sprintf("handle %d", r.Handle) }
+
+// Comments is the type of nft's comment in the user data of a rule.
+const Comments = 0 // NFTNL_UDATA_RULE_COMMENT
+
+// Comment returns what -m comment has, or else nft's comment.
+func Comment(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
+			return e.Str(unix.NFTA_MATCH_INFO)
+		}
+	}
+	return UserData(r.UserData, Comments)
+}
+
+// UserData returns a string from the type, length, value entries that
+// programs attach to an object. Any program may have written them: the library's
+// reader panics if a length is wrong.
+func UserData(b []byte, typ byte) string {
+	for len(b) >= 2 && len(b) >= 2+int(b[1]) {
+		if b[0] == typ {
+			return strings.TrimRight(string(b[2:2+int(b[1])]), "\x00")
+		}
+		b = b[2+int(b[1]):]
+	}
+	return ""
+}
