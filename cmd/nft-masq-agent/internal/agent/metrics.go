@@ -214,10 +214,9 @@ func familyName(ipv6 bool) string {
 	return "ipv4"
 }
 
-// sums makes the counters of mode iptables-nft monotonic. They are sums over
-// rules, and a deleted rule loses its count; Prometheus takes a decreasing
-// counter for a reset and counts the rest again. The sums start at zero with the
-// program and never decrease.
+// sums makes the counters of mode iptables-nft monotonic: when its chain is written anew,
+// they begin at zero. A count that is lower than the last one is taken for all that came
+// since, as Prometheus does. The sums start at zero with the program and never decrease.
 type sums struct {
 	mu          sync.Mutex
 	last, total map[nft.Counts]uint64 // by family and verdict
@@ -233,8 +232,12 @@ func (s *sums) add(counts []nft.Counts) []nft.Counts {
 	out := make([]nft.Counts, 0, len(counts))
 	for _, n := range counts {
 		key := nft.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
-		if last := s.last[key]; n.Packets > last && !first {
+		switch last := s.last[key]; {
+		case first:
+		case n.Packets >= last:
 			s.total[key] += n.Packets - last
+		default:
+			s.total[key] += n.Packets
 		}
 		s.last[key] = n.Packets
 		n.Packets = s.total[key]
