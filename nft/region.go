@@ -51,14 +51,14 @@ func (f FamilyPolicy) Region() Region {
 			r.Out = q.keepNames(r.Out)
 		case config.SourceAddress:
 			r.Src = q.keepAddresses(r.Src)
-		default:
-			q.unknown()
 		case config.DestinationAddress:
 			if q.Masquerade { // whatever the conditions after it decide
 				forced = iprange.Intersect(r.Dst, iprange.SetOf(q.Prefixes()))
 			} else {
 				r.Dst = q.keepAddresses(r.Dst)
 			}
+		default:
+			q.unknown()
 		}
 	}
 	if len(forced) > 0 {

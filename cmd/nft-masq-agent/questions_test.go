@@ -85,7 +85,7 @@ func questions() []question {
 				return []string{"status"}
 			},
 			first: "config rejected; an earlier config (29fca3a8) is installed, mode nftables",
-			code: exitFailed,
+			code:  exitFailed,
 		},
 		{
 			asked: "Why is the pod not Ready?",
@@ -104,7 +104,7 @@ func questions() []question {
 				return []string{"status"}
 			},
 			first: "nothing is masqueraded: no packet passes an interface of masqueradeSrcInterfaces (cali*)",
-			code: exitFailed,
+			code:  exitFailed,
 		},
 		{
 			asked: "What is broken after an upgrade?",
@@ -114,7 +114,7 @@ func questions() []question {
 				return []string{"status"}
 			},
 			first: "rules of an iptables-based agent are also active",
-			code: exitFailed,
+			code:  exitFailed,
 		},
 		{
 			asked: "Do source ports run out?",
@@ -130,7 +130,7 @@ func questions() []question {
 				return []string{"status"}
 			},
 			first: "new udp connections to 203.0.113.9:5001 fail, or will",
-			code: exitFailed,
+			code:  exitFailed,
 		},
 		{
 			asked: "How do we go back?",

@@ -34,7 +34,6 @@ type effect struct {
 	chain   string // of a jump or goto
 	nat     rule.NAT
 	mark    *rule.NewMark
-	write   string // the field that it writes into
 	to      rule.Write
 	byMap   bool // the verdict comes from a map
 }

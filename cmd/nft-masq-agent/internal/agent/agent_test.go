@@ -65,7 +65,6 @@ type world struct {
 	counts    []nft.Counts
 	countsErr error
 
-	problems   config.Problems // of the node
 	generation uint32
 	holder     int // of the lock, 0 for none
 
