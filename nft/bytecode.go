@@ -69,7 +69,7 @@ func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	case s.Mappings != nil:
 		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
 		if s.Verdicts {
-			out.DataType = unix.NFT_DATA_VERDICT // its length is the kernel's
+			out.DataType, out.DataLen = unix.NFT_DATA_VERDICT, 16 // struct nft_verdict
 		} else {
 			out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
 		}

@@ -156,6 +156,7 @@ func TestLongEntriesOfSNATRulesAreQuick(t *testing.T) {
 		{"diff", write("old", long(0)), write("new", long(300))},
 		{"check", "--config", write("shared", shared)},
 	} {
+		forgetPeak(t)
 		cmd := nfttest.Command(program, args...)
 		out, err := cmd.CombinedOutput()
 		state := cmd.ProcessState

@@ -169,14 +169,22 @@ func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
 	}
 }
 
+// forgetPeak lets the peak of this process begin anew: a process begins with the peak of the
+// one that started it.
+func forgetPeak(t *testing.T) {
+	t.Helper()
+	debug.FreeOSMemory()
+	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil { // see proc_pid_clear_refs(5)
+		t.Fatal(err)
+	}
+}
+
 // fitsNextTo fails the test if a command, which runs in the agent's container,
 // takes more memory than the agent leaves.
 func (n *testNode) fitsNextTo(t *testing.T, d *daemon, args []string) {
 	t.Helper()
 	cmd, limit := n.limited(t, args...)
-	// A process begins with the peak of the one that started it.
-	debug.FreeOSMemory()
-	n.check(os.WriteFile("/proc/self/clear_refs", []byte("5"), 0)) // see proc_pid_clear_refs(5)
+	forgetPeak(t)
 	p, err := n.Start(cmd)
 	n.check(err)
 	_ = p.Wait() // 1 if something is wrong on this node

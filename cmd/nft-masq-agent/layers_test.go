@@ -65,16 +65,18 @@ func looks(text string) bool {
 	return false
 }
 
-// What is left without the packages that look at the node is an agent, and its tests pass.
+// What is left without the packages that look at the node is an agent, and with LONG=1 its
+// tests are run: they take minutes.
 func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	dir := withoutLooking(t)
 	program := filepath.Join(dir, "program")
-	for _, args := range []string{
-		"build -o program ./cmd/nft-masq-agent",
-		"test -short ./cmd/nft-masq-agent/internal/agent ./nft",
-	} {
+	commands := []string{"build -o program ./cmd/nft-masq-agent"}
+	if nfttest.Long() {
+		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/agent ./nft")
+	}
+	for _, args := range commands {
 		// Without -trimpath, the cache has nothing for this directory.
 		command, rest, _ := strings.Cut(args, " ")
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
