@@ -282,8 +282,8 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // the test may take longer
-		n.check(n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600"))
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // shorter than a slow machine; a user namespace may lack them
+		_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600")
 	}
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
 	n.enforce("", "--enable-ipv6")
