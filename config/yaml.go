@@ -115,7 +115,8 @@ func (f *file) validJSON() bool {
 	switch {
 	case closing && strings.HasSuffix(before, ","):
 		offset, hint = len(before)-1, ": remove this comma, the last entry has none"
-	case strings.Contains(err.Error(), "after object key:value pair"), strings.Contains(err.Error(), "after array element"):
+	case strings.Contains(err.Error(), "after object key:value pair"),
+		strings.Contains(err.Error(), "after array element"):
 		hint = ": put a comma before it"
 	case strings.Contains(err.Error(), "escape"):
 		hint = `: a backslash begins an escape; write "/" in a CIDR`

@@ -14,10 +14,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // Commands in documents are the lines of the blocks ```sh, and the code in the text that is
@@ -89,9 +89,11 @@ func shellLines(text string) []string {
 }
 
 // program matches the beginning of a command line.
-var program = regexp.MustCompile(`^(make|kubectl|helm|nft|ip (route|address)|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
-	`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
-	`cleanup|ready) \S`)
+var program = regexp.MustCompile(
+	`^(make|kubectl|helm|nft|ip (route|address)|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
+		`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
+		`cleanup|ready) \S`,
+)
 
 // allCommands returns the commands of all documents.
 func allCommands(t *testing.T) []documented {
@@ -271,8 +273,16 @@ func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 			t.Fatal(err)
 		}
 		makes := func(args string) string {
-			cmd := exec.CommandContext(t.Context(), "bash", "-c",
-				"make --directory=.. --old-file=container --old-file=all-container CONTAINER_TOOL="+tool+" IMAGE=registry.example/a TAG=v1 PUSHED="+filepath.Join(dir, "pushed")+" "+args)
+			cmd := exec.CommandContext(
+				t.Context(),
+				"bash",
+				"-c",
+				"make --directory=.. --old-file=container --old-file=all-container CONTAINER_TOOL="+tool+
+					" IMAGE=registry.example/a TAG=v1 PUSHED="+filepath.Join(
+					dir,
+					"pushed",
+				)+" "+args,
+			)
 			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 			out, err := cmd.CombinedOutput()
 			if err != nil {

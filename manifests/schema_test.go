@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/config"
+
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
-
-	"nft-masq-agent/config"
 )
 
 var update = flag.Bool("update", false, "write schema/config.json")
@@ -56,10 +56,14 @@ var otherKeys = map[string]object{
 		"where connections are masqueraded. "+
 		"Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.", false),
 	"portsPerPod": {
-		"description": "Masqueraded connections of a pod get their source ports, and ICMP ids, from a block of this size, by " +
+		"description": "Masqueraded connections of a pod get their source ports, and ICMP ids, from a block of this " +
+			"size, by " +
 			"the low bits of its IP. 0: off. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.",
-		"type": []string{"integer", "null"}, "default": 0, "maximum": 2000,
-		"not": object{"type": "integer", "minimum": 1, "maximum": 15}, "minimum": 0,
+		"type":    []string{"integer", "null"},
+		"default": 0,
+		"maximum": 2000,
+		"not":     object{"type": "integer", "minimum": 1, "maximum": 15},
+		"minimum": 0,
 	},
 	"snatRules": {
 		"description": "Masqueraded connections of pods leave from an address of the first entry that matches and has one " +
@@ -272,35 +276,76 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 
 // Configs that the agent rejects and an editor should mark, too.
 var invalidConfigs = []string{
-	"nonMasqueradeCIDR: [10.0.0.0/8]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [10.0.0.0]",
-	"nonMasqueradeCIDRs: [10.0.0.0/8, null]", "nonMasqueradeCIDRs: [localhost/8]", "masqLinkLocal: maybe",
+	"nonMasqueradeCIDR: [10.0.0.0/8]",
+	"nonMasqueradeCIDRs: 10.0.0.0/8",
+	"nonMasqueradeCIDRs: [10.0.0.0]",
+	"nonMasqueradeCIDRs: [10.0.0.0/8, null]",
+	"nonMasqueradeCIDRs: [localhost/8]",
+	"masqLinkLocal: maybe",
 	"masqLinkLocal: 1",
-	"toPorts: [1024-2047]", "toPorts: 1024-", "randomFully: 1024",
-	"snatRules: [{from: [10.244.8.0/24]}]", "snatRules: [{addresses: [198.51.100.21]}]",
+	"toPorts: [1024-2047]",
+	"toPorts: 1024-",
+	"randomFully: 1024",
+	"snatRules: [{from: [10.244.8.0/24]}]",
+	"snatRules: [{addresses: [198.51.100.21]}]",
 	"snatRules: [{to: [], addresses: [198.51.100.21]}]",
 	"snatRules: [{form: [10.244.8.0/24], out: [eth1], addresses: [198.51.100.21]}]",
-	"snatAddresses: 198.51.100.11", "snatAddresses: [node-1]", "snatAddresses: [198.51.100.0/333]", "resyncInterval: 60",
+	"snatAddresses: 198.51.100.11",
+	"snatAddresses: [node-1]",
+	"snatAddresses: [198.51.100.0/333]",
+	"resyncInterval: 60",
 	"resyncInterval: soon",
-	"toPorts: 0", "toPorts: 70000", "toPorts: 1-65536", "cidrLimit: -1", `nonMasqueradeCIDRs: [" 10.0.0.0/8"]`,
-	"resyncInterval: 60sfoo", "resyncInterval: 60s 5m", "resyncInterval: 1d", "resyncInterval: -5s", "resyncInterval: 0s",
-	"resyncInterval: 0h0.0s", "resyncInterval: .s", "nonMasqueradeCIDRs: [10.0.0.0/33]", "nonMasqueradeCIDRs: [10.0.0/8]",
-	"nonMasqueradeCIDRs: [256.0.0.0/8]", "nonMasqueradeCIDRs: ['fd00::/129']", "nonMasqueradeCIDRs: [fd00/8]",
-	"nonMasqueradeSrcCIDRs: ['010.0.0.0/8']", "snatAddresses: [198.51.100.256]", "snatAddresses: ['a:b']",
-	"masqueradeOutInterfaces: [.]", "masqueradeOutInterfaces: ['..']", "masqueradeSrcInterfaces: ['*']",
-	"masqueradeSrcInterfaces: ['a*b']", "masqueradeSrcInterfaces: [sixteen-letters-]",
+	"toPorts: 0",
+	"toPorts: 70000",
+	"toPorts: 1-65536",
+	"cidrLimit: -1",
+	`nonMasqueradeCIDRs: [" 10.0.0.0/8"]`,
+	"resyncInterval: 60sfoo",
+	"resyncInterval: 60s 5m",
+	"resyncInterval: 1d",
+	"resyncInterval: -5s",
+	"resyncInterval: 0s",
+	"resyncInterval: 0h0.0s",
+	"resyncInterval: .s",
+	"nonMasqueradeCIDRs: [10.0.0.0/33]",
+	"nonMasqueradeCIDRs: [10.0.0/8]",
+	"nonMasqueradeCIDRs: [256.0.0.0/8]",
+	"nonMasqueradeCIDRs: ['fd00::/129']",
+	"nonMasqueradeCIDRs: [fd00/8]",
+	"nonMasqueradeSrcCIDRs: ['010.0.0.0/8']",
+	"snatAddresses: [198.51.100.256]",
+	"snatAddresses: ['a:b']",
+	"masqueradeOutInterfaces: [.]",
+	"masqueradeOutInterfaces: ['..']",
+	"masqueradeSrcInterfaces: ['*']",
+	"masqueradeSrcInterfaces: ['a*b']",
+	"masqueradeSrcInterfaces: [sixteen-letters-]",
 	"masqueradeSrcInterfaces: ['eth0:1']",
-	"staleConnections: tcp", "portsPerPod: 15", "portsPerPod: 2001", "portsPerPod: many", "cidrLimit: many", "cidrLimit: 1.5", "[nonMasqueradeCIDRs]",
+	"staleConnections: tcp",
+	"portsPerPod: 15",
+	"portsPerPod: 2001",
+	"portsPerPod: many",
+	"cidrLimit: many",
+	"cidrLimit: 1.5",
+	"[nonMasqueradeCIDRs]",
 }
 
 // Configs that the agent accepts without a warning.
 var validConfigs = []string{
-	"", "{}", `{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`, "resyncInterval: 1m30s", "resyncInterval: .5h",
+	"",
+	"{}",
+	`{"nonMasqueradeCIDRs": ["fd00::/8"], "enableIPv6": true}`,
+	"resyncInterval: 1m30s",
+	"resyncInterval: .5h",
 	"resyncInterval: 0h1m0.5s",
-	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]", "cidrLimit: 64",
+	"masqueradeSrcInterfaces: [cali*, .x, eth0.7]",
+	"cidrLimit: 64",
 	"masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true",
 	"nonMasqueradeCIDRs: [0.0.0.0/0]\nforceMasqueradeCIDRs: [10.0.0.0/8]",
-	`{"portsPerPod": 250, "masqueradeSrcCIDRs": ["10.244.0.0/16"]}`, "portsPerPod: 0",
-	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`, `{"toPorts": 40000}`,
+	`{"portsPerPod": 250, "masqueradeSrcCIDRs": ["10.244.0.0/16"]}`,
+	"portsPerPod: 0",
+	`{"toPorts": "1024-29999,32768-65535", "randomFully": false}`,
+	`{"toPorts": 40000}`,
 	`{"snatRules": [{"from": ["10.244.8.0/24"], "to": ["203.0.113.0/24"], "out": ["eth*"], "addresses": ["198.51.100.21", "198.51.100.64/29"]}], "enableIPv6": true}`,
 	`{"snatAddresses": ["198.51.100.11", "198.51.100.64/29", "2001:db8::11"], "enableIPv6": true}`,
 }

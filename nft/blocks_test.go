@@ -103,6 +103,7 @@ func TestEachPortOfABlockNamesItsPods(t *testing.T) {
 }
 
 func TestBlocksNeedRoom(t *testing.T) {
+	const noRoom = "f:2:14: portsPerPod: toPorts has no room for two blocks and the node's own ports"
 	const pods = "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
 	entries := func(n int) string {
 		text := "snatRules:\n"
@@ -113,12 +114,13 @@ func TestBlocksNeedRoom(t *testing.T) {
 	}
 	for _, tt := range []struct{ file, flag, want string }{
 		{pods + "portsPerPod: 250", "", ""},
-		{pods + "portsPerPod: 250", "20000-20748", "f:2:14: portsPerPod: toPorts has no room for two blocks and the node's own ports"},
+		{pods + "portsPerPod: 250", "20000-20748", noRoom},
 		{pods + "portsPerPod: 250", "20000-20749", ""},
-		{pods + "portsPerPod: 250\ntoPorts: 20000-20748", "", "f:2:14: portsPerPod: toPorts has no room for two blocks and the node's own ports"},
+		{pods + "portsPerPod: 250\ntoPorts: 20000-20748", "", noRoom},
 		{pods + "portsPerPod: 250\ntoPorts: ''", "20000-20748", ""},
 		{pods + entries(16) + "portsPerPod: 250", "", ""},
-		{pods + entries(17) + "portsPerPod: 250", "", "f:20:14: portsPerPod: 256 blocks of each of 17 entries of snatRules are " +
+		{pods + entries(17) + "portsPerPod: 250", "", "f:20:14: portsPerPod: 256 blocks of each of 17 entries of " +
+			"snatRules are " +
 			"more than 4096 chains: choose larger blocks, of which there are fewer, or write fewer entries"},
 		{pods + entries(64) + "portsPerPod: 1000", "", ""},
 	} {
@@ -139,7 +141,11 @@ func TestBlocksNeedRoom(t *testing.T) {
 }
 
 func TestPortsOfAConnectionAreThoseOfItsBlock(t *testing.T) {
-	c := config.Config{MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), EnableIPv6: true, PortsPerPod: config.PodPorts{Size: 250}}
+	c := config.Config{
+		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
+		EnableIPv6:         true,
+		PortsPerPod:        config.PodPorts{Size: 250},
+	}
 	ports := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).SourcePorts()
 	for seen, want := range map[string]nft.PortScope{
 		"192.0.2.1:2774": {Block: 7, Ports: 250}, "192.0.2.1:3023": {Block: 7, Ports: 250},

@@ -10,14 +10,14 @@ import (
 	"slices"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+
+	"golang.org/x/sys/unix"
 )
 
 type connectionsFlags struct {
@@ -131,9 +131,10 @@ func (f *connectionsFlags) contradiction() error {
 	return nil
 }
 
-func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
+func (f *connectionsFlags) connections(
+	ctx context.Context, operands []string, e environment,
+) (code int, err error) {
 	if len(operands) > 0 {
-		var err error
 		if f.to, err = parsePrefix(operands[0]); err != nil {
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
@@ -186,37 +187,53 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	}
 	found = append(found, f.remarks(j, len(listed), total, r.Block != nil)...)
 	if f.flush {
-		deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
-			j, _, err := f.judge(ctx, s)
-			return j, err
-		})
-		if !f.yes && err != nil {
+		notes, err := f.deleteListed(ctx, s, listed, &r)
+		if err != nil {
 			return exitFailed, err
 		}
-		r.Deleted = deleted
-		text := "deleted " + answer.Plural(deleted, "connection")
-		if resets > 0 {
-			text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
-		}
-		found = append(found, reply.Problem(config.Note, "deleted", "%s", text))
-		if err != nil {
-			found = append(found, reply.Problem(config.Error, "failed", "%v", err))
-		}
+		found = append(found, notes...)
 	}
 	return e.reply(f.output, &r, found...)
+}
+
+// deleteListed deletes the connections that are still stale, and says what became of them. The
+// error is that --yes is missing.
+func (f *connectionsFlags) deleteListed(ctx context.Context, s *session, listed []conntrack.Entry,
+	r *answer.Connections,
+) (found config.Problems, err error) {
+	deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
+		j, _, err := f.judge(ctx, s)
+		return j, err
+	})
+	if !f.yes && err != nil {
+		return nil, err
+	}
+	r.Deleted = deleted
+	text := "deleted " + answer.Plural(deleted, "connection")
+	if resets > 0 {
+		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
+	}
+	found = config.Problems{reply.Problem(config.Note, "deleted", "%s", text)}
+	if err != nil {
+		found = append(found, reply.Problem(config.Error, "failed", "%v", err))
+	}
+	return found, nil
 }
 
 // ofAnotherNode answers --seen-as by the blocks of the config's portsPerPod alone, if this node
 // does not have its rules.
 func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (notes config.Problems, ok bool) {
 	if f.seenAs.Port() == 0 || s.Ruleset == nil || s.rejected != nil {
-		return nil, false
+		return nil, false //nolint:nilerr // the caller has the error
 	}
 	if notes, ok = r.SetBlock(s.Ruleset.Policy, f.seenAs, nil, s.PodCIDRs); ok {
 		r.Connections = []answer.Connection{}
 		r.Behind(f.seenAs, nil)
-		notes = append(notes, reply.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
-			"not have its rules: no connection was looked for"))
+		notes = append(
+			notes,
+			reply.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
+				"not have its rules: no connection was looked for"),
+		)
 	}
 	return notes, ok
 }

@@ -282,7 +282,8 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // shorter than a slow machine; a user namespace may lack them
+	// They are shorter than the test on a slow machine. A user namespace may lack them.
+	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
 		_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600")
 	}
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
@@ -338,7 +339,8 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	n.open(nfttest.UDP, "10.9.0.9:6001")
 	flush := append([]string{"connections", "--flush"}, *n.flags...)
 	got := n.run(flush...)
-	if got.code != exitFailed || !strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
+	if got.code != exitFailed ||
+		!strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
 		!strings.Contains(got.stderr, "reset the 1 of TCP") ||
 		len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)

@@ -375,7 +375,8 @@ func TestDiffCountsConnectionsThatWouldKeepAnotherAddress(t *testing.T) {
 	n.swap("snatAddresses: [198.51.100.211]\n")
 	got := n.run("diff", "--config", n.path)
 	for _, want := range []string{
-		"masqueraded IPv4 connections leave from: the address of the interface → those of 198.51.100.211 that the node has\n",
+		"masqueraded IPv4 connections leave from: the address of the interface → those of 198.51.100.211 " +
+			"that the node has\n",
 		"2 open connections of 1 pod would keep another source address than new ones get\n",
 		"IPv4 connections of pods leave from 198.51.100.211\n",
 	} {

@@ -62,10 +62,15 @@ func faults() []fault {
 			says:  []string{"\n  sysctl -w net.ipv6.conf.all.forwarding=1\n"}, sees: "192.0.2.1",
 		},
 		{
-			name: "legacy nat", config: masquerading,
-			do: legacy("iptables-legacy -t nat -A POSTROUTING -d 203.0.113.0/24 -j SNAT --to-source 192.0.2.1"), id: health.LegacyTables,
-			logs: true, first: "unknown: rules in legacy ip_tables (ip nat) decide, too",
-			says: []string{"\n  iptables-legacy -t nat -S\n", "iptables-nft"},
+			name:   "legacy nat",
+			config: masquerading,
+			do: legacy(
+				"iptables-legacy -t nat -A POSTROUTING -d 203.0.113.0/24 -j SNAT --to-source 192.0.2.1",
+			),
+			id:    health.LegacyTables,
+			logs:  true,
+			first: "unknown: rules in legacy ip_tables (ip nat) decide, too",
+			says:  []string{"\n  iptables-legacy -t nat -S\n", "iptables-nft"},
 		},
 		{
 			name: "legacy filter by policy, and mangle of IPv6", config: masquerading,
@@ -190,7 +195,8 @@ func TestStatusSaysThatNoAgentRuns(t *testing.T) {
 	}
 	d.stop()
 	first, rest, code := n.firstLine("--config", n.path)
-	if code != exitFailed || first != "no agent runs on this node" || !strings.Contains(rest, "\n  kubectl -n kube-system ") {
+	if code != exitFailed || first != "no agent runs on this node" ||
+		!strings.Contains(rest, "\n  kubectl -n kube-system ") {
 		t.Errorf("exit code %d: %s%s", code, first, rest)
 	}
 }
@@ -221,7 +227,8 @@ func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 	d := n.start()
 	d.began(wants(t, ""))
 	first, rest, code := n.firstLine()
-	if code != exitFailed || first != "this is not the node's network namespace" || !strings.Contains(rest, "only way out is eth0") ||
+	if code != exitFailed || first != "this is not the node's network namespace" ||
+		!strings.Contains(rest, "only way out is eth0") ||
 		!strings.Contains(rest, "hostNetwork: true") {
 		t.Errorf("exit code %d: %s%s", code, first, rest)
 	}

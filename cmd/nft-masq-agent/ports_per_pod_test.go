@@ -92,7 +92,8 @@ func TestPortNamesThePodsThatHaveItsBlock(t *testing.T) {
 			t.Errorf("%s: %+v, want %q", seenAs.seenAs, got, want)
 		}
 	}
-	if got := n.run(append([]string{"connections", "--seen-as", "192.0.2.2:80"}, *n.flags...)...); got.code != exitFailed ||
+	if got := n.run(
+		append([]string{"connections", "--seen-as", "192.0.2.2:80"}, *n.flags...)...); got.code != exitFailed ||
 		!strings.Contains(got.stderr, "portsPerPod gives port 80 to no connection") {
 		t.Errorf("%+v", got)
 	}

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // A counted is a socket of which the lists of rules and elements that are requested
@@ -113,7 +113,12 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 			}))
 		}
 		n.check(n.Do(func() error {
-			if code := dispatch(t.Context(), testCommands(), append(strings.Fields(line), "--config", n.path), e); code == exitUsage {
+			if code := dispatch(
+				t.Context(),
+				testCommands(),
+				append(strings.Fields(line), "--config", n.path),
+				e,
+			); code == exitUsage {
 				t.Errorf("%s: exit code %d: %s%s", line, code, &stdout, &stderr)
 			}
 			return nil

@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // schemas is the directory of the JSON Schemas of the answers.
@@ -49,7 +49,8 @@ func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for name, dir := range map[string]string{
-		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "running": "internal/running", "config": "../../config",
+		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "running": "internal/running",
+		"config": "../../config",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {

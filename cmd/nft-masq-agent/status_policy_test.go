@@ -62,7 +62,8 @@ func TestStatusNamesAnAgentThatDoesNotAnswer(t *testing.T) {
 	d := n.start("--probe-socket", n.socket+"-elsewhere")
 	d.began(wants(t, ""))
 	r, code := n.status("--config", n.path)
-	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid || r.Agent.Policy != nil || len(problems(r, "flags")) > 0 {
+	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid || r.Agent.Policy != nil ||
+		len(problems(r, "flags")) > 0 {
 		t.Errorf("exit code %d: %+v", code, r)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -17,6 +15,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // iptables does not use a POSTROUTING with another hook than its own, and we do
@@ -157,7 +157,8 @@ func TestRenamedChainIsRestored(t *testing.T) {
 				inSync(t, ns, tt.want)
 				rules := postrouting(t, ns)
 				at := slices.Index(rules, "POSTROUTING -d 192.0.2.99/32 -j ACCEPT")
-				if at != len(rules)-1 || strings.Contains(strings.Join(rules, "\n"), "-j RENAMED") != (tt.want.Chain() == "RENAMED") {
+				if at != len(rules)-1 ||
+					strings.Contains(strings.Join(rules, "\n"), "-j RENAMED") != (tt.want.Chain() == "RENAMED") {
 					t.Errorf("the jumps:\n%s", strings.Join(rules, "\n"))
 				}
 				iptables(t, ns, nfnetlink.IPv4, "-D", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")

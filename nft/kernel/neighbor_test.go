@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -17,6 +14,9 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // A transaction is one of ours, before it is sent.
@@ -88,7 +88,12 @@ func neighborConfigs(mode nft.Mode, n int) (before, after nft.Ruleset) {
 	if mode == nft.ModeNFTables {
 		from.SNATAddresses = cases.CIDRs("198.51.100.8/31")
 	}
-	return nft.Compile(from, o).On([]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("198.51.100.9")}), nft.Compile(of(30), o)
+	return nft.Compile(from, o).
+			On([]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("198.51.100.9")}),
+		nft.Compile(
+			of(30),
+			o,
+		)
 }
 
 // Another program that commits before each of our transactions but the third attempt to

@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // The chains of portsPerPod: that of connections that are masqueraded with the address of the
@@ -90,7 +90,10 @@ func (u blockUse) rules() (rules []nft.Rule) {
 		text, bits := lowBits(f.IPv6, u.blocks.Count()-1)
 		lookup := append(bits,
 			&expr.Lookup{SourceRegister: reg1, SetName: u.blockMap(f) + nft.SideA, IsDestRegSet: true})
-		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+u.blockMap(f)+nft.SideA, lookup...))}})
+		rules = append(
+			rules,
+			nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+u.blockMap(f)+nft.SideA, lookup...))}},
+		)
 	}
 	return append(rules, nft.Rule{Nodes: []nft.Node{u.to(nil)}, Comment: "other protocols"})
 }

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/nftables/expr"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+
+	"github.com/google/nftables/expr"
 )
 
 // snatChain is the name of the chain that selects the source address if the node
@@ -106,7 +106,10 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	}
 	for _, r := range f.SNATRules {
 		if len(r.Present) > 0 {
-			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))})
+			chains = append(
+				chains,
+				nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))},
+			)
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}

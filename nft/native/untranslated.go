@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // untranslatedChain is the chain that finds what would leave untranslated: conntrack has no
@@ -67,7 +67,10 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 	}
 	first := nfnetlink.AddressPayload(true, false)
 	first.Len = 1
-	multicast := implying(true, node("ip6 daddr ff00::/8", first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
+	multicast := implying(
+		true,
+		node("ip6 daddr ff00::/8", first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}),
+	)
 	return []nft.Rule{
 		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
 		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
+
+	"golang.org/x/sys/unix"
 )
 
 // agentChains are the default chains of iptables-based masquerade agents: of
@@ -72,7 +72,14 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 // unless all of its rules are an agent's. each reads the rules of a chain, as the connection
 // does.
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool) ([]Chain, error) {
-	l := search{conn: c, each: each, own: own, chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{}}
+	l := search{
+		conn:   c,
+		each:   each,
+		own:    own,
+		chains: map[id]*chain{},
+		jumps:  map[id][]nfnetlink.Rule{},
+		agent:  map[id]bool{},
+	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
 			return nil, fmt.Errorf("search for older agents: %w", err)
@@ -216,7 +223,10 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		if target, ok := facts.Target(r); ok {
 			to := id{of.Family, of.Table, target}
 			c.targets = append(c.targets, target)
-			l.jumps[to] = append(l.jumps[to], nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle})
+			l.jumps[to] = append(
+				l.jumps[to],
+				nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle},
+			)
 			if fromAgent || agentChains[target] {
 				l.order = append(l.order, to)
 			}

@@ -15,14 +15,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/trace"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,11 @@ func notOwn(nfnetlink.Chain) bool { return false }
 
 func read(t *testing.T, c *nfnetlink.Conn) *trace.Rules {
 	t.Helper()
-	r, err := trace.Read(t.Context(), c, trace.Scope{Own: notOwn, Reads: func(c nfnetlink.Chain) bool { return c.Hook != nil }})
+	r, err := trace.Read(
+		t.Context(),
+		c,
+		trace.Scope{Own: notOwn, Reads: func(c nfnetlink.Chain) bool { return c.Hook != nil }},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +252,10 @@ func randomRules(r *rand.Rand) string {
 			}
 		}
 		if r.IntN(8) == 0 {
-			words = append(words, "meta mark set "+pick("1", "3", "meta mark or 0x4000", "meta mark and 0xffffbfff", "meta mark xor 0x1"))
+			words = append(
+				words,
+				"meta mark set "+pick("1", "3", "meta mark or 0x4000", "meta mark and 0xffffbfff", "meta mark xor 0x1"),
+			)
 		}
 		verdicts = append(verdicts, "accept", "return", "drop", "ip saddr vmap @bysource", "ip daddr . iifname vmap @bydest",
 			"ip saddr vmap @intervals")
@@ -316,7 +323,12 @@ func TestBothTracersSayTheSameOfRandomRules(t *testing.T) {
 	for range rounds {
 		rules := randomRules(r)
 		nfttest.NFT(t, ns, "flush ruleset\n"+rules, "-f", "-")
-		if compare(t, c, "10.244.1.1 10.244.1.2 10.244.1.3 10.244.1.5 10.244.1.6 10.244.2.1 10.244.2.2 10.244.2.3 10.244.2.7", 100); t.Failed() {
+		if compare(
+			t,
+			c,
+			"10.244.1.1 10.244.1.2 10.244.1.3 10.244.1.5 10.244.1.6 10.244.2.1 10.244.2.2 10.244.2.3 10.244.2.7",
+			100,
+		); t.Failed() {
 			t.Fatal(rules)
 		}
 	}

@@ -231,11 +231,11 @@ func device(f map[string]fact, field string, d node.Interface, none bool) {
 	if d.Index != 0 || none {
 		f[field] = number(d.Index, allBits)
 	}
-	prefix, any := strings.CutSuffix(d.Name, "*")
+	prefix, more := strings.CutSuffix(d.Name, "*")
 	name := fact{size: unix.IFNAMSIZ}
 	copy(name.value[:], prefix)
 	for i := range name.known {
-		if i < len(prefix) || !any {
+		if i < len(prefix) || !more {
 			name.known[i] = 0xff
 		}
 	}

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
+
+	"golang.org/x/sys/unix"
 )
 
 // Rules are the chains that [Read] found, with the sets and maps that their rules refer to.
@@ -133,7 +133,10 @@ func (r *reader) read() (err error) {
 	types := []string{"nat", "filter", "route", ""} // in this order, in case there are too many rules
 	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
 		x, y := hookOf(a), hookOf(b)
-		return cmp.Or(cmp.Compare(slices.Index(types, x.Type), slices.Index(types, y.Type)), cmp.Compare(x.Priority, y.Priority))
+		return cmp.Or(
+			cmp.Compare(slices.Index(types, x.Type), slices.Index(types, y.Type)),
+			cmp.Compare(x.Priority, y.Priority),
+		)
 	})
 	for _, c := range first {
 		if err := r.follow(c, all); err != nil {

@@ -1,10 +1,10 @@
 package trace
 
 import (
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Code says what a rule does to a packet.
@@ -90,10 +90,38 @@ func verdict(code int32, chain string) effect {
 
 // Expressions, and targets of xtables, by what they do. Of the others nothing is known.
 var (
-	harmless = words("counter", "log", "last", "meta", "ct", "dup", "flow_offload", "payload",
-		"-j LOG", "-j NFLOG", "-j TCPMSS", "-j CHECKSUM", "-j CLASSIFY", "-j DSCP", "-j TOS", "-j TTL", "-j HL", "-j TEE",
-		"-j AUDIT", "-j TRACE", "-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK", "-j CT", "-j CONNMARK",
-		"-j TCPOPTSTRIP", "-j ECN", "-m comment")
+	harmless = words(
+		"counter",
+		"log",
+		"last",
+		"meta",
+		"ct",
+		"dup",
+		"flow_offload",
+		"payload",
+		"-j LOG",
+		"-j NFLOG",
+		"-j TCPMSS",
+		"-j CHECKSUM",
+		"-j CLASSIFY",
+		"-j DSCP",
+		"-j TOS",
+		"-j TTL",
+		"-j HL",
+		"-j TEE",
+		"-j AUDIT",
+		"-j TRACE",
+		"-j IDLETIMER",
+		"-j LED",
+		"-j RATEEST",
+		"-j SECMARK",
+		"-j CONNSECMARK",
+		"-j CT",
+		"-j CONNMARK",
+		"-j TCPOPTSTRIP",
+		"-j ECN",
+		"-m comment",
+	)
 	conditional = words("limit", "quota", "connlimit", "dynset", "exthdr", "rt", "socket", "osf", "cmp", "range", "lookup",
 		"match")
 	rejecting = words("reject", "-j REJECT", "-j TARPIT", "-j DELUDE")

@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/trace"
+
+	"golang.org/x/sys/unix"
 )
 
 // words describes a result: each finding with its new addresses, "?" if it may happen only, then
@@ -102,18 +102,27 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 			"snat ip prefix to ip saddr map { 10.244.1.0/24 : 192.0.2.0/24, 10.244.2.0/24 : 198.51.100.0/24 }",
 			"translated 192.0.2.2, keeps no, lost no",
 		},
-		{"snat to ip saddr map { 10.244.1.2 : 192.0.2.7, 10.244.1.3 : 192.0.2.8 }", "translated 192.0.2.7, keeps no, lost no"},
+		{
+			"snat to ip saddr map { 10.244.1.2 : 192.0.2.7, 10.244.1.3 : 192.0.2.8 }",
+			"translated 192.0.2.7, keeps no, lost no",
+		},
 		{"snat to ip saddr map { 10.244.1.3 : 192.0.2.8 }", nothing},
 		{
 			"snat to numgen inc mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
 			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
 		},
-		{"snat to numgen random mod 3 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }", "translated[192.0.2.7 192.0.2.8]?, keeps maybe, lost no"},
+		{
+			"snat to numgen random mod 3 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
+			"translated[192.0.2.7 192.0.2.8]?, keeps maybe, lost no",
+		},
 		{
 			"snat to jhash ip saddr mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
 			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
 		},
-		{"numgen inc mod 2 vmap { 0 : jump masq, 1 : jump masq }", "foreign-masquerade?, foreign-masquerade?, keeps no, lost no"},
+		{
+			"numgen inc mod 2 vmap { 0 : jump masq, 1 : jump masq }",
+			"foreign-masquerade?, foreign-masquerade?, keeps no, lost no",
+		},
 		{"numgen inc mod 2 offset 4 vmap { 4 : jump masq, 6 : jump masq }", may},
 		// ways
 		{"jump sub; masquerade", masquerades},

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/rule"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Finding is a rule that does something to the packet, or may do it.
@@ -263,7 +263,12 @@ func (t *Tracer) enter(c *Chain, keeps Truth) {
 	}
 	to := t.walk(c, way{reach: reach})
 	if to&back != 0 && c.Policy == drop {
-		t.find(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, way{reach: reach}.sure(to&past == 0), effect{code: Drops})
+		t.find(
+			c,
+			nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name},
+			way{reach: reach}.sure(to&past == 0),
+			effect{code: Drops},
+		)
 		to = to&^back | gone
 	}
 	if passes := to&(back|past) != 0; passes {

@@ -19,7 +19,10 @@ func (s *State) Differences() (out []layout.Difference) {
 		}
 		out = append(out, s.prevented(n)...)
 		for _, c := range s.leftovers(n) {
-			d := layout.Difference{Kind: layout.Leftover, Text: fmt.Sprintf("chain %s in table %s nat", nfnetlink.Printable(c), n.Family)}
+			d := layout.Difference{
+				Kind: layout.Leftover,
+				Text: fmt.Sprintf("chain %s in table %s nat", nfnetlink.Printable(c), n.Family),
+			}
 			for _, name := range s.unwanted(n, c) {
 				if n.inUse(name) {
 					d.Emptied = append(d.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})

@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
+
+	"golang.org/x/sys/unix"
 )
 
 // next is time with a neighbor that commits every so often.
@@ -115,7 +115,7 @@ func TestRepairsCostAtMostHalfAPercentOfTheTimeOrTheirPausesAreTheLongest(t *tes
 	const long = 4 * time.Minute
 	most := func(cost, longest time.Duration) time.Duration {
 		if checkShare*cost > longest {
-			return (long/longest + 2) * cost
+			return time.Duration(int64(long/longest)+2) * cost
 		}
 		return (long+atOnce)/checkShare + cost
 	}
@@ -125,7 +125,7 @@ func TestRepairsCostAtMostHalfAPercentOfTheTimeOrTheirPausesAreTheLongest(t *tes
 				inBubble(t, func(t *testing.T, w *world) {
 					w.settled(t)
 					w.cost = cost
-					limit := long/time.Minute*cost + most(cost, elementsPause) // resyncs are extra
+					limit := time.Duration(int64(long/time.Minute))*cost + most(cost, elementsPause) // resyncs are extra
 					if rules {
 						w.frameCost = cost
 						limit += most(cost, rulesPause)
@@ -174,7 +174,14 @@ func TestRulesThatOthersDelayAreNotRejected(t *testing.T) {
 				}
 				_, metrics := get(t, w.agent, "/metrics")
 				for result, n := range map[string]int{delayedResult: 1, refusedResult: 0} {
-					if line := fmt.Sprintf("applies_total{reason=\"config\",result=%q} %d\n", result, n); !strings.Contains(metrics, line) {
+					if line := fmt.Sprintf(
+						"applies_total{reason=\"config\",result=%q} %d\n",
+						result,
+						n,
+					); !strings.Contains(
+						metrics,
+						line,
+					) {
 						t.Errorf("no metric %s", line)
 					}
 				}

@@ -6,13 +6,13 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 )
 
 // A line is a line of the log.
@@ -116,8 +116,12 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 			"taken_over", applied.TookOver)
 	}
 	if applied.Recreated {
-		l.add(zap.WarnLevel, "table_recreated",
-			"our table had something that is not ours and was replaced; connections that began at that moment may show a wrong source")
+		l.add(
+			zap.WarnLevel,
+			"table_recreated",
+			"our table had something that is not ours and was replaced; connections that began at that moment may "+
+				"show a wrong source",
+		)
 	}
 	fields := a.appliedFields(before, v, applied)
 	switch {

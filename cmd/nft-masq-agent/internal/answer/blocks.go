@@ -65,8 +65,11 @@ func (c *Connections) SetBlock(
 		c.Block.ofCIDRs(podCIDRs, ipv6)
 	}
 	if !f.MasqueradesNode(seenAs.Addr()) {
-		notes = append(notes, problem(config.Note, "own-traffic", nowhere, "the connection can also be the node's own, which keeps "+
-			"its port, if that is in net.ipv4.ip_local_port_range"))
+		notes = append(
+			notes,
+			problem(config.Note, "own-traffic", nowhere, "the connection can also be the node's own, which keeps "+
+				"its port, if that is in net.ipv4.ip_local_port_range"),
+		)
 	}
 	return notes, true
 }

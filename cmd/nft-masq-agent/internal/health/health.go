@@ -10,13 +10,13 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+
+	"golang.org/x/sys/unix"
 )
 
 // IDs of the problems that [Node.Check] finds, by weight.
@@ -142,8 +142,13 @@ func everything(p nft.Policy) config.Problems {
 			}
 		}
 	}
-	return problem(config.Error, Everything, at+"nft-masq-agent check shows what each entry means; if that is meant, remove "+
-		"the agent", "nothing is masqueraded: the config exempts every connection")
+	return problem(
+		config.Error,
+		Everything,
+		at+"nft-masq-agent check shows what each entry means; if that is meant, remove "+
+			"the agent",
+		"nothing is masqueraded: the config exempts every connection",
+	)
 }
 
 // noPods finds a list of sources that has none of the node's pods.
@@ -157,10 +162,12 @@ func noPods(p nft.Policy, pods map[bool][]netip.Addr) (found config.Problems) {
 			continue
 		}
 		first := sources.CIDRs[0]
-		found = append(found, problem(config.Error, NoPods, fmt.Sprintf("the list begins with %s (%s); this node's pods have "+
-			"addresses such as %s\nadd the network of the pods (kubectl get nodes -o wide and the CNI's config have it)",
-			first, first.Pos, here[0]), "nothing is masqueraded: none of this node's %d %s pods is in %s", len(here),
-			family(f.IPv6), config.KeyMasqueradeSrcCIDRs)...)
+		found = append(
+			found,
+			problem(config.Error, NoPods, fmt.Sprintf("the list begins with %s (%s); this node's pods have "+
+				"addresses such as %s\nadd the network of the pods (kubectl get nodes -o wide and the CNI's config have it)",
+				first, first.Pos, here[0]), "nothing is masqueraded: none of this node's %d %s pods is in %s", len(here),
+				family(f.IPv6), config.KeyMasqueradeSrcCIDRs)...)
 	}
 	return found
 }
@@ -209,11 +216,15 @@ func files(path string) config.Problems {
 	case errors.Is(err, fs.ErrNotExist):
 		return otherFile(path)
 	case err != nil || !single:
-		return nil // the config is rejected then
+		return nil //nolint:nilerr // the config is rejected then
 	case s.Nlink == 0:
-		return problem(config.Error, SingleFile, config.Printable(path)+" is mounted as a single file (subPath), whose source "+
-			"was replaced\nmount the directory instead of the file, and restart the pod",
-			"changes of the config no longer arrive")
+		return problem(
+			config.Error,
+			SingleFile,
+			config.Printable(path)+" is mounted as a single file (subPath), whose source "+
+				"was replaced\nmount the directory instead of the file, and restart the pod",
+			"changes of the config no longer arrive",
+		)
 	}
 	return problem(config.Warning, SingleFile, config.Printable(path)+" keeps its content when its source is replaced\n"+
 		"mount the directory instead of the file", "the config is mounted as a single file (subPath)")
@@ -224,7 +235,7 @@ func otherFile(path string) config.Problems {
 	dir := filepath.Dir(path)
 	sources, err := config.Read(dir)
 	if err != nil {
-		return nil
+		return nil //nolint:nilerr // then nothing is known of other files
 	}
 	for _, s := range sources {
 		if !s.Ignored {

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/node"
+
+	"golang.org/x/sys/unix"
 )
 
 // A kubelet replaces the files of a ConfigMap; a mount of one of them keeps the old one.
@@ -26,7 +26,11 @@ func TestSingleFileMountFollowsNothingOnceItsSourceIsReplaced(t *testing.T) {
 		do   func() error
 		want config.Level // Note: no problem
 	}{
-		{"a file", func() error { return errors.Join(os.WriteFile(path, nil, 0o644), os.WriteFile(source, nil, 0o644)) }, config.Note},
+		{
+			"a file",
+			func() error { return errors.Join(os.WriteFile(path, nil, 0o644), os.WriteFile(source, nil, 0o644)) },
+			config.Note,
+		},
 		{"a mounted file", func() error { return unix.Mount(source, path, "", unix.MS_BIND, "") }, config.Warning},
 		{"a replaced source", func() error {
 			return errors.Join(os.WriteFile(source+".new", nil, 0o644), os.Rename(source+".new", source))
@@ -62,7 +66,10 @@ func TestFullConnectionTrackingAndFailedInsertsAreFound(t *testing.T) {
 		want  string
 	}{
 		{conntrack.Stats{Entries: 89, Limit: 100, InsertFailed: 7}, ""},
-		{conntrack.Stats{Entries: 90, Limit: 100, InsertFailed: 7}, "new connections fail, or will: 90 of 100 connections are tracked"},
+		{
+			conntrack.Stats{Entries: 90, Limit: 100, InsertFailed: 7},
+			"new connections fail, or will: 90 of 100 connections are tracked",
+		},
 		{conntrack.Stats{Entries: 5, Limit: 100, InsertFailed: 9}, "2 new connections failed since the last check"},
 		{conntrack.Stats{Entries: 5, InsertFailed: 9}, ""}, // before Linux 4.19 there is no limit to read
 	} {

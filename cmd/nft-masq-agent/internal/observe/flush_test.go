@@ -9,15 +9,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap"
-	captured "go.uber.org/zap/zaptest/observer"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	captured "go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 )
 
 // events returns an event and a field of each line about a pass.
@@ -95,7 +95,11 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 				}}
 				core, logs := captured.New(zap.InfoLevel)
 				start := time.Now()
-				(&connections{Agent: agent.New(agent.Inputs{}, k, agent.Settings{}, zap.New(core)), host: k}).flush(ctx, nft.Ruleset{}, tt.which)
+				(&connections{Agent: agent.New(agent.Inputs{}, k, agent.Settings{}, zap.New(core)), host: k}).flush(
+					ctx,
+					nft.Ruleset{},
+					tt.which,
+				)
 				if diff := cmp.Diff(tt.want, events(logs)); diff != "" || len(tt.steps) > 0 {
 					t.Errorf("%d steps are left, (-want +got):\n%s", len(tt.steps), diff)
 				}

@@ -54,7 +54,8 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			wantLines(t, w.messages(), tt.says...)
 			wantMetrics(t, w, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
 		}
-		w.files <- agent.Files{Sources: []config.Source{{Name: "config", Data: []byte("nonMasqueradeOutInterfaces: [wg1]\n")}}}
+		text := []byte("nonMasqueradeOutInterfaces: [wg1]\n")
+		w.files <- agent.Files{Sources: []config.Source{{Name: "config", Data: text}}}
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", missing)
 	})
