@@ -131,9 +131,7 @@ func (f *connectionsFlags) contradiction() error {
 	return nil
 }
 
-func (f *connectionsFlags) connections(
-	ctx context.Context, operands []string, e environment,
-) (code int, err error) {
+func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (_ int, err error) {
 	if len(operands) > 0 {
 		if f.to, err = parsePrefix(operands[0]); err != nil {
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
@@ -174,16 +172,9 @@ func (f *connectionsFlags) connections(
 	for i := range listed {
 		r.Connections[i] = answer.NewConnection(&listed[i], j)
 	}
-	var found config.Problems
-	if f.seenAs.Addr().IsValid() {
-		r.Behind(f.seenAs, listed)
-	}
-	if f.seenAs.Port() > 0 {
-		pods, err := s.pods(f.seenAs.Addr().Is6())
-		if err != nil {
-			return exitFailed, err
-		}
-		found, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
+	found, err := f.behind(&r, s, policy, listed)
+	if err != nil {
+		return exitFailed, err
 	}
 	found = append(found, f.remarks(j, len(listed), total, r.Block != nil)...)
 	if f.flush {
@@ -194,6 +185,22 @@ func (f *connectionsFlags) connections(
 		found = append(found, notes...)
 	}
 	return e.reply(f.output, &r, found...)
+}
+
+// behind adds who is behind --seen-as: by open connections, and by the blocks of portsPerPod.
+func (f *connectionsFlags) behind(r *answer.Connections, s *session, policy nft.Policy, listed []conntrack.Entry,
+) (found config.Problems, err error) {
+	if f.seenAs.Addr().IsValid() {
+		r.Behind(f.seenAs, listed)
+	}
+	if f.seenAs.Port() > 0 {
+		pods, err := s.pods(f.seenAs.Addr().Is6())
+		if err != nil {
+			return nil, err
+		}
+		found, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
+	}
+	return found, nil
 }
 
 // deleteListed deletes the connections that are still stale, and says what became of them. The
