@@ -1,5 +1,6 @@
 // Package trace follows one packet through the rules of this node, and says what other
-// programs' rules do to it: [Tracer.Trace]. A survey of a policy is many packets: [Tracer.Survey].
+// programs' rules do to it: [Tracer.Trace]. Package foreign, which it is to replace, still
+// answers for the commands and the daemon; the tests compare both.
 //
 // The addresses of the packet are known; every other fact is known or not. A [Truth] is how
 // certain something is, and there is no other word for that: of a condition, whether the packet
