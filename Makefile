@@ -28,7 +28,7 @@ export REQUIRE_KERNEL
 GOLDEN = $(sort $(dir $(shell grep -rls 'Bool."update"' --include='*_test.go' .)))
 FUZZTIME ?= 10s
 # LONG=1 runs the tests at full length, which takes hours; ci-full sets it.
-TIMEOUT = $(if $(LONG),90m,10m)
+TIMEOUT = $(if $(LONG),90m,20m)
 
 include manifests/manifests.mk cmd/bench/bench.mk cmd/stress/stress.mk
 
