@@ -29,11 +29,12 @@ type documented struct {
 	document, section, line string
 }
 
-// mentions are names of commands in the text, which are no command lines.
+// mentions are names of commands in the text, and a message of the program: no command lines.
 var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
 	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
 	"ready --wait-for", "go test -short", "nft list table", "cleanup --legacy",
+	"nft-masq-agent cleanup: an agent runs here (pid PID) and would restore its rules: stop it first",
 }
 
 // elsewhere are command lines that no test of this file runs, with the reason.
