@@ -14,10 +14,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // Commands in documents are the lines of the blocks ```sh, and the code in the text that is

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/config"
-
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"nft-masq-agent/config"
 )
 
 var update = flag.Bool("update", false, "write schema/config.json")

@@ -16,13 +16,13 @@ import (
 
 	"github.com/mdlayher/netlink"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/node"
-
-	"golang.org/x/sys/unix"
 )
 
 // asMain makes the test binary act as the program, so that tests see the same as

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // A counted is a socket of which the lists of rules and elements that are requested

@@ -16,11 +16,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // schemas is the directory of the JSON Schemas of the answers.

@@ -6,12 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
-
-	"golang.org/x/sys/unix"
 )
 
 // traced formats a trace: the ways, "passes", the conditions, and what else rules do.

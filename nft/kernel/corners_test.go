@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -15,8 +17,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // iptables does not use a POSTROUTING with another hook than its own, and we do

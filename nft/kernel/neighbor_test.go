@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -14,9 +17,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // A transaction is one of ours, before it is sent.

@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/nfnetlink"
-
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // The chains of portsPerPod: that of connections that are masqueraded with the address of the

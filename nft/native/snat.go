@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/google/nftables/expr"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-
-	"github.com/google/nftables/expr"
 )
 
 // snatChain is the name of the chain that selects the source address if the node

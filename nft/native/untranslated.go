@@ -4,12 +4,12 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-
-	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 )
 
 // untranslatedChain is the chain that finds what would leave untranslated: conntrack has no

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-
-	"golang.org/x/sys/unix"
 )
 
 // agentChains are the default chains of iptables-based masquerade agents: of

@@ -11,11 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-
-	"golang.org/x/sys/unix"
 )
 
 // String returns the rule in words, for messages: native expressions as

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
-
-	"golang.org/x/sys/unix"
 )
 
 // Rules are the chains that [Read] found, with the sets and maps that their rules refer to.

@@ -1,10 +1,10 @@
 package trace
 
 import (
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
-
-	"golang.org/x/sys/unix"
 )
 
 // A Code says what a rule does to a packet.

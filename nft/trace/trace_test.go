@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/trace"
-
-	"golang.org/x/sys/unix"
 )
 
 // words describes a result: each finding with its new addresses, "?" if it may happen only, then

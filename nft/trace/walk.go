@@ -7,12 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/rule"
-
-	"golang.org/x/sys/unix"
 )
 
 // A Finding is a rule that does something to the packet, or may do it.

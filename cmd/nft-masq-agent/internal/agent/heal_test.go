@@ -9,11 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
-
-	"golang.org/x/sys/unix"
 )
 
 // next is time with a neighbor that commits every so often.

@@ -13,11 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"nft-masq-agent/nft/nfnetlink"
-
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // get sends a request to the handler of an agent and returns status and text.

@@ -6,13 +6,13 @@ import (
 	"slices"
 	"time"
 
-	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
-
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 )
 
 // A line is a line of the log.

@@ -10,13 +10,13 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
-
-	"golang.org/x/sys/unix"
 )
 
 // IDs of the problems that [Node.Check] finds, by weight.

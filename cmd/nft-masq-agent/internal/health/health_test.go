@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/node"
-
-	"golang.org/x/sys/unix"
 )
 
 // A kubelet replaces the files of a ConfigMap; a mount of one of them keeps the old one.

@@ -9,15 +9,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
-
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 )
 
 // events returns an event and a field of each line about a pass.

@@ -5,13 +5,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 )
 
 // ports measures how many source ports are in use.
