@@ -236,11 +236,8 @@ func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (not
 	if notes, ok = r.SetBlock(s.Ruleset.Policy, f.seenAs, nil, s.PodCIDRs); ok {
 		r.Connections = []answer.Connection{}
 		r.Behind(f.seenAs, nil)
-		notes = append(
-			notes,
-			reply.Problem(config.Note, "another-node", "this is by the config alone, because this node does "+
-				"not have its rules: no connection was looked for"),
-		)
+		notes = append(notes, reply.Problem(config.Note, "another-node",
+			"this is by the config alone, because this node does not have its rules: no connection was looked for"))
 	}
 	return notes, ok
 }

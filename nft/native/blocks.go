@@ -88,12 +88,9 @@ func portProtocols(families []nft.FamilyPolicy) []nft.Protocol {
 func (u blockUse) rules() (rules []nft.Rule) {
 	for _, f := range u.families {
 		text, bits := lowBits(f.IPv6, u.blocks.Count()-1)
-		lookup := append(bits,
-			&expr.Lookup{SourceRegister: reg1, SetName: u.blockMap(f) + nft.SideA, IsDestRegSet: true})
-		rules = append(
-			rules,
-			nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+u.blockMap(f)+nft.SideA, lookup...))}},
-		)
+		set := u.blockMap(f) + nft.SideA
+		lookup := append(bits, &expr.Lookup{SourceRegister: reg1, SetName: set, IsDestRegSet: true})
+		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+set, lookup...))}})
 	}
 	return append(rules, nft.Rule{Nodes: []nft.Node{u.to(nil)}, Comment: "other protocols"})
 }

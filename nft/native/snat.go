@@ -106,10 +106,8 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	}
 	for _, r := range f.SNATRules {
 		if len(r.Present) > 0 {
-			chains = append(
-				chains,
-				nft.Chain{Name: ruleName(r, "", f), Rules: to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))},
-			)
+			rules := to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))
+			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: rules})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}

@@ -67,10 +67,8 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 	}
 	first := nfnetlink.AddressPayload(true, false)
 	first.Len = 1
-	multicast := implying(
-		true,
-		node("ip6 daddr ff00::/8", first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}),
-	)
+	multicast := implying(true, node("ip6 daddr ff00::/8",
+		first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
 	return []nft.Rule{
 		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
 		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},

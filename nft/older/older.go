@@ -73,12 +73,8 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 // does.
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool) ([]Chain, error) {
 	l := search{
-		conn:   c,
-		each:   each,
-		own:    own,
-		chains: map[id]*chain{},
-		jumps:  map[id][]nfnetlink.Rule{},
-		agent:  map[id]bool{},
+		conn: c, each: each, own: own,
+		chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{},
 	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
@@ -223,10 +219,8 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		if target, ok := facts.Target(r); ok {
 			to := id{of.Family, of.Table, target}
 			c.targets = append(c.targets, target)
-			l.jumps[to] = append(
-				l.jumps[to],
-				nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle},
-			)
+			jump := nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle}
+			l.jumps[to] = append(l.jumps[to], jump)
 			if fromAgent || agentChains[target] {
 				l.order = append(l.order, to)
 			}

@@ -391,9 +391,8 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 	case "counter", "notrack":
 		s.text = e.Name
 	case "objref":
-		s.text = objects[e.Uint32(unix.NFTA_OBJREF_IMM_TYPE)] + " name " + nfnetlink.Printable(
-			e.Str(unix.NFTA_OBJREF_IMM_NAME),
-		)
+		s.text = objects[e.Uint32(unix.NFTA_OBJREF_IMM_TYPE)] + " name " +
+			nfnetlink.Printable(e.Str(unix.NFTA_OBJREF_IMM_NAME))
 		if set := e.Str(unix.NFTA_OBJREF_SET_NAME); set != "" {
 			s.text = "object of map @" + nfnetlink.Printable(set)
 		}

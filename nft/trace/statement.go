@@ -90,38 +90,10 @@ func verdict(code int32, chain string) effect {
 
 // Expressions, and targets of xtables, by what they do. Of the others nothing is known.
 var (
-	harmless = words(
-		"counter",
-		"log",
-		"last",
-		"meta",
-		"ct",
-		"dup",
-		"flow_offload",
-		"payload",
-		"-j LOG",
-		"-j NFLOG",
-		"-j TCPMSS",
-		"-j CHECKSUM",
-		"-j CLASSIFY",
-		"-j DSCP",
-		"-j TOS",
-		"-j TTL",
-		"-j HL",
-		"-j TEE",
-		"-j AUDIT",
-		"-j TRACE",
-		"-j IDLETIMER",
-		"-j LED",
-		"-j RATEEST",
-		"-j SECMARK",
-		"-j CONNSECMARK",
-		"-j CT",
-		"-j CONNMARK",
-		"-j TCPOPTSTRIP",
-		"-j ECN",
-		"-m comment",
-	)
+	harmless = words("counter", "log", "last", "meta", "ct", "dup", "flow_offload", "payload",
+		"-j LOG", "-j NFLOG", "-j TCPMSS", "-j CHECKSUM", "-j CLASSIFY", "-j DSCP", "-j TOS", "-j TTL", "-j HL",
+		"-j TEE", "-j AUDIT", "-j TRACE", "-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK",
+		"-j CT", "-j CONNMARK", "-j TCPOPTSTRIP", "-j ECN", "-m comment")
 	conditional = words("limit", "quota", "connlimit", "dynset", "exthdr", "rt", "socket", "osf", "cmp", "range", "lookup",
 		"match")
 	rejecting = words("reject", "-j REJECT", "-j TARPIT", "-j DELUDE")

@@ -263,12 +263,8 @@ func (t *Tracer) enter(c *Chain, keeps Truth) {
 	}
 	to := t.walk(c, way{reach: reach})
 	if to&back != 0 && c.Policy == drop {
-		t.find(
-			c,
-			nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name},
-			way{reach: reach}.sure(to&past == 0),
-			effect{code: Drops},
-		)
+		end := nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
+		t.find(c, end, way{reach: reach}.sure(to&past == 0), effect{code: Drops})
 		to = to&^back | gone
 	}
 	if passes := to&(back|past) != 0; passes {

@@ -116,12 +116,8 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 			"taken_over", applied.TookOver)
 	}
 	if applied.Recreated {
-		l.add(
-			zap.WarnLevel,
-			"table_recreated",
-			"our table had something that is not ours and was replaced; connections that began at that moment may "+
-				"show a wrong source",
-		)
+		l.add(zap.WarnLevel, "table_recreated", "our table had something that is not ours and was replaced; "+
+			"connections that began at that moment may show a wrong source")
 	}
 	fields := a.appliedFields(before, v, applied)
 	switch {

@@ -55,9 +55,9 @@ func (c *Connections) SetBlock(
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
 	f, _ := p.Family(ipv6)
-	sources := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
+	sources := iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
 	for _, pod := range pods {
-		if b.Of(pod) == scope.Block && (len(sources) == 0 || iprange.Contains(iprange.SetOf(sources), pod)) {
+		if b.Of(pod) == scope.Block && (len(sources) == 0 || iprange.Contains(sources, pod)) {
 			c.Block.Pods = append(c.Block.Pods, pod.String())
 		}
 	}
@@ -65,11 +65,8 @@ func (c *Connections) SetBlock(
 		c.Block.ofCIDRs(podCIDRs, ipv6)
 	}
 	if !f.MasqueradesNode(seenAs.Addr()) {
-		notes = append(
-			notes,
-			problem(config.Note, "own-traffic", nowhere, "the connection can also be the node's own, which keeps "+
-				"its port, if that is in net.ipv4.ip_local_port_range"),
-		)
+		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
+			"the connection can also be the node's own, which keeps its port, if that is in net.ipv4.ip_local_port_range"))
 	}
 	return notes, true
 }

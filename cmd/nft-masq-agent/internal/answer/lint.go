@@ -70,15 +70,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 func (l *lint) shared(b nft.PortBlocks, ipv6 bool, podCIDRs []netip.Prefix) {
 	for _, p := range podCIDRs {
 		if bits := p.Addr().BitLen() - p.Bits(); b.Count() > 0 && p.Addr().Is6() == ipv6 && 1<<min(bits, 16) > b.Count() {
-			l.warn(
-				"pod-cidr-blocks",
-				nowhere,
-				"pod CIDR %s has more addresses than the %d blocks of %s: pods of a node whose IPs "+
-					"have the same low bits share a block",
-				p,
-				b.Count(),
-				config.KeyPortsPerPod,
-			)
+			l.warn("pod-cidr-blocks", nowhere, "pod CIDR %s has more addresses than the %d blocks of %s: "+
+				"pods of a node whose IPs have the same low bits share a block", p, b.Count(), config.KeyPortsPerPod)
 		}
 	}
 }

@@ -142,13 +142,9 @@ func everything(p nft.Policy) config.Problems {
 			}
 		}
 	}
-	return problem(
-		config.Error,
-		Everything,
-		at+"nft-masq-agent check shows what each entry means; if that is meant, remove "+
-			"the agent",
-		"nothing is masqueraded: the config exempts every connection",
-	)
+	return problem(config.Error, Everything,
+		at+"nft-masq-agent check shows what each entry means; if that is meant, remove the agent",
+		"nothing is masqueraded: the config exempts every connection")
 }
 
 // noPods finds a list of sources that has none of the node's pods.
@@ -162,12 +158,11 @@ func noPods(p nft.Policy, pods map[bool][]netip.Addr) (found config.Problems) {
 			continue
 		}
 		first := sources.CIDRs[0]
-		found = append(
-			found,
-			problem(config.Error, NoPods, fmt.Sprintf("the list begins with %s (%s); this node's pods have "+
-				"addresses such as %s\nadd the network of the pods (kubectl get nodes -o wide and the CNI's config have it)",
-				first, first.Pos, here[0]), "nothing is masqueraded: none of this node's %d %s pods is in %s", len(here),
-				family(f.IPv6), config.KeyMasqueradeSrcCIDRs)...)
+		details := fmt.Sprintf("the list begins with %s (%s); this node's pods have addresses such as %s\n"+
+			"add the network of the pods (kubectl get nodes -o wide and the CNI's config have it)", first, first.Pos, here[0])
+		found = append(found, problem(config.Error, NoPods, details,
+			"nothing is masqueraded: none of this node's %d %s pods is in %s", len(here), family(f.IPv6),
+			config.KeyMasqueradeSrcCIDRs)...)
 	}
 	return found
 }
@@ -218,13 +213,9 @@ func files(path string) config.Problems {
 	case err != nil || !single:
 		return nil //nolint:nilerr // the config is rejected then
 	case s.Nlink == 0:
-		return problem(
-			config.Error,
-			SingleFile,
-			config.Printable(path)+" is mounted as a single file (subPath), whose source "+
-				"was replaced\nmount the directory instead of the file, and restart the pod",
-			"changes of the config no longer arrive",
-		)
+		return problem(config.Error, SingleFile, config.Printable(path)+
+			" is mounted as a single file (subPath), whose source was replaced\n"+
+			"mount the directory instead of the file, and restart the pod", "changes of the config no longer arrive")
 	}
 	return problem(config.Warning, SingleFile, config.Printable(path)+" keeps its content when its source is replaced\n"+
 		"mount the directory instead of the file", "the config is mounted as a single file (subPath)")
