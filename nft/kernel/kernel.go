@@ -179,10 +179,11 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	return s, diffs, err
 }
 
-// write removes the differences of a state. After another program's transaction it reads
-// again, and continues with what it has staged.
-func (k *Kernel) write(ctx context.Context, s *State, diffs []layout.Difference, first bool) (a Applied, err error) {
-	a.Differences = texts(diffs)
+// write removes the differences of a state, and describes them. After another program's
+// transaction it reads again, and continues with what it has staged.
+func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool) (a Applied, err error) {
+	a.Differences = texts(found)
+	diffs := found
 	n, replace := 0, false
 	err = Again(ctx, func() (err error) {
 		if n++; n > 1 {
@@ -215,7 +216,7 @@ func (k *Kernel) write(ctx context.Context, s *State, diffs []layout.Difference,
 	if err != nil {
 		return Applied{}, err
 	}
-	k.describe(&a, diffs)
+	k.describe(&a, found)
 	return a, nil
 }
 

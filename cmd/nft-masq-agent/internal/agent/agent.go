@@ -244,10 +244,13 @@ func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 	}
 	*v = v.after(applied, time.Now())
 	if len(applied.Differences) > 0 {
-		time.AfterFunc(time.Second, debug.FreeOSMemory) // sets and messages are large
+		GiveBack() // sets and messages are large
 	}
 	return nil
 }
+
+// GiveBack returns memory to the system after a delay.
+func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 // compile compiles a content of the config.
 func (a *Agent) compile(f Files) content {

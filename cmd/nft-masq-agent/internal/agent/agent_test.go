@@ -25,6 +25,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
+	logged "nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
@@ -104,7 +105,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 			},
 			w,
 			testSettings(o),
-			zap.New(documentedCore{core, t}),
+			zap.New(logged.DocumentedCore{Core: core, T: t}),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
 		w.end = cancel
@@ -584,11 +585,11 @@ func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
 		}
 		busy(10 * time.Second)
 		w.locked(func() { w.exchanged = true })
-		busy(checkShare*w.cost + compareEvery + w.cost)
+		busy(CheckShare*w.cost + compareEvery + w.cost)
 		wantLines(t, w.messages(), "rules were changed by another program; restored")
 		w.frames, w.frameCost = 0, 10*time.Millisecond
 		busy(time.Minute)
-		if most := int((time.Minute+atOnce)/(checkShare*w.frameCost)) + 1; w.frames < 20 || w.frames > most {
+		if most := int((time.Minute+atOnce)/(CheckShare*w.frameCost)) + 1; w.frames < 20 || w.frames > most {
 			t.Errorf("%d checks without elements in a minute, of 10 ms each, want at most %d", w.frames, most)
 		}
 		w.locked(func() { w.looks, w.frames = 0, 0 })
@@ -697,7 +698,7 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 				}
 			})
 		}
-		if most := int((time.Minute+atOnce)/(checkShare*w.cost)) + 2; looks > most {
+		if most := int((time.Minute+atOnce)/(CheckShare*w.cost)) + 2; looks > most {
 			t.Errorf("%d checks for rules of older agents in a minute, want at most %d", looks, most)
 		}
 	})

@@ -114,10 +114,10 @@ func TestReturningRulesOfOlderAgentsAreRemovedWithinThirtySecondsHoweverSlowChec
 func TestRepairsCostAtMostHalfAPercentOfTheTimeOrTheirPausesAreTheLongest(t *testing.T) {
 	const long = 4 * time.Minute
 	most := func(cost, longest time.Duration) time.Duration {
-		if checkShare*cost > longest {
+		if CheckShare*cost > longest {
 			return time.Duration(int64(long/longest)+2) * cost
 		}
-		return (long+atOnce)/checkShare + cost
+		return (long+atOnce)/CheckShare + cost
 	}
 	for _, cost := range []time.Duration{5 * time.Millisecond, 80 * time.Millisecond, 1200 * time.Millisecond} {
 		for _, rules := range []bool{false, true} {
@@ -237,7 +237,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					deliver([]string{"198.51.100.11", "198.51.100.65"}[n%2])
 					time.Sleep(5 * time.Millisecond)
 				}
-				most := int((50*time.Second+atOnce)/min(checkShare*max(cost, leastRepair), addressesPause)) + 2
+				most := int((50*time.Second+atOnce)/min(CheckShare*max(cost, leastRepair), addressesPause)) + 2
 				w.locked(func() {
 					if n := len(w.writes) - writes; n > most {
 						t.Errorf("%d changes within 50 s, want at most %d", n, most)

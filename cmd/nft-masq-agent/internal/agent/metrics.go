@@ -141,13 +141,13 @@ func (e Exporter) export(kind prometheus.ValueType, name, help string, v float64
 // view exports what the loop reads and enforces.
 func (e Exporter) view(v view) {
 	e.Gauge("ready", "Whether the config was accepted and is in the kernel, as in /readyz: 1 or 0.",
-		number(v.ready() == nil))
+		Number(v.ready() == nil))
 	e.Counter("drift_repairs_total", "Number of times that rules changed by another program were restored.",
 		float64(v.repairs))
 	if v.read {
 		e.Gauge("config_accepted", "Whether the last config that was read was accepted: 1 or 0. If 0, config_source shows "+
 			"what is enforced.",
-			number(v.content.err == nil))
+			Number(v.content.err == nil))
 		e.Gauge("config_warnings", "Warnings about the last config that was read.",
 			float64(len(v.content.remarks.Of(config.Warning))))
 	}
@@ -156,7 +156,7 @@ func (e Exporter) view(v view) {
 			"good config or that of a previous run; "+
 			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, "+
 			"built in.",
-			number(v.policy.from == from), "source", string(from))
+			Number(v.policy.from == from), "source", string(from))
 	}
 	if v.policy.accepted {
 		e.Gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
@@ -189,7 +189,8 @@ func (e Exporter) view(v view) {
 	}
 }
 
-func number(b bool) float64 {
+// Number returns 1 for true, as metrics have it.
+func Number(b bool) float64 {
 	if b {
 		return 1
 	}

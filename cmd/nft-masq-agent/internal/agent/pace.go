@@ -40,9 +40,9 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// checkShare limits everything that is read again and again to 0.5 % of one CPU: the
+// CheckShare limits everything that is read again and again to 0.5 % of one CPU: the
 // next time is at least that many times as far away as the last one took.
-const checkShare = 200
+const CheckShare = 200
 
 // atOnce is for how many seconds of its share a pace lets work be done without a pause:
 // 110 ms of processor time, or thirty repairs in a row. What happens after a quiet time is
@@ -51,7 +51,7 @@ const atOnce = 22 * time.Second
 
 // leastRepair is what a repair costs at least, and a change of addresses, so that those against
 // a program that reverts them are one second apart in the end.
-const leastRepair = time.Second / checkShare
+const leastRepair = time.Second / CheckShare
 
 // A pace bounds the processor time of work that others can cause as often as they like: to
 // 0.5 % of one CPU, as far as no pause is longer than a bound.
@@ -69,7 +69,7 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 	if p.until.Before(now) {
 		p.until = now
 	}
-	p.until = p.until.Add(checkShare * cost)
+	p.until = p.until.Add(CheckShare * cost)
 	if last := now.Add(atOnce + p.longest); p.until.After(last) {
 		p.until = last
 	}

@@ -54,7 +54,7 @@ func TestPaceLimitsProcessorTimeAndPauses(t *testing.T) {
 		if pause > p.longest {
 			t.Errorf("work of %s has pauses of %s", cost, pause)
 		}
-		if most := (time.Hour+atOnce)/checkShare + cost; checkShare*cost <= p.longest && spent > most {
+		if most := (time.Hour+atOnce)/CheckShare + cost; CheckShare*cost <= p.longest && spent > most {
 			t.Errorf("work of %s takes %s in an hour, more than %s", cost, spent, most)
 		}
 	}

@@ -131,7 +131,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 
 	full := v.step.reason == onStart || v.step.reason == onResync || v.step.reason == onHangup
 	if v.refusal == nil && (full || v.full.IsZero()) {
-		v.full, s.rest = now, min(checkShare*v.step.cost, elementsPause)
+		v.full, s.rest = now, min(CheckShare*v.step.cost, elementsPause)
 	}
 	if v.step.reason == onHangup {
 		v.hangups++

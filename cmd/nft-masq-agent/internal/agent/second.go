@@ -59,5 +59,5 @@ func (s *second) try() {
 func (s *second) Collect(e Exporter) {
 	e.Gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write "+
 		"the same rules.",
-		number(s.other.Load() != 0))
+		Number(s.other.Load() != 0))
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // recountEvery is how often stale connections are counted again while there are any,
-// unless that would exceed share.
+// unless that would exceed [agent.CheckShare].
 const recountEvery = time.Minute
 
 // connections counts the connections that contradict the rules in the kernel, and deletes
@@ -91,7 +91,7 @@ func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.St
 				o.logStale(stale)
 			}
 		}
-		agent.Wait(ctx, max(recountEvery, share*time.Since(start)))
+		agent.Wait(ctx, max(recountEvery, agent.CheckShare*time.Since(start)))
 	}
 }
 

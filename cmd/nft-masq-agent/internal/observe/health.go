@@ -105,11 +105,7 @@ func (o *nodeHealth) Collect(e agent.Exporter) {
 	}
 	for _, id := range health.IDs {
 		is := slices.ContainsFunc(o.found, func(p config.Problem) bool { return p.ID == id })
-		n := 0.0
-		if is {
-			n = 1
-		}
 		e.Gauge("node_problem", "Whether something keeps the policy from having an effect on this node, by problem: 1 or 0. "+
-			"status says what to do.", n, "problem", id)
+			"status says what to do.", agent.Number(is), "problem", id)
 	}
 }

@@ -2,11 +2,10 @@ package observe
 
 import (
 	"context"
-	"runtime/debug"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -65,7 +64,7 @@ func (h *Node) alone(ctx context.Context, task func() error) error {
 		return ctx.Err()
 	}
 	defer func() {
-		giveBack()
+		agent.GiveBack()
 		<-h.busy
 	}()
 	return task()
@@ -83,9 +82,6 @@ func (h *Node) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors
 		return task(s)
 	})
 }
-
-// giveBack returns memory to the system after a delay.
-func giveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 // Interfaces lists those of this node.
 func (h *Node) Interfaces() ([]node.Interface, error) { return node.Interfaces() }

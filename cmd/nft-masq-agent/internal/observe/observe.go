@@ -16,10 +16,6 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// share limits everything that is read again and again to 0.5 % of one CPU: the next time is
-// at least that many times as far away as the last one took.
-const share = 200
-
 // All returns the observers of an agent.
 func All(a *agent.Agent, h Host, o options.Options, check func(nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}

@@ -37,7 +37,7 @@ func (p *ports) Run(ctx context.Context) {
 			policy = v.Installed.Policy
 		}
 		found, err := p.read(policy.SourcePorts())
-		pause := max(p.o.ConntrackInterval, share*time.Since(start))
+		pause := max(p.o.ConntrackInterval, agent.CheckShare*time.Since(start))
 		if err == nil {
 			failed = ""
 			p.last.Store(&pressure{found, pause})

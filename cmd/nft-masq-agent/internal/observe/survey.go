@@ -71,7 +71,7 @@ func (s *survey) due(v agent.View, checked bool) bool {
 			return true
 		}
 	}
-	return v.Generation != s.done.Generation && time.Since(s.at) >= max(surveyInterval, share*s.took)
+	return v.Generation != s.done.Generation && time.Since(s.at) >= max(surveyInterval, agent.CheckShare*s.took)
 }
 
 // look reads other programs' rules, and logs what is new.

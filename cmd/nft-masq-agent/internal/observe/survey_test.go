@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
@@ -78,7 +79,7 @@ func TestSurveysTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 			w.commit()
 		}
 		w.locked(func() {
-			if most := int(long/(share*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
+			if most := int(long/(agent.CheckShare*w.surveyCost)) + 1; w.surveys > most || w.surveys < most-1 {
 				t.Errorf("%d surveys, want at most %d", w.surveys, most)
 			}
 		})

@@ -11,8 +11,9 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// documented returns the fields of each event in the table of the README.
-var documented = sync.OnceValue(func() map[string][]string {
+// Documented returns the fields of each event in the table of the command's README, for tests
+// of the packages in its internal directory.
+var Documented = sync.OnceValue(func() map[string][]string {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
 		panic(err)
@@ -29,32 +30,34 @@ var documented = sync.OnceValue(func() map[string][]string {
 	return events
 })
 
-// A documentedCore fails a test for each line whose event or fields are not documented.
-type documentedCore struct {
+// A DocumentedCore fails a test for each line whose event or fields are not documented.
+type DocumentedCore struct {
 	zapcore.Core
-	t *testing.T
+	T testing.TB
 }
 
-func (c documentedCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+// Check implements [zapcore.Core].
+func (c DocumentedCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(e.Level) {
 		return checked.AddCore(e, c)
 	}
 	return checked
 }
 
-func (c documentedCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+// Write implements [zapcore.Core].
+func (c DocumentedCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	into := zapcore.NewMapObjectEncoder()
 	for _, f := range fields {
 		f.AddTo(into)
 	}
 	event, _ := into.Fields["event"].(string)
-	known, ok := documented()[event]
+	known, ok := Documented()[event]
 	if !ok {
-		c.t.Errorf("the README has no event %q: %s", event, e.Message)
+		c.T.Errorf("the README has no event %q: %s", event, e.Message)
 	}
 	for name := range into.Fields {
 		if name != "event" && !slices.Contains(known, name) {
-			c.t.Errorf("the README has no field %s of event %s", name, event)
+			c.T.Errorf("the README has no field %s of event %s", name, event)
 		}
 	}
 	return c.Core.Write(e, fields)
