@@ -274,6 +274,9 @@ func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
 	if s.Set != "" {
 		return t.isIn(c, s).unless(s.Op == "!=")
 	}
+	if t.onLoopback(s) {
+		return No.unless(s.Op == "!=")
+	}
 	f := t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask})
 	low, high := make([]byte, len(s.Value)), []byte(strings.Repeat("\xff", len(s.Value)))
 	order := slices.Contains(ordered, s.Field)
@@ -291,14 +294,37 @@ func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
 	return Maybe
 }
 
-// isIn reports whether a set has the packet.
+// onLoopback reports whether a statement compares the interface that the packet leaves by with
+// the loopback interface, by which no packet leaves for another host, while that is all that is
+// known of it.
+func (t *Tracer) onLoopback(s rule.Statement) bool {
+	lo := map[string]string{"oifname": "lo\x00", "oif": string(binary.NativeEndian.AppendUint32(nil, 1))}[s.Field]
+	return t.packet.Out == (node.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && (s.Op == "==" || s.Op == "!=") &&
+		lo != "" && s.Mask == nil && s.Last == nil && strings.HasPrefix(string(s.Value), lo)
+}
+
+// isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.
 func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
-	of, key := t.sets[id{c.Family, c.Table, s.Set}], t.key(c, s.Key)
-	if of == nil {
+	if c.Own && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr") {
+		return truthOf(t.packet.Src == t.packet.Dst)
+	}
+	at, key := id{c.Family, c.Table, s.Set}, t.key(c, s.Key)
+	if of := t.sets[at]; of != nil {
+		_, has := of.lookup(key)
+		return has
+	}
+	if t.Has == nil || !t.large[at] || len(key) != 1 || key[0].whole() != key[0].size {
 		return Maybe
 	}
-	_, has := of.lookup(key)
-	return has
+	a, ok := netip.AddrFromSlice(key[0].value[:key[0].size])
+	if !ok {
+		return Maybe
+	}
+	has, limited, err := t.Has(c.Family, c.Table, s.Set, a)
+	if err != nil || limited {
+		return Maybe
+	}
+	return truthOf(has)
 }
 
 func (t *Tracer) key(c *Chain, parts []rule.Part) (key []fact) {

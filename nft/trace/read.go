@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -25,14 +26,16 @@ type Rules struct {
 	Unread int
 	chains map[id]*Chain
 	sets   map[id]*set
+	large  map[id]bool // sets that were not read because they are too large
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
-// expressions that the kernel allows ten and more. A set of addresses alone that is larger
-// takes the kernel long to list.
+// expressions that the kernel allows ten and more. A set that is larger takes the kernel long
+// to list.
 const (
 	maxRules    = 60_000
 	maxMemory   = 60 << 20
+	maxSetSize  = 10_000
 	maxElements = 200_000
 )
 
@@ -43,9 +46,6 @@ type Chain struct {
 	Own   bool
 	// Unread means that its rules were not read, because there are too many.
 	Unread bool
-	// Base is the first base chain from which it can be reached, or nil. It may
-	// be the chain itself.
-	Base *nfnetlink.Chain
 
 	statements [][]rule.Statement // of the rules, nil: not decoded yet
 	index      *index
@@ -57,11 +57,11 @@ type id struct {
 	table, name string
 }
 
-// A Scope is what to read: the base chains, and others by their names. All chains that they
-// lead to are read too.
+// A Scope is what to read: some base chains, and all chains that they lead to.
 type Scope struct {
-	Own   func(nfnetlink.Chain) bool
-	Reads func(nfnetlink.Chain) bool
+	Own   func(nfnetlink.Chain) bool // which are this agent's
+	Ours  bool                       // whether the rules of these are read, too
+	Reads func(nfnetlink.Chain) bool // of the base chains
 }
 
 // Read reads chains of the families ip, ip6 and inet.
@@ -95,7 +95,26 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	return torn, nil
 }
 
-func newRules() *Rules { return &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}} }
+func newRules() *Rules {
+	return &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}, large: map[id]bool{}}
+}
+
+// EachRule returns what calls a function for each rule of a chain. It asks the kernel for those
+// that were not read.
+func (r *Rules) EachRule(c *nfnetlink.Conn) older.EachRule {
+	return func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
+		read := r.chains[id{family, table, chain}]
+		if read == nil || read.statements == nil || read.Unread {
+			return c.EachRule(family, table, chain, do)
+		}
+		for _, r := range read.Rules {
+			if err := do(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
 
 type reader struct {
 	*Rules
@@ -125,17 +144,16 @@ func (r *reader) read() (err error) {
 		}
 		for _, c := range chains {
 			all[id{family, c.Table, c.Name}] = c
-			if r.Reads(c) && (c.Hook == nil || !dormant[c.Table]) {
+			if c.Hook != nil && r.Reads(c) && !dormant[c.Table] {
 				first = append(first, c)
 			}
 		}
 	}
-	types := []string{"nat", "filter", "route", ""} // in this order, in case there are too many rules
+	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
-		x, y := hookOf(a), hookOf(b)
 		return cmp.Or(
-			cmp.Compare(slices.Index(types, x.Type), slices.Index(types, y.Type)),
-			cmp.Compare(x.Priority, y.Priority),
+			cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type)),
+			cmp.Compare(a.Hook.Priority, b.Hook.Priority),
 		)
 	})
 	for _, c := range first {
@@ -144,13 +162,6 @@ func (r *reader) read() (err error) {
 		}
 	}
 	return r.ctx.Err()
-}
-
-func hookOf(c nfnetlink.Chain) nfnetlink.Hook {
-	if c.Hook == nil {
-		return nfnetlink.Hook{}
-	}
-	return *c.Hook
 }
 
 // list records the sets of a family, and returns the tables that are not in force.
@@ -172,16 +183,12 @@ func (r *reader) list(family nfnetlink.Family) (dormant map[string]bool, err err
 
 // follow reads a chain and all chains that it leads to.
 func (r *reader) follow(from nfnetlink.Chain, all map[id]nfnetlink.Chain) error {
-	base := &from
-	if from.Hook == nil {
-		base = nil
-	}
 	for next := []nfnetlink.Chain{from}; len(next) > 0; next = next[1:] {
 		at := id{next[0].Family, next[0].Table, next[0].Name}
 		if r.chains[at] != nil {
 			continue
 		}
-		c, err := r.readChain(next[0], base)
+		c, err := r.readChain(next[0])
 		if err != nil {
 			return err
 		}
@@ -200,14 +207,16 @@ func (r *reader) follow(from nfnetlink.Chain, all map[id]nfnetlink.Chain) error 
 	return nil
 }
 
-func (r *reader) readChain(c nfnetlink.Chain, base *nfnetlink.Chain) (*Chain, error) {
+func (r *reader) readChain(c nfnetlink.Chain) (*Chain, error) {
 	if err := r.ctx.Err(); err != nil {
 		return nil, err
 	}
-	out, unread := &Chain{Chain: c, Base: base, Own: r.Own(c)}, 0
-	if r.rules+int(c.Use) > maxRules { // checked before they are in memory
+	out, unread := &Chain{Chain: c, Own: r.Own(c)}, 0
+	switch {
+	case out.Own && !r.Ours:
+	case r.rules+int(c.Use) > maxRules: // checked before they are in memory
 		unread = int(c.Use)
-	} else {
+	default:
 		rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
 			r.memory += next.Memory()
 			return r.memory > maxMemory || r.ctx.Err() != nil
@@ -255,8 +264,13 @@ func (r *reader) readSet(at id, s nfnetlink.Set) error {
 	if s.Flags&(changing|unix.NFT_SET_OBJECT) != 0 || slices.ContainsFunc(s.Special, hasState) {
 		return nil
 	}
-	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, maxElements-r.elements)
+	if s.Count > maxSetSize {
+		r.large[at] = true
+		return nil
+	}
+	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, min(2*maxSetSize, maxElements-r.elements))
 	if err != nil || more {
+		r.large[at] = more
 		return err
 	}
 	r.elements += len(elements)

@@ -10,7 +10,7 @@ import (
 // A Code says what a rule does to a packet.
 type Code string
 
-// The codes. A rule with the last one may do anything.
+// The codes. A rule of code Unknown may do anything.
 const (
 	Masquerades Code = "foreign-masquerade"
 	Translates  Code = "translated"     // to another address, or to its own
@@ -20,6 +20,7 @@ const (
 	Drops       Code = "dropped"
 	Rejects     Code = "rejected"
 	Unknown     Code = "unknown"
+	Ours        Code = "ours" // the packet meets a chain of this agent, whose rules were not read
 )
 
 const (
@@ -69,6 +70,9 @@ func (t *Tracer) statement(c *Chain, s rule.Statement) (effect, Truth) {
 		return e, Yes
 	case s.Field != "":
 		return e, t.holds(c, s)
+	}
+	if c.Own && s.Expr.Name == "dynset" { // ours has neither a limit nor, for long, no room
+		return e, Yes
 	}
 	return other(s.Expr)
 }

@@ -34,9 +34,10 @@ type Finding struct {
 	OfDestination bool
 	// Direct means that a condition leading to the rule names the packet's destination: only then is
 	// the rule known to be for this address.
-	Direct bool
-	Own    bool // the rule is this agent's
-	nat    bool // in a chain of type nat
+	Direct    bool
+	Own       bool // the rule is this agent's
+	nat       bool // in a chain of type nat
+	ofSources bool // and it translates sources
 }
 
 // A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
@@ -55,15 +56,33 @@ func (p Place) Table() string {
 // Chain returns the name of the rule's chain for use in messages.
 func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
 
+// Policy reports whether it is no rule but the policy of the base chain.
+func (f Finding) Policy() bool { return f.Rule.Handle == 0 && f.Code == Drops }
+
 // RuleText returns the rule as text.
 func (f Finding) RuleText() string {
 	switch {
 	case f.Rule.Handle != 0:
 		return rule.String(f.Rule)
-	case f.Code == Unknown:
-		return "the rules of chain " + f.Chain() + ", which has too many to read"
+	case f.Policy():
+		return "policy drop"
 	}
-	return "policy drop"
+	return "the rules of chain " + f.Chain() + ", which has too many to read"
+}
+
+// Ends reports whether the rule ends the connection.
+func (f Finding) Ends() bool { return f.Code == Drops || f.Code == Rejects }
+
+// OfSource reports whether the rule decides which source the far end sees: it translates the
+// packet, or may do anything where that is done, or writes into the header.
+func (f Finding) OfSource() bool {
+	switch f.Code {
+	case Masquerades, Translates, Rewrites:
+		return !f.OfDestination
+	case Unknown, Drops, Rejects:
+		return f.ofSources
+	}
+	return false
 }
 
 // A Result is what rules do to a packet.
@@ -79,6 +98,28 @@ type Result struct {
 	Unknown   []string
 }
 
+// Seen returns the findings of which one decides what the far end sees, in their order, and
+// whether it may see the packet's own source instead.
+func (r Result) Seen() (by []Finding, itself bool) {
+	itself = r.Keeps != No
+	translated := false
+	for _, f := range r.Findings {
+		switch {
+		case !f.OfSource():
+			continue
+		case f.Code != Rewrites: // it replaces what was written before, unless the packet keeps its source
+			if !translated && r.Keeps == No {
+				by = nil
+			}
+			translated = true
+		case f.Sure && f.To.From.IsValid():
+			by, itself = nil, false
+		}
+		by = append(by, f)
+	}
+	return by, itself
+}
+
 // Bounds of what a trace follows and reports.
 const (
 	maxDepth    = 16 // the kernel's NFT_JUMP_STACK_SIZE
@@ -92,6 +133,9 @@ const (
 // A Tracer follows packets through rules, one after the other.
 type Tracer struct {
 	*Rules
+	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
+	Has       func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
+	Visits    int // of rules, by all packets
 	packet    Packet
 	facts     map[string]fact
 	mark      Mark
@@ -182,6 +226,9 @@ func (t *Tracer) pass(hooks ...uint32) {
 	}
 	if t.untracked != No {
 		t.result.Keeps = max(t.result.Keeps, t.untracked)
+	}
+	if t.untracked == Maybe {
+		t.unknown("whether connection tracking is off")
 	}
 	t.result.Untracked, t.result.Mark = t.untracked, t.mark
 }
@@ -298,12 +345,16 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	switch {
 	case c == nil, len(w.via) > maxDepth:
 		return back
+	case c.Own && c.statements == nil:
+		t.find(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, w, effect{code: Ours})
+		return back
 	case c.Unread:
 		t.find(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, w.sure(false), effect{code: Unknown})
 		t.mark = Mark{changed: allBits}
 		return anywhere &^ on
 	}
 	for i := range t.meets(c) {
+		t.Visits++
 		if t.visits++; t.spent() {
 			return anywhere &^ on
 		}
@@ -400,6 +451,7 @@ func (t *Tracer) find(c *Chain, r nfnetlink.Rule, w way, e effect) *Finding {
 		Code: e.code, Place: Place{r, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
 		Direct: w.direct, Own: c.Own, nat: t.base.Hook.Type == "nat",
 	}
+	f.ofSources = f.nat && t.base.ofSources()
 	t.result.Findings = append(t.result.Findings, f)
 	if f.nat {
 		t.unknown(w.open...)
