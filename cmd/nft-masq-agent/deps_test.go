@@ -70,9 +70,10 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfnetlink": {"nft/iprange"},
 		"nft/facts":     {"nft/nfnetlink"},
 		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
+		"nft/routes":    {"nft/node"},
 		"nft/older":     {"nft/facts", "nft/nfnetlink"},
-		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/node", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
-		"nft/trace":     {"nft/nfnetlink", "nft/node", "nft/facts", "nft/rule", "nft/iprange"},
+		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
+		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/facts", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/facts", "nft/nfnetlink", "nft/iprange"},
 		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
 		"nft/layout":    {"nft", "nft/older", "nft/nfnetlink"},
@@ -93,6 +94,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft/nfnetlink",
 			"nft/node",
 			"nft/older",
+			"nft/routes",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
@@ -106,7 +108,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
 			"cmd/nft-masq-agent/internal/health",
-			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/node",
+			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/routes",
 			"nft/older",
 		},
 
@@ -115,10 +117,10 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
-			"nft/node", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
+			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
-		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/conntrack", "nft/node", "nft/older"},
+		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/conntrack", "nft/routes", "nft/older"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {
@@ -142,7 +144,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 // imports both layers.
 func looksAtTheNode() []string {
 	return []string{
-		"nft/rule", "nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack",
+		"nft/rule", "nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 type explainFlags struct {
@@ -124,22 +124,22 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	about := func(src netip.Addr) (_ answer.Explanation, theirs bool, _ error) {
 		x := x
 		x.Head = x.Clone()
-		routes, err := s.routes(src, dst, f.out)
+		to, err := s.routes(src, dst, f.out)
 		switch {
 		case err != nil && readErr == nil:
 			return x, false, err
-		case len(routes.Ways) == 0:
+		case len(to.Ways) == 0:
 			x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
-			routes.Ways = []node.Route{{}}
+			to.Ways = []routes.Route{{}}
 		}
 		if tracer != nil {
-			x.Follow(tracer.Trace(src, dst, routes))
+			x.Follow(tracer.Trace(src, dst, to))
 		}
 		if judged != nil {
-			x.Ask(judged.Policy, src, dst, routes)
+			x.Ask(judged.Policy, src, dst, to)
 			family, _ := judged.Policy.Family(dst.Is6())
 			theirs = strings.HasPrefix(x.Why.Code, "foreign-") && family.KnowsPods() &&
-				!family.Pods().Includes(nft.Connection{Src: src, Dst: dst, In: routes.Back.Interface.Name})
+				!family.Pods().Includes(nft.Connection{Src: src, Dst: dst, In: to.Back.Interface.Name})
 		}
 		return x, theirs, nil
 	}

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -26,7 +26,7 @@ func init() { //nolint:gochecknoinits // nothing else may name what can be remov
 	observed = func(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
 		host := observe.NewNode(k, o.AcceptForeign)
 		here := health.Node{
-			Proc: "/proc", Pods: node.Pods, Interfaces: node.Interfaces, Stats: conntrack.Open().Stats,
+			Proc: "/proc", Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
 			OnlyNAT: func() (bool, error) { // on another goroutine than the loop
 				k := kernel.Open()
 				defer func() { _ = k.Close() }()
@@ -43,11 +43,11 @@ func init() { //nolint:gochecknoinits // nothing else may name what can be remov
 // A look is how commands read what there is on this node beside our rules.
 type look struct {
 	node   func(*kernel.Kernel) *neighbors.Node
-	routes func(src, dst netip.Addr, out string) (node.Routes, error) // [node.Lookup]
-	pods   func(ipv6 bool) ([]netip.Addr, error)                      // [node.Pods]
+	routes func(src, dst netip.Addr, out string) (routes.Routes, error) // [routes.Lookup]
+	pods   func(ipv6 bool) ([]netip.Addr, error)                        // [routes.Pods]
 }
 
-func theLook() look { return look{node: neighbors.Of, routes: node.Lookup, pods: node.Pods} }
+func theLook() look { return look{node: neighbors.Of, routes: routes.Lookup, pods: routes.Pods} }
 
 // commands returns the commands that look, in the order of the help.
 func (l look) commands() []command {

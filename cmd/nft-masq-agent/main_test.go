@@ -22,7 +22,7 @@ import (
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // asMain makes the test binary act as the program, so that tests see the same as
@@ -121,11 +121,11 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 
 // testCommands are the commands with routes of the test. They read nothing else but rules.
 func testCommands() []command {
-	return append(look{neighbors.New, routes, node.Pods}.commands(), commands()...)
+	return append(look{neighbors.New, testRoutes, routes.Pods}.commands(), commands()...)
 }
 
 // routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
-func routeTo(a netip.Addr) node.Route {
+func routeTo(a netip.Addr) routes.Route {
 	typ, name := unix.RTN_UNICAST, "eth0"
 	switch {
 	case slices.Contains(nodeAddresses(), a), a.IsLoopback():
@@ -135,11 +135,11 @@ func routeTo(a netip.Addr) node.Route {
 	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
 		name = "cni0"
 	}
-	return node.Route{Type: typ, Interface: node.Interface{Name: name}}
+	return routes.Route{Type: typ, Interface: routes.Interface{Name: name}}
 }
 
-// routes are those of a connection on that node.
-func routes(src, dst netip.Addr, out string) (r node.Routes, err error) {
+// testRoutes are those of a connection on that node.
+func testRoutes(src, dst netip.Addr, out string) (r routes.Routes, err error) {
 	to := routeTo(dst)
 	if out != "" {
 		to.Interface.Name = out
@@ -147,7 +147,7 @@ func routes(src, dst netip.Addr, out string) (r node.Routes, err error) {
 	if src.IsValid() {
 		r.Back = routeTo(src)
 	}
-	r.Ways = []node.Route{to}
+	r.Ways = []routes.Route{to}
 	return r, nil
 }
 

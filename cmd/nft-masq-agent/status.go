@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 func statusCommand(l look) command {
@@ -123,7 +123,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 // health is what is read of this node besides rules.
 func (s *session) health(ctx context.Context) health.Node {
 	return health.Node{
-		Proc: s.proc, Pods: s.pods, Interfaces: node.Interfaces, Stats: conntrack.Open().Stats,
+		Proc: s.proc, Pods: s.pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
 		OnlyNAT: func() (bool, error) { return s.kernel.OnlyNAT(ctx) },
 	}
 }
@@ -138,7 +138,7 @@ func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 	}
 	others.Accept(s.AcceptForeign)
 	r.SetOthers(others)
-	links, err := node.Interfaces()
+	links, err := routes.Interfaces()
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // Each packet passes its own hooks, and what is not known at one may be anything there. The
@@ -20,7 +20,7 @@ import (
 func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	cali0, eth0 := node.Interface{Name: "cali0", Index: 5}, node.Interface{Name: "eth0", Index: 2}
+	cali0, eth0 := routes.Interface{Name: "cali0", Index: 5}, routes.Interface{Name: "eth0", Index: 2}
 	forwarded := foreign.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: eth0}
 	fromNode := foreign.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
 	local := foreign.Packet{DstType: unix.RTN_LOCAL, In: cali0, Out: eth0}

@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -20,11 +20,11 @@ import (
 // mark that are Unset, and without the marks of kube-proxy and portmap. Other marks
 // are unknown, until a rule sets them.
 type Packet struct {
-	Src, Dst         netip.Addr      // Src is the zero address if unknown
-	From             []iprange.Range // what an unknown Src is among; nil: any
-	SrcType, DstType int             // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
-	FromNode         bool            // sent by the node itself, so that it has no In
-	In, Out          node.Interface  // the zero value if unknown
+	Src, Dst         netip.Addr       // Src is the zero address if unknown
+	From             []iprange.Range  // what an unknown Src is among; nil: any
+	SrcType, DstType int              // route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown
+	FromNode         bool             // sent by the node itself, so that it has no In
+	In, Out          routes.Interface // the zero value if unknown
 	Unset            uint32
 
 	// any means that it may belong to any connection that needs masquerading: not one
@@ -149,12 +149,12 @@ func (w *walker) marked(c *Chain, b bits) truth {
 
 // device returns the interface that a field is about, and whether it is known. A
 // packet sent by the node was received on one without a name.
-func (p Packet) device(field string) (d node.Interface, known bool) {
+func (p Packet) device(field string) (d routes.Interface, known bool) {
 	switch {
 	case strings.HasPrefix(field, "oif"):
 		return p.Out, p.Out.Name != ""
 	case p.FromNode:
-		return node.Interface{}, true
+		return routes.Interface{}, true
 	}
 	return p.In, p.In.Name != ""
 }

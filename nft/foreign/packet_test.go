@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // traced formats a trace: the ways, "passes", the conditions, and what else rules do.
@@ -316,7 +316,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		p := foreign.Packet{
 			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"),
 			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Unset: 0x20000,
-			In: node.Interface{Name: "cali0", Index: 5}, Out: node.Interface{Name: "eth0", Index: 2},
+			In: routes.Interface{Name: "cali0", Index: 5}, Out: routes.Interface{Name: "eth0", Index: 2},
 		}
 		if tt.ipv6 {
 			p.Src, p.Dst = netip.MustParseAddr("fd00::2"), netip.MustParseAddr("2001:db8::9")

@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // randomRules returns a ruleset of conditions and verdicts that the interpreter knows.
@@ -115,8 +115,8 @@ func TestWhatMayHappenToOnePacketIsFoundForAll(t *testing.T) {
 		rewrites := foreign.FindRewrites(s)
 		p := foreign.Packet{
 			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST,
-			In:  node.Interface{Name: []string{"cali0", "docker0"}[r.IntN(2)], Index: 5},
-			Out: node.Interface{Name: "eth0", Index: 2},
+			In:  routes.Interface{Name: []string{"cali0", "docker0"}[r.IntN(2)], Index: 5},
+			Out: routes.Interface{Name: "eth0", Index: 2},
 		}
 		for i := range 8 * 8 {
 			p.Src, p.Dst = netip.Addr{}, modelAddr(2, i/8)

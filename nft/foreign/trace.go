@@ -10,7 +10,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // A Trace is the effect of the chains of some hooks on a packet.
@@ -89,9 +89,9 @@ func (t *Tracer) Trace(p Packet) (destination, source Trace) {
 	case p.FromNode:
 		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
 	case p.DstType == unix.RTN_LOCAL:
-		later, p.Out, t.facts.Out = []uint32{unix.NF_INET_LOCAL_IN}, node.Interface{}, node.Interface{}
+		later, p.Out, t.facts.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}, routes.Interface{}
 	default:
-		t.facts.Out = node.Interface{} // not yet known
+		t.facts.Out = routes.Interface{} // not yet known
 	}
 	t.pass(first)
 	destination, t.facts.Out = t.out, p.Out

@@ -5,7 +5,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // An AbsentInterface is a list entry that matches no interface of the node.
@@ -23,14 +23,14 @@ type AbsentInterface struct {
 // AbsentInterfaces returns the list entries that match none of the node's interfaces by
 // which packets come or go: a part of another interface, such as the port of a bridge, is
 // none. Their rules stay, because an interface may appear later.
-func AbsentInterfaces(p nft.Policy, all []node.Interface) (absent []AbsentInterface) {
+func AbsentInterfaces(p nft.Policy, all []routes.Interface) (absent []AbsentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
 	for _, q := range p.Families[0].Questions { // the same in all families
-		carries := node.Interface.Sends
+		carries := routes.Interface.Sends
 		if q.Asks == config.ReceivedOn {
-			carries = node.Interface.Receives
+			carries = routes.Interface.Receives
 		}
 		first := len(absent)
 		for _, i := range q.Interfaces {
@@ -48,7 +48,7 @@ func AbsentInterfaces(p nft.Policy, all []node.Interface) (absent []AbsentInterf
 
 // receivesNothing reports whether the policy is for packets received on certain interfaces,
 // of which the node has none. Without interfaces, nothing is known.
-func receivesNothing(p nft.Policy, all []node.Interface) bool {
+func receivesNothing(p nft.Policy, all []routes.Interface) bool {
 	return len(all) > 0 && slices.ContainsFunc(AbsentInterfaces(p, all), func(i AbsentInterface) bool {
 		return i.Only && i.Key == config.KeyMasqueradeSrcInterfaces
 	})
@@ -56,7 +56,7 @@ func receivesNothing(p nft.Policy, all []node.Interface) bool {
 
 // find reports whether an interface that matches an entry carries packets, and if none
 // does, which other one does so for it.
-func find(all []node.Interface, i config.Interface, carries func(node.Interface) bool) (master string, found bool) {
+func find(all []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (master string, found bool) {
 	for _, have := range all {
 		switch {
 		case !i.Matches(have.Name):

@@ -8,7 +8,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
@@ -43,11 +43,11 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 			MasqueradeSrcInterfaces: list(tt.src), MasqueradeOutInterfaces: list(tt.out),
 			NonMasqueradeOutInterfaces: list(tt.notOut),
 		}, nft.Options{Layout: native.Layout{}})
-		var all []node.Interface
+		var all []routes.Interface
 		for text := range strings.FieldsSeq(tt.node) {
 			name, master, _ := strings.Cut(text, "/")
 			master, kind, _ := strings.Cut(master, "=")
-			all = append(all, node.Interface{Name: name, Master: master, MasterKind: kind})
+			all = append(all, routes.Interface{Name: name, Master: master, MasterKind: kind})
 		}
 		var got []string
 		for _, i := range AbsentInterfaces(p, all) {

@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 // Judge returns a judge of connections for the policy that is wanted on this node.
@@ -24,7 +25,7 @@ func (s *State) Judge() (*conntrack.Judge, error) {
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
 func (s *State) Evidence() (e conntrack.Evidence, err error) {
-	if e.Local, err = node.LocalPrefixes(); err != nil {
+	if e.Local, err = routes.LocalPrefixes(); err != nil {
 		return e, err
 	}
 	addresses, err := node.Addresses() // also those of a VRF, which has a table of local routes of its own
@@ -50,7 +51,7 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 				"they may translate any connection of the family", family))
 		}
 	}
-	networks, err := node.Networks()
+	networks, err := routes.Networks()
 	behindOne := oneInterface(networks)
 	e.Others = func(src, dst netip.Addr, dnat bool) bool {
 		return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) || behindOne(src, dst)
@@ -60,7 +61,7 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 
 // oneInterface returns a function that reports whether two addresses are behind the same
 // interface. If that is a bridge, or part of one, it may have forwarded what they exchange.
-func oneInterface(networks []node.Network) func(a, b netip.Addr) bool {
+func oneInterface(networks []routes.Network) func(a, b netip.Addr) bool {
 	routes := map[netip.Prefix][]string{}
 	var lengths []int // of the prefixes, the longest first
 	for _, n := range networks {

@@ -12,8 +12,8 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 // A Node is a kernel with what else there is on this node. It is for one goroutine, like
@@ -22,8 +22,8 @@ type Node struct {
 	*kernel.Kernel
 	// These read what is not nftables in the thread's namespace.
 	leftovers  func() ([]string, error)
-	interfaces func() ([]node.Interface, error)
-	networks   func() ([]node.Network, error)
+	interfaces func() ([]routes.Interface, error)
+	networks   func() ([]routes.Network, error)
 	local      func() ([]netip.Prefix, error)
 }
 
@@ -32,12 +32,12 @@ func Open() *Node { return Of(kernel.Open()) }
 
 // Of is Open for the caller's kernel.
 func Of(k *kernel.Kernel) *Node {
-	return &Node{k, node.Leftovers, node.Interfaces, node.Networks, node.LocalPrefixes}
+	return &Node{k, routes.Leftovers, routes.Interfaces, routes.Networks, routes.LocalPrefixes}
 }
 
 // New uses the caller's kernel, and reads nothing but rules.
 func New(k *kernel.Kernel) *Node {
-	return &Node{k, none[string], none[node.Interface], none[node.Network], none[netip.Prefix]}
+	return &Node{k, none[string], none[routes.Interface], none[routes.Network], none[netip.Prefix]}
 }
 
 func none[T any]() ([]T, error) { return nil, nil }

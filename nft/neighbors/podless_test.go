@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // Docker, libvirt and the like masquerade what their own bridges send. That is no conflict
@@ -20,10 +20,10 @@ import (
 func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	network := func(link, prefix string, connected bool) node.Network {
-		return node.Network{Prefix: netip.MustParsePrefix(prefix), Interface: link, Connected: connected}
+	network := func(link, prefix string, connected bool) routes.Network {
+		return routes.Network{Prefix: netip.MustParsePrefix(prefix), Interface: link, Connected: connected}
 	}
-	usual := []node.Network{
+	usual := []routes.Network{
 		network("eth0", "0.0.0.0/0", false), network("docker0", "172.17.0.0/16", true),
 		network("virbr0", "192.168.122.0/24", true), network("bridge1", "192.0.2.0/24", true),
 		network("bridge1", "fd00:1::/64", true), network("cali1", "10.244.1.2/32", false),
@@ -48,7 +48,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, rules string
-		networks    []node.Network
+		networks    []routes.Network
 		conflicts   string // with masqueradeSrcCIDRs, with masqueradeSrcInterfaces, without both
 	}{
 		{"Docker's backend for nftables", sample(t, "docker-nftables"), usual, "0 0 2"},
@@ -69,13 +69,13 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 		{"a network that is not connected", table(docker, "ip saddr 172.18.0.0/16 masquerade"), usual, "0 1 1"},
 		{
 			"a network behind a gateway", table(docker, its),
-			[]node.Network{network("docker0", "172.17.0.0/16", false)},
+			[]routes.Network{network("docker0", "172.17.0.0/16", false)},
 			"0 1 1",
 		},
-		{"a pod in Docker's network", table(docker, its), append([]node.Network{within}, usual...), "0 1 1"},
+		{"a pod in Docker's network", table(docker, its), append([]routes.Network{within}, usual...), "0 1 1"},
 		{
 			"Docker's network on the pods' interface", table(docker, its),
-			[]node.Network{network("cali2", "172.17.0.0/16", true)},
+			[]routes.Network{network("cali2", "172.17.0.0/16", true)},
 			"0 1 1",
 		},
 		{"tailscale", tailscale, usual, "0 0 2"},
@@ -86,7 +86,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		nfttest.NFT(t, ns, tt.rules, "-f", "-")
 		n := open(t, ns)
-		n.networks = func() ([]node.Network, error) { return tt.networks, nil }
+		n.networks = func() ([]routes.Network, error) { return tt.networks, nil }
 		var got []string
 		for i, set := range []func(*config.Config){
 			func(c *config.Config) {

@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // A Path is what happens to a connection on one of its routes.
@@ -46,7 +46,7 @@ func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) 
 }
 
 // Trace follows a new connection on each of its routes. src is the zero address for any pod.
-func (t *Tracer) Trace(src, dst netip.Addr, routes node.Routes) (paths []Path) {
+func (t *Tracer) Trace(src, dst netip.Addr, routes routes.Routes) (paths []Path) {
 	known := t.known
 	for _, way := range routes.Ways {
 		// A pod's address is not one of the node's.

@@ -13,47 +13,64 @@ import (
 // replies, sorted: global unicast addresses, with any prefix length, of an interface that
 // is up. An IPv6 address counts once duplicate address detection has found no other
 // owner, and also while it is deprecated. Temporary (privacy) ones, which expire, never do.
-func Addresses() ([]netip.Addr, error) { return addressesOf(dial) }
+func Addresses() ([]netip.Addr, error) { return addressesOf(Dial) }
 
-func addressesOf(d dialer) ([]netip.Addr, error) { return read(d, "addresses", (*reader).usable) }
+func addressesOf(d Dialer) ([]netip.Addr, error) { return Read(d, "addresses", (*Reader).usable) }
 
-func (r *reader) usable() (found []netip.Addr) {
-	links := r.byIndex()
-	for _, a := range r.addresses(unix.AF_UNSPEC) {
-		if a.local.IsGlobalUnicast() && links[a.index].Up && (a.local.Is4() || a.flags&unix.IFA_F_TEMPORARY == 0) {
-			found = append(found, a.local)
+func (r *Reader) usable() (found []netip.Addr) {
+	up := map[uint32]bool{}
+	for _, l := range r.Links() {
+		index, is := l.Link()
+		up[index] = is
+	}
+	for _, a := range r.Addresses(unix.AF_UNSPEC) {
+		if a.Local.IsGlobalUnicast() && up[a.Index] && (a.Local.Is4() || a.Flags&unix.IFA_F_TEMPORARY == 0) {
+			found = append(found, a.Local)
 		}
 	}
 	slices.SortFunc(found, netip.Addr.Compare)
 	return slices.Compact(found)
 }
 
-// An address is an address of an interface. Several interfaces, and one of them several
-// times, can have the same one.
-type address struct {
-	index   uint32 // of the interface
-	local   netip.Addr
-	network netip.Prefix // of the other end, if the link is point-to-point
-	scope   byte
-	flags   uint32 // IFA_F_…
+// Links lists the interfaces: messages that begin with struct ifinfomsg.
+func (r *Reader) Links() []Message {
+	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+	head := make([]byte, unix.SizeofIfInfomsg)
+	return r.Request(unix.RTM_GETLINK, netlink.Dump, head, Numbered(unix.IFLA_EXT_MASK, skipStatistics))
 }
 
-// addresses returns the addresses of a family that can be used by now.
-func (r *reader) addresses(family byte) (all []address) {
+// Link returns the index of the interface that [Reader.Links] lists, and whether it is set up.
+func (m Message) Link() (index uint32, up bool) {
+	const indexAt, flagsAt = 4, 8 // struct ifinfomsg
+	return Number(m.Head[indexAt:]), Number(m.Head[flagsAt:])&unix.IFF_UP != 0
+}
+
+// An Address is an address of an interface. Several interfaces, and one of them several
+// times, can have the same one.
+type Address struct {
+	Index   uint32 // of the interface
+	Local   netip.Addr
+	Network netip.Prefix // of the other end, if the link is point-to-point
+	Scope   byte
+	Flags   uint32 // IFA_F_…
+}
+
+// Addresses returns the addresses of a family that can be used by now.
+func (r *Reader) Addresses(family byte) (all []Address) {
 	const bitsAt, flagsAt, scopeAt, indexAt = 1, 2, 3, 4 // struct ifaddrmsg
 	head := make([]byte, unix.SizeofIfAddrmsg)
 	head[0] = family
-	for _, m := range r.request(unix.RTM_GETADDR, netlink.Dump, head) {
-		peer := m.address(unix.IFA_ADDRESS)
-		a := address{
-			index: number(m.head[indexAt:]), scope: m.head[scopeAt], flags: uint32(m.head[flagsAt]),
-			local:   cmp.Or(m.address(unix.IFA_LOCAL), peer), // IPv6 has both only if the link is point-to-point
-			network: netip.PrefixFrom(peer, int(m.head[bitsAt])).Masked(),
+	for _, m := range r.Request(unix.RTM_GETADDR, netlink.Dump, head) {
+		peer := m.Address(unix.IFA_ADDRESS)
+		a := Address{
+			Index: Number(m.Head[indexAt:]), Scope: m.Head[scopeAt], Flags: uint32(m.Head[flagsAt]),
+			Local:   cmp.Or(m.Address(unix.IFA_LOCAL), peer), // IPv6 has both only if the link is point-to-point
+			Network: netip.PrefixFrom(peer, int(m.Head[bitsAt])).Masked(),
 		}
-		if flags := m.attributes[unix.IFA_FLAGS]; flags != nil {
-			a.flags = number(flags)
+		if flags := m.Attributes[unix.IFA_FLAGS]; flags != nil {
+			a.Flags = Number(flags)
 		}
-		if a.flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
+		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
 			all = append(all, a)
 		}
 	}

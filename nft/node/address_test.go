@@ -24,7 +24,7 @@ func TestAddressesAreThoseThatRepliesReach(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ip(t, ns, links("eth0", "eth1"), `link set eth1 down
+	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1"), `link set eth1 down
 address add 198.51.100.12/24 dev eth0
 address add 198.51.100.11/24 dev eth0
 address add 10.1.1.1 peer 10.1.1.2/32 dev eth0
@@ -44,14 +44,14 @@ address add 203.0.113.1/24 dev eth1`)
 		}
 	}
 	want := "10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12"
-	if diff := cmp.Diff(want, texts(in(t, ns, Addresses))); diff != "" {
+	if diff := cmp.Diff(want, texts(nfttest.In(t, ns, Addresses))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 func TestAddressStaysUntilItIsNowhereOnTheNode(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, links("eth0", "eth1"))
+	ns := nfttest.NewNode(t, nfttest.Links("eth0", "eth1"))
 	for _, step := range [][2]string{
 		{"address add 198.51.100.11/24 dev eth0", "198.51.100.11"},
 		{"address add 198.51.100.11/32 dev eth0", "198.51.100.11"},
@@ -67,8 +67,8 @@ func TestAddressStaysUntilItIsNowhereOnTheNode(t *testing.T) {
 		{"link set eth1 down", ""},
 		{"address add 2001:db8::11/128 dev lo nodad", "2001:db8::11"},
 	} {
-		ip(t, ns, step[0])
-		if got := texts(in(t, ns, Addresses)); got != step[1] {
+		nfttest.IP(t, ns, step[0])
+		if got := texts(nfttest.In(t, ns, Addresses)); got != step[1] {
 			t.Errorf("%s: the node has %q, want %q", step[0], got, step[1])
 		}
 	}

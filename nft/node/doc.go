@@ -1,5 +1,5 @@
-// Package node reads what the kernel knows about a node: its interfaces, its addresses,
-// and the routes that a connection may take. It is the only decoder of rtnetlink(7).
+// Package node reads the addresses of a node, and follows them. Its [Reader] is the only
+// decoder of rtnetlink(7).
 //
 // Each function opens a socket of its own in the network namespace of the calling thread,
 // [Follow] in that of the process, and reads everything; nothing is cached, and nothing is

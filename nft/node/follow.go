@@ -22,9 +22,9 @@ type Change struct {
 //
 // Any number of events only means that something changed: then all addresses are listed.
 // So no event is misread, and losing one has no effect.
-func Follow(ctx context.Context) <-chan Change { return follow(ctx, dial) }
+func Follow(ctx context.Context) <-chan Change { return follow(ctx, Dial) }
 
-func follow(ctx context.Context, d dialer) <-chan Change {
+func follow(ctx context.Context, d Dialer) <-chan Change {
 	changes := make(chan Change, 1)
 	go func() {
 		for ctx.Err() == nil {
@@ -45,7 +45,7 @@ func follow(ctx context.Context, d dialer) <-chan Change {
 // listen delivers a list, and returns after the first event since then, with the least time
 // from one list to the next. Until that is over there is no socket: each event would wake
 // the program.
-func listen(ctx context.Context, d dialer, changes chan Change, begun time.Time) (pause time.Duration, err error) {
+func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time) (pause time.Duration, err error) {
 	const (
 		share             = 200 // lists take one part in it, while there are events all the time
 		shortest, longest = 250 * time.Millisecond, 2 * time.Second

@@ -35,7 +35,7 @@ func awaits(t *testing.T, changes <-chan Change) func(want string) {
 
 func TestAddressesAreFollowed(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, links("eth0"), "address add 198.51.100.11/24 dev eth0")
+	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
 	await := awaits(t, follow(t.Context(), dialIn(ns)))
 	await("198.51.100.11")
 	for _, step := range [][2]string{
@@ -48,12 +48,12 @@ func TestAddressesAreFollowed(t *testing.T) {
 		{"address add 2001:db8::11/64 dev eth0 nodad", "198.51.100.11 198.51.100.12 2001:db8::11"},
 		{"link set eth0 down", "198.51.100.12"},
 		{"link set eth0 up", "198.51.100.11 198.51.100.12"}, // IPv6 addresses were deleted with the link
-		{links("eth1") + "address add 203.0.113.1/24 dev eth1", "198.51.100.11 198.51.100.12 203.0.113.1"},
+		{nfttest.Links("eth1") + "address add 203.0.113.1/24 dev eth1", "198.51.100.11 198.51.100.12 203.0.113.1"},
 		{"link del eth1", "198.51.100.11 198.51.100.12"},
 		{"address flush dev eth0\naddress flush dev lo", ""},
 		{"address add 198.51.100.11/24 dev eth0", "198.51.100.11"},
 	} {
-		ip(t, ns, step[0])
+		nfttest.IP(t, ns, step[0])
 		await(step[1])
 	}
 }
@@ -62,7 +62,7 @@ func TestAddressesAreFollowed(t *testing.T) {
 func TestTentativeAddressDoesNotCount(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
-	ns := newNode(t, links("eth0"))
+	ns := nfttest.NewNode(t, nfttest.Links("eth0"))
 	if err := ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "2"); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestTentativeAddressDoesNotCount(t *testing.T) {
 	await("")
 	// The second one is reported; if the first one were reported too early, it
 	// would be by then.
-	ip(t, ns, "address add 2001:db8::11/64 dev eth0\naddress add 2001:db8::12/64 dev eth0 nodad")
+	nfttest.IP(t, ns, "address add 2001:db8::11/64 dev eth0\naddress add 2001:db8::12/64 dev eth0 nodad")
 	await("2001:db8::12")
 	await("2001:db8::11 2001:db8::12")
 }
@@ -79,7 +79,7 @@ func TestTentativeAddressDoesNotCount(t *testing.T) {
 // one is closed. Still the last list is right, and there are few lists.
 func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, links("eth0"), "address add 198.51.100.11/24 dev eth0")
+	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
 	var sockets, lists atomic.Int64
 	await := awaits(t, follow(t.Context(), func(groups uint32) (*netlink.Conn, error) {
 		nl, err := dialIn(ns)(groups)
@@ -97,7 +97,7 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 	}
 	begun := time.Now()
 	for range 3 {
-		ip(t, ns, many.String()+"address flush dev eth0\naddress add 198.51.100.12/24 dev eth0")
+		nfttest.IP(t, ns, many.String()+"address flush dev eth0\naddress add 198.51.100.12/24 dev eth0")
 	}
 	await("198.51.100.12")
 	took, most := time.Since(begun), 3+int64(time.Since(begun)/(250*time.Millisecond))
@@ -110,7 +110,7 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 // A socket that fails is reported, and opened again.
 func TestFollowingContinuesAfterAnError(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, links("eth0"), "address add 198.51.100.11/24 dev eth0")
+	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
 	var opened atomic.Int32
 	changes := follow(t.Context(), func(groups uint32) (*netlink.Conn, error) {
 		switch n := opened.Add(1); n {

@@ -21,7 +21,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
 )
 
@@ -160,11 +160,11 @@ func compare(t *testing.T, c *nfnetlink.Conn, text string, rounds int) {
 	t.Helper()
 	old, now := oldTracer(t, c), trace.New(read(t, c))
 	v4, v6 := hosts(text)
-	ifs := []node.Interface{
+	ifs := []routes.Interface{
 		{}, {Index: 2, Name: "eth0"}, {Index: 3, Name: "cni0"}, {Index: 4, Name: "docker0"}, {Index: 5, Name: "veth1"},
 	}
 	r := rand.New(rand.NewPCG(3, 4))
-	pick := func() node.Interface { return ifs[r.IntN(len(ifs))] }
+	pick := func() routes.Interface { return ifs[r.IntN(len(ifs))] }
 	seen := map[string]bool{}
 	for n := range rounds {
 		pool := v4
@@ -176,7 +176,7 @@ func compare(t *testing.T, c *nfnetlink.Conn, text string, rounds int) {
 			DstType: []int{unix.RTN_UNICAST, unix.RTN_LOCAL}[r.IntN(2)], In: pick(), Out: pick(),
 		}
 		if r.IntN(4) == 0 {
-			p.SrcType, p.FromNode, p.In = unix.RTN_LOCAL, true, node.Interface{}
+			p.SrcType, p.FromNode, p.In = unix.RTN_LOCAL, true, routes.Interface{}
 		}
 		od, os := old.Trace(foreign.Packet{
 			Src: p.Src, Dst: p.Dst, SrcType: p.SrcType, DstType: p.DstType, In: p.In, Out: p.Out, FromNode: p.FromNode,
@@ -354,8 +354,8 @@ func TestWhatIsKnownOnlyNarrowsTheAnswer(t *testing.T) {
 				Src: netip.AddrFrom4([4]byte{10, 244, 1, byte(i % 8)}), Dst: netip.AddrFrom4([4]byte{10, 244, 2, byte(i / 8)}),
 			}
 			more := less
-			more.In = node.Interface{Index: 3, Name: []string{"cni0", "docker0"}[r.IntN(2)]}
-			more.Out = node.Interface{Index: 2, Name: "eth0"}
+			more.In = routes.Interface{Index: 3, Name: []string{"cni0", "docker0"}[r.IntN(2)]}
+			more.Out = routes.Interface{Index: 2, Name: "eth0"}
 			more.SrcType, more.DstType, more.Protocol = unix.RTN_UNICAST, unix.RTN_UNICAST, 6
 			_, unsure := tracer.Trace(less)
 			_, sure := tracer.Trace(more)

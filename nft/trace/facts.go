@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -22,7 +22,7 @@ type Packet struct {
 	FromNode         bool // sent by the node itself, so that it has no In
 	// In and Out are the interfaces, the zero value if unknown. A name with a trailing "*" stands
 	// for any that begins so.
-	In, Out  node.Interface
+	In, Out  routes.Interface
 	Protocol uint8  // IPPROTO_…, 0 if unknown
 	Port     uint16 // of the destination, 0 if unknown
 	// Unset are bits of the mark that it comes without. The others are unknown, until a rule sets
@@ -227,7 +227,7 @@ func (t *Tracer) learn() {
 }
 
 // device notes an interface. A packet that the node sends was received on none.
-func device(f map[string]fact, field string, d node.Interface, none bool) {
+func device(f map[string]fact, field string, d routes.Interface, none bool) {
 	if d.Index != 0 || none {
 		f[field] = number(d.Index, allBits)
 	}

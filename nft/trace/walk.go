@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -191,9 +191,9 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 	case p.FromNode:
 		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
 	case p.DstType == unix.RTN_LOCAL:
-		later, p.Out, out = []uint32{unix.NF_INET_LOCAL_IN}, node.Interface{}, node.Interface{}
+		later, p.Out, out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}, routes.Interface{}
 	default:
-		p.Out = node.Interface{} // not yet known
+		p.Out = routes.Interface{} // not yet known
 	}
 	destination = t.At(p, first)
 	lost := t.result.Lost

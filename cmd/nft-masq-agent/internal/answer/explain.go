@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // An Explanation is the output of explain.
@@ -94,7 +94,7 @@ type Step struct {
 
 // Ask adds the answers for a connection, from any pod if src is the zero address,
 // and notes about surprising ones. It is about packets on the first of the routes.
-func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes node.Routes) {
+func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes routes.Routes) {
 	to := routes.Ways[0]
 	c := nft.Connection{
 		Src: src, Dst: dst, In: routes.Back.Interface.Name, Out: to.Interface.Name,

@@ -10,14 +10,14 @@ import (
 
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 	path := func(out, masqueraded string, depends ...string) neighbors.Path {
 		n := neighbors.Path{
-			Packet:  foreign.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: node.Interface{Name: out}},
+			Packet:  foreign.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: routes.Interface{Name: out}},
 			Source:  foreign.Trace{Ways: []foreign.Way{{Masquerade: true, Own: true}}},
 			Depends: depends,
 		}

@@ -10,7 +10,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 func TestListsThatMatchNoInterfaceAreReportedWithTheRemedy(t *testing.T) {
@@ -63,11 +63,11 @@ func TestListsThatMatchNoInterfaceAreReportedWithTheRemedy(t *testing.T) {
 			MasqueradeSrcInterfaces: list(tt.src), MasqueradeOutInterfaces: list(tt.out),
 			NonMasqueradeOutInterfaces: list(tt.notOut),
 		}
-		all := []node.Interface{{Name: "lo"}}
+		all := []routes.Interface{{Name: "lo"}}
 		for text := range strings.FieldsSeq(tt.node) {
 			name, master, _ := strings.Cut(text, "/")
 			master, kind, _ := strings.Cut(master, "=")
-			all = append(all, node.Interface{Name: name, Master: master, MasterKind: kind})
+			all = append(all, routes.Interface{Name: name, Master: master, MasterKind: kind})
 		}
 		found := Interfaces(neighbors.AbsentInterfaces(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), all))
 		want := append(tt.unmatched, tt.others...)

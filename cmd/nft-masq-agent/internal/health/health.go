@@ -15,8 +15,8 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 // IDs of the problems that [Node.Check] finds, by weight.
@@ -43,7 +43,7 @@ const (
 type Node struct {
 	Proc       string // mount point of procfs
 	Pods       func(ipv6 bool) ([]netip.Addr, error)
-	Interfaces func() ([]node.Interface, error)
+	Interfaces func() ([]routes.Interface, error)
 	OnlyNAT    func() (bool, error) // whether no other program has chains of type nat
 	Stats      func() (conntrack.Stats, error)
 
@@ -87,7 +87,7 @@ func (n *Node) namespace() config.Problems {
 	if err != nil {
 		return unchecked("the interfaces", err)
 	}
-	links = slices.DeleteFunc(links, func(i node.Interface) bool { return i.Name == "lo" || !i.Up })
+	links = slices.DeleteFunc(links, func(i routes.Interface) bool { return i.Name == "lo" || !i.Up })
 	if len(links) != 1 || links[0].Kind != "veth" || !links[0].Elsewhere {
 		return nil
 	}

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // A kubelet replaces the files of a ConfigMap; a mount of one of them keeps the old one.
@@ -86,7 +86,7 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	n := Node{
 		Proc:       t.TempDir(),
 		Pods:       func(bool) ([]netip.Addr, error) { return nil, broken },
-		Interfaces: func() ([]node.Interface, error) { return nil, broken },
+		Interfaces: func() ([]routes.Interface, error) { return nil, broken },
 		Stats:      func() (conntrack.Stats, error) { return conntrack.Stats{}, broken },
 	}
 	found := n.Check(nft.Policy{}, filepath.Join(n.Proc, "config"))

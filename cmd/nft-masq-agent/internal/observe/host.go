@@ -12,8 +12,8 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 // A Host is what observers read, next to the loop, which does not wait for it: a [Node], or
@@ -24,7 +24,7 @@ type Host interface {
 	XTables() ([]older.XTable, error)
 	Stale(context.Context, nft.Ruleset) (conntrack.Stale, error)
 	Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush
-	Interfaces() ([]node.Interface, error)
+	Interfaces() ([]routes.Interface, error)
 	Pressure(conntrack.Ports) (conntrack.Pressure, error)
 }
 
@@ -84,7 +84,7 @@ func (h *Node) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors
 }
 
 // Interfaces lists those of this node.
-func (h *Node) Interfaces() ([]node.Interface, error) { return node.Interfaces() }
+func (h *Node) Interfaces() ([]routes.Interface, error) { return routes.Interfaces() }
 
 // Pressure reads how many source ports are in use.
 func (h *Node) Pressure(ports conntrack.Ports) (conntrack.Pressure, error) {

@@ -11,14 +11,14 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // interfaces reports which interfaces of the config the node does not have. Their rules
 // stay, because an interface may appear later.
 type interfaces struct {
 	*agent.Agent
-	list      func() ([]node.Interface, error)
+	list      func() ([]routes.Interface, error)
 	policy    *nft.Ruleset
 	absent    []neighbors.AbsentInterface
 	unmatched atomic.Pointer[int] // lists that match nothing; nil: unknown

@@ -8,14 +8,14 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/node"
+	"nft-masq-agent/nft/routes"
 )
 
 // interfacesOf are those with these names; with "=", after which is the bridge of a port.
-func interfacesOf(names ...string) (all []node.Interface) {
+func interfacesOf(names ...string) (all []routes.Interface) {
 	for _, name := range names {
 		name, master, port := strings.Cut(name, "=")
-		i := node.Interface{Name: name, Master: master}
+		i := routes.Interface{Name: name, Master: master}
 		if port {
 			i.MasterKind = "bridge"
 		}

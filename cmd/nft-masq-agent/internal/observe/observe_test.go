@@ -34,8 +34,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	logged "nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -60,7 +60,7 @@ type world struct {
 	surveys    int           // that began
 	surveying  int           // that are running
 	surveyCost time.Duration // how long one takes
-	interfaces []node.Interface
+	interfaces []routes.Interface
 	generation uint32
 
 	flush    func(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush
@@ -142,7 +142,7 @@ func (w *world) Counters(nft.Layout) ([]nft.Counts, error) {
 	}, nil
 }
 
-func (w *world) Interfaces() (all []node.Interface, err error) {
+func (w *world) Interfaces() (all []routes.Interface, err error) {
 	w.locked(func() { all = w.interfaces })
 	return all, nil
 }

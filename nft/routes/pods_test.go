@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"net/netip"

@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"cmp"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/node"
 )
 
 // Routes are the routes of a connection's first packet.
@@ -42,7 +44,7 @@ type Route struct {
 // name, the error wraps ENODEV, and the routes are as if there were. The kernel is asked
 // about each kind of packets that rules of policy routing distinguish.
 func Lookup(src, dst netip.Addr, out string) (Routes, error) {
-	return read(dial, "routes", func(r *reader) Routes {
+	return read("routes", func(r reader) Routes {
 		l := lookup{reader: r, dst: dst.WithZone(""), links: r.byIndex(), kinds: []kind{{}}}
 		l.find(src, out)
 		return l.Routes
@@ -54,11 +56,11 @@ const srcBitsAt = 2
 
 // A lookup collects the routes to a destination.
 type lookup struct {
-	*reader
+	reader
 	dst   netip.Addr
 	out   uint32 // the interface, if it is given
 	links map[uint32]Interface
-	own   []address
+	own   []node.Address
 	kinds []kind
 	Routes
 }
@@ -75,17 +77,17 @@ func (l *lookup) find(src netip.Addr, out string) {
 			l.out = i.Index
 		}
 	}
-	l.own = l.addresses(familyOf(l.dst))
+	l.own = l.Addresses(familyOf(l.dst))
 	rules := l.rules(familyOf(l.dst))
 	for _, rule := range rules {
 		l.distinguish(kindsOf(rule))
 	}
 	l.explore(src)
 	for _, rule := range rules {
-		from := rule.address(unix.FRA_SRC)
-		switch network := int(rule.head[srcBitsAt]) < from.BitLen(); {
+		from := rule.Address(unix.FRA_SRC)
+		switch network := int(rule.Head[srcBitsAt]) < from.BitLen(); {
 		case src.IsValid(), out != "":
-		case network, rule.attributes[unix.FRA_IIFNAME] != nil:
+		case network, rule.Attributes[unix.FRA_IIFNAME] != nil:
 			l.add(Route{Type: unix.RTN_UNICAST, Depends: []string{onSource}}) // more is not known
 		case from.IsValid():
 			l.explore(from, onSource)
@@ -94,7 +96,7 @@ func (l *lookup) find(src netip.Addr, out string) {
 	for i := range l.Ways {
 		if out != "" && l.out == 0 {
 			l.Ways[i].Interface, l.Ways[i].Address = Interface{Name: out}, netip.Addr{}
-			l.err = cmp.Or(l.err, fmt.Errorf("interface %q: %w", out, unix.ENODEV))
+			l.Err = cmp.Or(l.Err, fmt.Errorf("interface %q: %w", out, unix.ENODEV))
 		}
 	}
 }
@@ -114,7 +116,7 @@ func (l *lookup) distinguish(kinds []kind) {
 // on something, and no pod has an address of the node.
 func (l *lookup) explore(src netip.Addr, on ...string) {
 	m := l.route(query{dst: src}, 0)
-	back := Route{Type: m.routeType(), Interface: l.links[l.hops(m)[0].index]}
+	back := Route{Type: routeType(m), Interface: l.links[l.hops(m)[0].index]}
 	if len(on) == 0 {
 		l.Back = back
 	} else if back.Type == unix.RTN_LOCAL {
@@ -139,11 +141,11 @@ func (l *lookup) follow(q query, on []string) {
 		return
 	}
 	m := l.route(q, 0)
-	if m.routeType() == unix.RTN_UNSPEC { // perhaps the kernel rejects the source on that interface
+	if routeType(m) == unix.RTN_UNSPEC { // perhaps the kernel rejects the source on that interface
 		q.src, q.in = netip.Addr{}, 0
 		m = l.route(q, 0)
 	}
-	if m.routeType() == unix.RTN_UNSPEC {
+	if routeType(m) == unix.RTN_UNSPEC {
 		l.add(Route{Depends: on})
 		return
 	}
@@ -153,9 +155,9 @@ func (l *lookup) follow(q query, on []string) {
 		hops, on = all, append(on, byKernel)
 	}
 	for _, h := range hops {
-		l.add(Route{m.routeType(), l.links[h.index], l.masquerade(q, h, entry), on})
+		l.add(Route{routeType(m), l.links[h.index], l.masquerade(q, h, entry), on})
 	}
-	if all[0].index == 0 && entry.attributes[nexthopID] != nil { // net.ipv4.nexthop_compat_mode is 0
+	if all[0].index == 0 && entry.Attributes[nexthopID] != nil { // net.ipv4.nexthop_compat_mode is 0
 		l.add(Route{Type: unix.RTN_UNICAST, Depends: append(on, byKernel)})
 	}
 }
@@ -174,26 +176,26 @@ func (l *lookup) add(r Route) {
 // first address whose network contains the next hop, or else its first one of global
 // scope, or else any (inet_select_addr). For IPv6 it selects one for the destination
 // (ipv6_dev_get_saddr), as for the node's own connections unless the entry has one.
-func (l *lookup) masquerade(q query, h hop, entry message) netip.Addr {
+func (l *lookup) masquerade(q query, h hop, entry node.Message) netip.Addr {
 	never := uint32(unix.IFA_F_SECONDARY)
 	if q.dst.Is6() {
 		q.in, q.out, never = 0, h.index, unix.IFA_F_DEPRECATED // unless there is no other
 		m := l.route(q, 0)
-		if entry.attributes[unix.RTA_PREFSRC] == nil && entry.attributes[nexthopID] == nil && l.hops(m)[0].index == h.index {
-			return m.address(unix.RTA_PREFSRC)
+		if entry.Attributes[unix.RTA_PREFSRC] == nil && entry.Attributes[nexthopID] == nil && l.hops(m)[0].index == h.index {
+			return m.Address(unix.RTA_PREFSRC)
 		}
 	}
 	var on, all []netip.Addr
 	for _, a := range l.own {
-		if a.scope != unix.RT_SCOPE_UNIVERSE || a.flags&never != 0 {
+		if a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&never != 0 {
 			continue
 		}
-		all = append(all, a.local)
-		if a.index == h.index {
-			on = append(on, a.local)
+		all = append(all, a.Local)
+		if a.Index == h.index {
+			on = append(on, a.Local)
 		}
-		if a.index == h.index && q.dst.Is4() && a.network.Contains(cmp.Or(h.gateway, q.dst)) {
-			return a.local
+		if a.Index == h.index && q.dst.Is4() && a.Network.Contains(cmp.Or(h.gateway, q.dst)) {
+			return a.Local
 		}
 	}
 	if q.dst.Is6() && len(on) != 1 {
@@ -223,34 +225,34 @@ func (q query) hashesAddresses() bool {
 
 // route requests a route, of type unix.RTN_UNSPEC if there is none. With RTM_F_FIB_MATCH it
 // is the entry of the routing table.
-func (r *reader) route(q query, flags uint32) message {
+func (r reader) route(q query, flags uint32) node.Message {
 	const flagsAt = 8 // struct rtmsg
-	none := message{head: make([]byte, unix.SizeofRtMsg)}
+	none := node.Message{Head: make([]byte, unix.SizeofRtMsg)}
 	if !q.dst.IsValid() {
 		return none
 	}
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = familyOf(q.dst), byte(q.dst.BitLen())
 	binary.NativeEndian.PutUint32(head[flagsAt:], flags)
-	attrs := append(slices.Clip(q.attrs), numbered(unix.RTA_IIF, q.in), numbered(unix.RTA_OIF, q.out),
+	attrs := append(slices.Clip(q.attrs), node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out),
 		netlink.Attribute{Type: unix.RTA_DST, Data: q.dst.AsSlice()})
 	if q.src.IsValid() {
 		head[srcBitsAt] = byte(q.src.BitLen())
 		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_SRC, Data: q.src.AsSlice()})
 	}
-	replies := r.request(unix.RTM_GETROUTE, 0, head, attrs...)
+	replies := r.Request(unix.RTM_GETROUTE, 0, head, attrs...)
 	for _, prohibited := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV} {
-		if errors.Is(r.err, prohibited) {
-			r.err = nil
+		if errors.Is(r.Err, prohibited) {
+			r.Err = nil
 		}
 	}
 	return append(replies, none)[0]
 }
 
 // routeType returns the type of a route.
-func (m message) routeType() int {
+func routeType(m node.Message) int {
 	const typeAt = 7 // struct rtmsg
-	return int(m.head[typeAt])
+	return int(m.Head[typeAt])
 }
 
 // A hop is a next hop of a route.
@@ -260,30 +262,30 @@ type hop struct {
 }
 
 // hops returns the next hops of a route, at least one.
-func (r *reader) hops(m message) (all []hop) {
+func (r reader) hops(m node.Message) (all []hop) {
 	const indexAt, align = 4, 4 // struct rtnexthop
-	for b := m.attributes[unix.RTA_MULTIPATH]; len(b) >= unix.SizeofRtNexthop; {
+	for b := m.Attributes[unix.RTA_MULTIPATH]; len(b) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(b))
-		all = append(all, hop{number(b[indexAt:]), r.parse(b[unix.SizeofRtNexthop:size]).address(unix.RTA_GATEWAY)})
+		all = append(all, hop{node.Number(b[indexAt:]), r.Parse(b[unix.SizeofRtNexthop:size]).Address(unix.RTA_GATEWAY)})
 		b = b[min(len(b), (size+align-1)/align*align):]
 	}
 	if len(all) == 0 {
-		all = []hop{{m.number(unix.RTA_OIF), m.address(unix.RTA_GATEWAY)}}
+		all = []hop{{m.Number(unix.RTA_OIF), m.Address(unix.RTA_GATEWAY)}}
 	}
 	return all
 }
 
 // LocalPrefixes returns the networks that are local to this node: those with a route of
 // type LOCAL, as in "fib daddr type local".
-func LocalPrefixes() ([]netip.Prefix, error) { return read(dial, "local routes", (*reader).local) }
+func LocalPrefixes() ([]netip.Prefix, error) { return read("local routes", reader.local) }
 
-func (r *reader) local() (local []netip.Prefix) {
+func (r reader) local() (local []netip.Prefix) {
 	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg
 	head := make([]byte, unix.SizeofRtMsg)
 	head[tableAt], head[typeAt] = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
-	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if dst := m.address(unix.RTA_DST); m.routeType() == unix.RTN_LOCAL && dst.IsValid() {
-			local = append(local, netip.PrefixFrom(dst, int(m.head[bitsAt])))
+	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
+		if dst := m.Address(unix.RTA_DST); routeType(m) == unix.RTN_LOCAL && dst.IsValid() {
+			local = append(local, netip.PrefixFrom(dst, int(m.Head[bitsAt])))
 		}
 	}
 	return local
@@ -299,29 +301,37 @@ type Network struct {
 
 // Networks returns the destinations of the main table of routes.
 func Networks() ([]Network, error) {
-	return read(dial, "routes", func(r *reader) []Network { return r.networks(r.byIndex(), unix.RT_TABLE_MAIN) })
+	return read("routes", func(r reader) []Network { return r.networks(r.byIndex(), unix.RT_TABLE_MAIN) })
 }
 
 // networks returns the destinations of a table of routes; 0: of all.
-func (r *reader) networks(links map[uint32]Interface, table byte) (all []Network) {
+func (r reader) networks(links map[uint32]Interface, table byte) (all []Network) {
 	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
 	head := make([]byte, unix.SizeofRtMsg)
 	head[tableAt] = table
-	for _, m := range r.request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if m.routeType() != unix.RTN_UNICAST || table != 0 && m.number(unix.RTA_TABLE) != uint32(table) {
+	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
+		if routeType(m) != unix.RTN_UNICAST || table != 0 && m.Number(unix.RTA_TABLE) != uint32(table) {
 			continue
 		}
-		dst := m.address(unix.RTA_DST)
+		dst := m.Address(unix.RTA_DST)
 		if !dst.IsValid() { // the default route has none
 			dst = netip.IPv4Unspecified()
-			if m.head[familyAt] == unix.AF_INET6 {
+			if m.Head[familyAt] == unix.AF_INET6 {
 				dst = netip.IPv6Unspecified()
 			}
 		}
 		for _, h := range r.hops(m) {
-			connected := m.head[protocolAt] == unix.RTPROT_KERNEL && m.attributes[unix.RTA_GATEWAY] == nil
-			all = append(all, Network{netip.PrefixFrom(dst, int(m.head[bitsAt])), links[h.index].Name, connected})
+			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attributes[unix.RTA_GATEWAY] == nil
+			all = append(all, Network{netip.PrefixFrom(dst, int(m.Head[bitsAt])), links[h.index].Name, connected})
 		}
 	}
 	return all
+}
+
+// familyOf returns the family of an address as a request begins with it.
+func familyOf(a netip.Addr) byte {
+	if a.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }

@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"encoding/binary"
@@ -7,16 +7,18 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/node"
 )
 
 // Pods returns the addresses of a family behind interfaces that lead into the node, in order:
 // those with a route of their own through a veth, and the neighbors on a veth or a bridge.
 // Interfaces of default routes, in any table, lead away from it.
 func Pods(ipv6 bool) ([]netip.Addr, error) {
-	return read(dial, "neighbors", func(r *reader) []netip.Addr { return r.pods(ipv6) })
+	return read("neighbors", func(r reader) []netip.Addr { return r.pods(ipv6) })
 }
 
-func (r *reader) pods(ipv6 bool) (pods []netip.Addr) {
+func (r reader) pods(ipv6 bool) (pods []netip.Addr) {
 	const indexAt, stateAt = 4, 8 // struct ndmsg
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	inside := map[string]string{} // kinds by name
@@ -47,9 +49,9 @@ func (r *reader) pods(ipv6 bool) (pods []netip.Addr) {
 	if ipv6 {
 		head[0] = unix.AF_INET6
 	}
-	for _, m := range r.request(unix.RTM_GETNEIGH, netlink.Dump, head) {
-		if binary.NativeEndian.Uint16(m.head[stateAt:])&known != 0 {
-			add(m.address(unix.NDA_DST), links[number(m.head[indexAt:])].Name)
+	for _, m := range r.Request(unix.RTM_GETNEIGH, netlink.Dump, head) {
+		if binary.NativeEndian.Uint16(m.Head[stateAt:])&known != 0 {
+			add(m.Address(unix.NDA_DST), links[node.Number(m.Head[indexAt:])].Name)
 		}
 	}
 	slices.SortFunc(pods, netip.Addr.Compare)

@@ -1,16 +1,18 @@
-package node
+package routes
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestPartsOfABridgeNeitherReceiveNorSend(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, "link add cni0 type bridge", "link set cni0 up", "link add eth0 type veth peer name veth0",
+	ns := nfttest.NewNode(t, "link add cni0 type bridge", "link set cni0 up", "link add eth0 type veth peer name veth0",
 		"link set veth0 master cni0")
-	got := in(t, ns, Interfaces)
+	got := nfttest.In(t, ns, Interfaces)
 	indexes := map[uint32]bool{}
 	for i := range got {
 		indexes[got[i].Index] = true

@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ import (
 // Only rules of exactly that form are an older agent's, and the commands remove them.
 func TestLeftoversAreNamedWithTheCommandThatRemovesThem(t *testing.T) {
 	t.Parallel()
-	ns := newNode(t, `rule add priority 20 to 10.1.0.0/16 lookup main
+	ns := nfttest.NewNode(t, `rule add priority 20 to 10.1.0.0/16 lookup main
 rule add priority 20 not to 10.2.0.0/16 lookup 100
 rule add priority 21 not to 10.3.0.0/16 lookup main
 rule add priority 20 not to 10.4.0.0/16 fwmark 0x1 lookup main
@@ -21,13 +21,13 @@ rule add priority 20 not to 10.7.0.0/16 iif eth0 lookup main
 rule add priority 20 not fwmark 0x2 lookup main
 -6 rule add priority 20 not to fd01::/16 lookup 100`)
 	before := rulesOf(t, ns)
-	if got := in(t, ns, Leftovers); len(got) > 0 {
+	if got := nfttest.In(t, ns, Leftovers); len(got) > 0 {
 		t.Errorf("%q", got)
 	}
-	ip(t, ns, `rule add priority 20 not from all to 10.0.0.0/8 lookup main
+	nfttest.IP(t, ns, `rule add priority 20 not from all to 10.0.0.0/8 lookup main
 rule add priority 20 not to 172.16.0.0/12 lookup main
 -6 rule add priority 20 not to fd00::/8 lookup main`)
-	got := in(t, ns, Leftovers)
+	got := nfttest.In(t, ns, Leftovers)
 	want := []string{
 		"ip -4 rule del priority 20 not to 10.0.0.0/8 lookup main",
 		"ip -4 rule del priority 20 not to 172.16.0.0/12 lookup main",

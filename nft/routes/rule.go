@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"encoding/binary"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/node"
 )
 
 // A kind of packets is what rules of policy routing (ip-rule(8)) can select besides
@@ -36,12 +38,12 @@ const sportMask, dportMask = 28, 29 // FRA_SPORT_MASK, FRA_DPORT_MASK
 // kindsOf returns the kinds of packets that a rule selects: two with the ends of ranges, as
 // another rule may have one of them; none if it selects by addresses and interfaces alone.
 // With `not`, it selects all others.
-func kindsOf(rule message) (kinds []kind) {
+func kindsOf(rule node.Message) (kinds []kind) {
 	const tosAt = 3 // struct fib_rule_hdr
 	for end := range 2 {
-		k := kind{open: rule.head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.number(unix.FRA_PRIORITY))}}
+		k := kind{open: rule.Head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))}}
 		for _, s := range selectors {
-			value := rule.attributes[s.rule]
+			value := rule.Attributes[s.rule]
 			if value == nil {
 				continue
 			}
@@ -55,7 +57,7 @@ func kindsOf(rule message) (kinds []kind) {
 			}
 			k.attrs = append(k.attrs, netlink.Attribute{Type: s.request, Data: value})
 		}
-		for attr := range rule.attributes {
+		for attr := range rule.Attributes {
 			k.open = k.open || attr == unix.FRA_TUN_ID || attr > unix.FRA_DPORT_RANGE && attr != sportMask && attr != dportMask
 		}
 		if k.attrs != nil || k.open {
@@ -67,30 +69,30 @@ func kindsOf(rule message) (kinds []kind) {
 
 // Leftovers returns the commands that remove the rules of policy routing which a fork of
 // ip-masq-agent for Oracle's cloud has not removed.
-func Leftovers() ([]string, error) { return read(dial, "routing rules", (*reader).leftovers) }
+func Leftovers() ([]string, error) { return read("routing rules", reader.leftovers) }
 
-func (r *reader) leftovers() (commands []string) {
+func (r reader) leftovers() (commands []string) {
 	const bitsAt, flagsAt, priority = 1, 8, 20 // struct fib_rule_hdr
 	plain := []uint16{unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL, unix.FRA_DST}
 	for _, rule := range slices.Concat(r.rules(unix.AF_INET), r.rules(unix.AF_INET6)) {
-		to := rule.address(unix.FRA_DST)
-		left := to.IsValid() && number(rule.head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
-			rule.number(unix.FRA_PRIORITY) == priority && rule.number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
-		for attr := range rule.attributes {
+		to := rule.Address(unix.FRA_DST)
+		left := to.IsValid() && node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
+			rule.Number(unix.FRA_PRIORITY) == priority && rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
+		for attr := range rule.Attributes {
 			left = left && slices.Contains(plain, attr)
 		}
 		if left {
 			family := map[bool]string{false: "-4", true: "-6"}[to.Is6()]
 			commands = append(commands, fmt.Sprintf("ip %s rule del priority %d not to %s/%d lookup main",
-				family, priority, to, rule.head[bitsAt]))
+				family, priority, to, rule.Head[bitsAt]))
 		}
 	}
 	return commands
 }
 
 // rules returns the rules of a family.
-func (r *reader) rules(family byte) []message {
+func (r reader) rules(family byte) []node.Message {
 	head := make([]byte, unix.SizeofRtMsg) // struct fib_rule_hdr is as long
 	head[0] = family
-	return r.request(unix.RTM_GETRULE, netlink.Dump, head)
+	return r.Request(unix.RTM_GETRULE, netlink.Dump, head)
 }

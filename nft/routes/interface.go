@@ -1,9 +1,17 @@
-package node
+package routes
 
 import (
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/node"
 )
+
+// A reader asks about what only those need who look at the node.
+type reader struct{ *node.Reader }
+
+func read[T any](what string, fn func(reader) T) (T, error) {
+	return node.Read(node.Dial, what, func(r *node.Reader) T { return fn(reader{r}) })
+}
 
 // An Interface is a network interface of the node.
 type Interface struct {
@@ -27,10 +35,10 @@ func (i Interface) Receives() bool { return i.Master == "" }
 func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf" }
 
 // Interfaces returns the interfaces, by index.
-func Interfaces() ([]Interface, error) { return read(dial, "interfaces", (*reader).interfaces) }
+func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
 
 // byIndex returns the interfaces by index.
-func (r *reader) byIndex() map[uint32]Interface {
+func (r reader) byIndex() map[uint32]Interface {
 	all := map[uint32]Interface{}
 	for _, i := range r.interfaces() {
 		all[i.Index] = i
@@ -38,25 +46,19 @@ func (r *reader) byIndex() map[uint32]Interface {
 	return all
 }
 
-func (r *reader) interfaces() []Interface {
-	const (
-		skipStatistics   = 1 << 3 // RTEXT_FILTER_SKIP_STATS
-		indexAt, flagsAt = 4, 8   // struct ifinfomsg
-	)
-	head := make([]byte, unix.SizeofIfInfomsg)
-	links := r.request(unix.RTM_GETLINK, netlink.Dump, head, numbered(unix.IFLA_EXT_MASK, skipStatistics))
-	names := map[uint32]string{}
+func (r reader) interfaces() []Interface {
+	links, names := r.Links(), map[uint32]string{}
 	for _, l := range links {
-		names[number(l.head[indexAt:])] = unix.ByteSliceToString(l.attributes[unix.IFLA_IFNAME])
+		index, _ := l.Link()
+		names[index] = unix.ByteSliceToString(l.Attributes[unix.IFLA_IFNAME])
 	}
 	all := make([]Interface, len(links))
 	for i, l := range links {
-		index := number(l.head[indexAt:])
-		info := r.parse(l.attributes[unix.IFLA_LINKINFO])
+		index, up := l.Link()
+		info := r.Parse(l.Attributes[unix.IFLA_LINKINFO])
 		all[i] = Interface{
-			Index: index, Name: names[index], Up: number(l.head[flagsAt:])&unix.IFF_UP != 0,
-			Elsewhere: l.attributes[unix.IFLA_LINK_NETNSID] != nil,
-			Kind:      unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.number(unix.IFLA_MASTER)],
+			Index: index, Name: names[index], Up: up, Elsewhere: l.Attributes[unix.IFLA_LINK_NETNSID] != nil,
+			Kind: unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.Number(unix.IFLA_MASTER)],
 			MasterKind: unix.ByteSliceToString(info[unix.IFLA_INFO_SLAVE_KIND]),
 		}
 	}

@@ -1,4 +1,4 @@
-package node
+package routes
 
 import (
 	"errors"
@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/node"
 )
 
 // newRouter returns a node with two uplinks and the link of a pod.
@@ -32,7 +33,7 @@ func newRouter(t *testing.T, commands string) *nfttest.NS {
 			t.Fatal(err)
 		}
 	}
-	ip(t, ns, links("eth0", "eth1", "pod0"), `address add 192.0.2.1/24 dev eth0
+	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1", "pod0"), `address add 192.0.2.1/24 dev eth0
 address add 198.51.100.1/24 dev eth1
 address add 2001:db8::1/64 dev eth0 nodad
 address add 2001:db8:1::1/64 dev eth1 nodad
@@ -187,7 +188,7 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 				if src.Is6() || of.dst == "2001:db8:7::9" {
 					want = strings.NewReplacer("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1").Replace(want)
 				}
-				got := in(t, ns, func() (Routes, error) { return Lookup(src, netip.MustParseAddr(of.dst), tt.out) })
+				got := nfttest.In(t, ns, func() (Routes, error) { return Lookup(src, netip.MustParseAddr(of.dst), tt.out) })
 				text, on := ways(got)
 				if diff := cmp.Diff([]string{want, tt.on}, []string{text, on}); diff != "" {
 					t.Errorf("to %s (-want +got):\n%s", of.dst, diff)
@@ -359,7 +360,7 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			top := nfttest.NewTopology(t)
-			ip(t, top.Node, tt.commands)
+			nfttest.IP(t, top.Node, tt.commands)
 			const table = "table inet x { chain c { type nat hook postrouting priority 100; masquerade; }; }"
 			nfttest.NFT(t, top.Node, table, "-f", "-")
 			for _, of := range []struct {
@@ -368,7 +369,7 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 				want string
 			}{{top.PodV4, "203.0.113.9", tt.v4}, {top.PodV6, "2001:db8:1::1", tt.v6}} {
 				dst := netip.MustParseAddr(of.dst)
-				r := in(t, top.Node, func() (Routes, error) { return Lookup(of.src, dst, "") })
+				r := nfttest.In(t, top.Node, func() (Routes, error) { return Lookup(of.src, dst, "") })
 				flow := nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, To: top.Outside, Dst: netip.AddrPortFrom(dst, 7000)}
 				seen := nfttest.MustSend(t, top, flow).Seen.Addr()
 				got := ""
@@ -413,7 +414,7 @@ func TestRouteBackIsByTheInterfaceOfTheSource(t *testing.T) {
 		if from.Is6() {
 			dst = netip.MustParseAddr("2001:db8:7::9")
 		}
-		back := in(t, ns, func() (Routes, error) { return Lookup(from, dst, "") }).Back
+		back := nfttest.In(t, ns, func() (Routes, error) { return Lookup(from, dst, "") }).Back
 		if got := fmt.Sprintf("%s type %d", back.Interface.Name, back.Type); got != want {
 			t.Errorf("%s: %s, want %s", src, got, want)
 		}
@@ -424,7 +425,7 @@ func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both("route add DST via V\n"))
 	for src, dst := range map[string]string{"10.99.9.9": "203.0.113.9", "fd00:99::9": "2001:db8:7::9"} {
-		got := in(t, ns, func() (Routes, error) { return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "") })
+		got := nfttest.In(t, ns, func() (Routes, error) { return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "") })
 		if text, _ := ways(got); !strings.HasPrefix(text, "eth0 ") || len(got.Ways) != 1 || got.Back.Type != unix.RTN_UNSPEC {
 			t.Errorf("%s: %+v", src, got)
 		}
@@ -436,9 +437,9 @@ func TestErrorsOfTheKernelAreReturned(t *testing.T) {
 	ns := newRouter(t, both(defaults))
 	sctp := kind{attrs: []netlink.Attribute{{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}}}}
 	err := ns.Do(func() error {
-		_, err := read(dial, "routes", func(r *reader) message {
+		_, err := read("routes", func(r reader) node.Message {
 			m := r.route(query{dst: netip.MustParseAddr("203.0.113.9"), kind: sctp}, 0)
-			if again := r.route(query{dst: netip.MustParseAddr("203.0.113.9")}, 0); again.routeType() != unix.RTN_UNSPEC {
+			if again := r.route(query{dst: netip.MustParseAddr("203.0.113.9")}, 0); routeType(again) != unix.RTN_UNSPEC {
 				t.Errorf("after an error: %+v", again)
 			}
 			return m
