@@ -24,7 +24,7 @@ import (
 
 type explainFlags struct {
 	lookFlags
-	from netip.Addr // zero: any pod
+	from netip.Addr // zero: a pod's, or else the node's own
 	out  string     // interface; empty: that of the route
 	live bool
 }
@@ -46,7 +46,7 @@ func explainCommand(l look) command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
-			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod's)", parseAddress)
+			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod of this node)", parseAddress)
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
 			fs.BoolVar(&f.live, "live", false, "do not read the config: answer from the kernel alone")
@@ -120,37 +120,21 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 			return x, hinted(err)
 		}
 	}
-	// about also reports whether another program translates what is no pod by the policy.
-	about := func(src netip.Addr) (_ answer.Explanation, theirs bool, _ error) {
-		x := x
-		x.Head = x.Clone()
-		to, err := s.routes(src, dst, f.out)
-		switch {
-		case err != nil && readErr == nil:
-			return x, false, err
-		case len(to.Ways) == 0:
-			x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
-			to.Ways = []routes.Route{{}}
-		}
-		if tracer != nil {
-			x.Follow(tracer.Trace(src, dst, to))
-		}
-		if judged != nil {
-			x.Ask(judged.Policy, src, dst, to)
-			family, _ := judged.Policy.Family(dst.Is6())
-			theirs = strings.HasPrefix(x.Why.Code, "foreign-") && family.KnowsPods() &&
-				!family.Pods().Includes(nft.Connection{Src: src, Dst: dst, In: to.Back.Interface.Name})
-		}
-		return x, theirs, nil
-	}
-	answered, _, err := about(f.from)
-	if err == nil && tracer != nil && !f.from.IsValid() {
-		answered, err = aboutPods(s, answered, dst, about)
-	}
-	if err != nil {
+	src, ways, err := f.packet(s, judged, dst)
+	switch {
+	case err != nil && readErr == nil:
 		return x, err
+	case len(ways.Ways) == 0:
+		x.Add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", err)
+		ways.Ways = []routes.Route{{}}
 	}
-	x = answered
+	x.SetSource(src, f.from.IsValid(), ways.Back.Type == unix.RTN_LOCAL)
+	if tracer != nil {
+		x.Follow(tracer.Trace(src, dst, ways))
+	}
+	if judged != nil {
+		x.Ask(judged.Policy, src, dst, ways)
+	}
 	if readErr == nil {
 		if err := legacyTables(&x, s.proc, f.from, dst); err != nil {
 			return x, err
@@ -189,37 +173,37 @@ func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, re
 	return nil
 }
 
-// mostPodsAsked bounds the time that explain takes.
-const mostPodsAsked = 1000
-
-// aboutPods asks for each pod of this node, and returns their answer if it is the same, or
-// adds which of them get which. It leaves out the containers of other programs.
-func aboutPods(
-	s *session, x answer.Explanation, dst netip.Addr, about func(netip.Addr) (answer.Explanation, bool, error),
-) (answer.Explanation, error) {
+// packet returns the source of the packet to explain, and its routes: without --from a pod of this
+// node, of the policy's if that is known, or else the node itself.
+func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (netip.Addr, routes.Routes, error) {
+	if f.from.IsValid() {
+		ways, err := s.routes(f.from, dst, f.out)
+		return f.from, ways, err
+	}
 	pods, err := s.pods(dst.Is6())
 	if err != nil {
-		return x, err
+		pods = nil // then neither are the routes known
 	}
-	pods = slices.DeleteFunc(pods, func(pod netip.Addr) bool { return pod == dst })
-	most := min(mostPodsAsked, len(pods))
-	var asked []netip.Addr
-	var all []answer.Explanation
-	for _, pod := range pods[:most] {
-		y, theirs, err := about(pod)
+	for _, pod := range pods {
+		ways, err := s.routes(pod, dst, f.out)
 		if err != nil {
-			return x, err
+			return pod, ways, err
 		}
-		if !theirs {
-			asked, all = append(asked, pod), append(all, y)
+		ours := true
+		if judged != nil {
+			family, on := judged.Policy.Family(dst.Is6())
+			ours = on && family.Pods().Includes(nft.Connection{Src: pod, Dst: dst, In: ways.Back.Interface.Name})
+		}
+		if ours && pod != dst {
+			return pod, ways, nil
 		}
 	}
-	x = x.OfPods(asked, all)
-	if most < len(pods) {
-		x.Add(config.Note, "pods-limit", "This is about the first %d of %d pods of this node: select another one by --from.",
-			most, len(pods))
+	ways, err := s.routes(netip.Addr{}, dst, f.out)
+	if err != nil || !ways.Own.IsValid() {
+		return ways.Own, ways, err
 	}
-	return x, nil
+	ways, err = s.routes(ways.Own, dst, f.out)
+	return ways.Own, ways, err
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

@@ -2,15 +2,19 @@ package neighbors
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 // Judge returns a judge of connections for the policy that is wanted on this node.
@@ -35,10 +39,10 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	for _, a := range addresses {
 		e.Local = append(e.Local, netip.PrefixFrom(a, a.BitLen()))
 	}
-	rewrites := foreign.FindRewrites(s.others)
-	if rewrites.Everything() {
+	if s.others.Unread > 0 {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
 	}
+	others := s.mayTranslate()
 	legacy := map[bool]bool{} // by whether it is IPv6
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		rules, err := older.LegacyRules("/proc/thread-self/net", family)
@@ -54,9 +58,45 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	networks, err := routes.Networks()
 	behindOne := oneInterface(networks)
 	e.Others = func(src, dst netip.Addr, dnat bool) bool {
-		return legacy[dst.Is6()] || rewrites.Meet(src, dst, dnat) || behindOne(src, dst)
+		return legacy[dst.Is6()] || others(src, dst, dnat) || behindOne(src, dst)
 	}
 	return e, err
+}
+
+// mayTranslate returns a function that reports whether another program's rule may have translated
+// a connection, also to its own address, or ended our base chain before it reached ours. It asks
+// what happens to the packet, once for those that the rules treat alike.
+func (s *State) mayTranslate() func(src, dst netip.Addr, dnat bool) bool {
+	type key struct {
+		src, dst netip.Addr
+		dnat     bool
+	}
+	t, known := trace.New(s.others), map[key]bool{}
+	ends, shared := t.Ends(math.MaxInt), s.Want.Mode() == nft.ModeIPTables
+	return func(src, dst netip.Addr, dnat bool) bool {
+		src, dst = ends.Alike(src, dst)
+		at := key{src, dst, dnat}
+		may, asked := known[at]
+		if asked {
+			return may
+		}
+		r := t.At(trace.Packet{
+			Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Translated: dnat, Known: true,
+		}, unix.NF_INET_POST_ROUTING)
+		may = s.others.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany)
+		ours := false
+		for _, f := range r.Findings {
+			switch {
+			case !f.InNAT():
+			case f.Code == trace.Ours:
+				ours = true
+			case f.Code != trace.Accepts || shared && !ours:
+				may = true
+			}
+		}
+		known[at] = may
+		return may
+	}
 }
 
 // oneInterface returns a function that reports whether two addresses are behind the same

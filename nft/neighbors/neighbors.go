@@ -8,12 +8,15 @@ import (
 	"context"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 // A Node is a kernel with what else there is on this node. It is for one goroutine, like
@@ -25,6 +28,7 @@ type Node struct {
 	interfaces func() ([]routes.Interface, error)
 	networks   func() ([]routes.Network, error)
 	local      func() ([]netip.Prefix, error)
+	running    func(ipv6 bool) ([]netip.Addr, error) // pods
 }
 
 // Open returns the node of the network namespace in which the first request is made.
@@ -32,12 +36,13 @@ func Open() *Node { return Of(kernel.Open()) }
 
 // Of is Open for the caller's kernel.
 func Of(k *kernel.Kernel) *Node {
-	return &Node{k, routes.Leftovers, routes.Interfaces, routes.Networks, routes.LocalPrefixes}
+	return &Node{k, routes.Leftovers, routes.Interfaces, routes.Networks, routes.LocalPrefixes, routes.Pods}
 }
 
 // New uses the caller's kernel, and reads nothing but rules.
 func New(k *kernel.Kernel) *Node {
-	return &Node{k, none[string], none[routes.Interface], none[routes.Network], none[netip.Prefix]}
+	pods := func(bool) ([]netip.Addr, error) { return nil, nil }
+	return &Node{k, none[string], none[routes.Interface], none[routes.Network], none[netip.Prefix], pods}
 }
 
 func none[T any]() ([]T, error) { return nil, nil }
@@ -48,7 +53,7 @@ type State struct {
 	*kernel.State
 	node   *Node
 	older  []older.Chain
-	others foreign.Snapshot
+	others *trace.Rules
 }
 
 // Survey reads the kernel with the rules of other programs, to compare it with the wanted
@@ -60,9 +65,23 @@ func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
 	}
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	return s, kernel.Again(ctx, func() (err error) {
-		if s.others, err = foreign.Read(ctx, c, s.Owns); err == nil {
+		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Owns, Reads: concerns}); err == nil {
 			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns)
 		}
 		return err
 	})
+}
+
+// concerns reports whether a base chain can decide about connections of a policy: those of
+// postrouting, those before connection tracking, and those of forwarding that drop by policy.
+func concerns(c nfnetlink.Chain) bool {
+	switch h := c.Hook; h.Number {
+	case unix.NF_INET_POST_ROUTING:
+		return true
+	case unix.NF_INET_PRE_ROUTING:
+		return h.Priority < trace.ConntrackPriority
+	case unix.NF_INET_FORWARD:
+		return c.Policy == 0 // NF_DROP
+	}
+	return false
 }

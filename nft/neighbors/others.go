@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -16,35 +15,36 @@ type Others struct {
 	// Legacy are chains and jumps of iptables-based agents.
 	Legacy []older.Chain
 	// Conflicts are rules that masquerade what the policy exempts.
-	Conflicts []foreign.Conflict
+	Conflicts []Conflict
 	// Overruled are rules that override the policy for what it masquerades, or
 	// did so with an older agent.
-	Overruled []foreign.Conflict
+	Overruled []Conflict
 	// Overridden are rules that would masquerade what the policy exempts if it
 	// did not enforce exemptions.
-	Overridden []foreign.Conflict
+	Overridden []Conflict
 	// Podless are rules that masquerade what the policy exempts, but not from
 	// pods according to the policy.
-	Podless []foreign.Conflict
+	Podless []Conflict
 	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
-	Accepted []foreign.Conflict
+	Accepted []Conflict
 	// XTables are tables of legacy ip_tables with rules of such agents.
 	XTables []older.XTable
 	// Routing has commands that remove such agents' rules of policy routing.
 	Routing []string
-	// Unread counts rules that were not examined because there are too many.
-	Unread int
+	// Unread counts rules that were not examined because there are too many, Unasked the packets
+	// that they tell apart but that were not asked about.
+	Unread, Unasked int
 }
 
 // Of returns the rules of Overruled that are of a kind.
-func (o Others) Of(kind foreign.Kind) []foreign.Conflict {
-	return slices.DeleteFunc(slices.Clone(o.Overruled), func(c foreign.Conflict) bool { return c.Kind != kind })
+func (o Others) Of(kind Kind) []Conflict {
+	return slices.DeleteFunc(slices.Clone(o.Overruled), func(c Conflict) bool { return c.Kind != kind })
 }
 
 // Accept moves rules in chains that the operator accepts, each written as FAMILY
 // TABLE CHAIN, from Conflicts and Overruled to Accepted.
 func (o *Others) Accept(chains []string) {
-	accepted := func(c foreign.Conflict) bool {
+	accepted := func(c Conflict) bool {
 		is := slices.Contains(chains, c.Table()+" "+c.Chain())
 		if is {
 			o.Accepted = append(o.Accepted, c)
@@ -78,25 +78,33 @@ func (s *State) Others() (o Others, err error) {
 	if err != nil {
 		return Others{}, err
 	}
-	found, rest := foreign.Conflicts(s.others, share(want, pods, local))
+	var running []netip.Addr
+	for _, f := range want.Policy.Families {
+		of, err := n.running(f.IPv6)
+		if err != nil {
+			return Others{}, err
+		}
+		running = append(running, of...)
+	}
+	found, rest := conflicts(s.others, want, pods, local, running)
 	policy := want.Policy
 	if receivesNothing(policy, links) {
 		policy.Enforce = nil
 	}
 	for _, c := range found {
 		late := comesLate(policy, c)
-		switch meets := c.From(pods.Src); {
-		case c.Kind != foreign.Masquerades:
+		switch {
+		case c.Kind != Masquerades:
 			o.Overruled = append(o.Overruled, c)
-		case late && meets:
+		case late && !c.elsewhere:
 			o.Overridden = append(o.Overridden, c)
-		case meets:
+		case !c.elsewhere:
 			o.Conflicts = append(o.Conflicts, c)
 		case !late:
 			o.Podless = append(o.Podless, c)
 		}
 	}
-	o.Unread = s.others.Unread + rest
+	o.Unread, o.Unasked = s.others.Unread, rest
 	return o, nil
 }
 
@@ -134,35 +142,8 @@ func (n *Node) pods(p nft.Policy) (pods nft.Region, err error) {
 }
 
 // comesLate reports whether a conflict comes too late, because the policy enforces its exemptions.
-func comesLate(p nft.Policy, c foreign.Conflict) bool {
+func comesLate(p nft.Policy, c Conflict) bool {
 	return c.Priority > nft.EnforcePriority && !slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
 		return (c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family()) && !p.Enforces(f)
 	})
-}
-
-// share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
-// those of the node, and at which priority.
-func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
-	s := foreign.Share{
-		Exempt: want.Policy.ExemptDestinations(), Origin: pods.Origin,
-		Pods: !slices.ContainsFunc(want.Policy.Families, func(f nft.FamilyPolicy) bool { return !f.KnowsPods() }),
-	}
-	for _, t := range want.Tables {
-		s.Shared = t.Name != nft.TableName
-		for _, c := range t.Chains {
-			if c.Hook != nil && c.Hook.Type == "nat" { // the last one masquerades
-				s.Priority = c.Hook.Priority
-			}
-		}
-	}
-	loopback := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")})
-	for _, ipv6 := range []bool{false, true} {
-		r := want.Policy.Region(ipv6)
-		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
-		s.Dst = append(s.Dst, iprange.Subtract(iprange.Subtract(r.Dst, loopback), iprange.SetOf(local))...)
-	}
-	if pods.Origin != nil {
-		s.Src = iprange.Intersect(s.Src, pods.Src)
-	}
-	return s
 }

@@ -20,6 +20,9 @@ type Routes struct {
 	// Back is the route to the source, the zero value if that is unknown. Packets from the
 	// source are expected on its interface; with type unix.RTN_LOCAL the node sends them.
 	Back Route
+	// Own is the address from which the node itself connects to the destination, the zero address
+	// if it has no route there.
+	Own netip.Addr
 	// Ways are the different routes that the packet may take. The first one is that of UDP
 	// without a mark.
 	Ways []Route

@@ -299,7 +299,7 @@ func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
 // known of it.
 func (t *Tracer) onLoopback(s rule.Statement) bool {
 	lo := map[string]string{"oifname": "lo\x00", "oif": string(binary.NativeEndian.AppendUint32(nil, 1))}[s.Field]
-	return t.packet.Out == (node.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && (s.Op == "==" || s.Op == "!=") &&
+	return t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && (s.Op == "==" || s.Op == "!=") &&
 		lo != "" && s.Mask == nil && s.Last == nil && strings.HasPrefix(string(s.Value), lo)
 }
 

@@ -21,9 +21,10 @@ type Finding struct {
 	Place
 	Via []nfnetlink.Rule // the rules that lead to it from the base chain
 	// Sure means that it certainly happens. Open are the conditions on its way that may not
-	// hold, as nft writes them.
-	Sure bool
-	Open []string
+	// hold, as nft writes them; with ByDevice, all of them are about interfaces.
+	Sure     bool
+	Open     []string
+	ByDevice bool
 	// To are the new addresses, the zero value if the rule does not name them: those of Masquerades
 	// are the interface's. Among are those that a map has, if there are several.
 	To    iprange.Range
@@ -69,6 +70,9 @@ func (f Finding) RuleText() string {
 	}
 	return "the rules of chain " + f.Chain() + ", which has too many to read"
 }
+
+// InNAT reports whether the rule is in a chain of type nat.
+func (f Finding) InNAT() bool { return f.nat }
 
 // Ends reports whether the rule ends the connection.
 func (f Finding) Ends() bool { return f.Code == Drops || f.Code == Rejects }
@@ -127,8 +131,10 @@ const (
 	maxVisits   = 200_000 // of rules, by one packet
 	maxUnknown  = 100
 	maxDecoded  = 10_000 // rules whose statements are kept
-	tooMany     = "too many rules to follow"
 )
+
+// TooMany is the unknown condition of a packet that met more rules than are followed.
+const TooMany = "too many rules to follow"
 
 // A Tracer follows packets through rules, one after the other.
 type Tracer struct {
@@ -165,14 +171,16 @@ const (
 type way struct {
 	reach  Truth
 	open   []string
+	others bool // some of them are not about interfaces
 	direct bool
 	via    []nfnetlink.Rule
 }
 
-// under returns the way past a condition.
-func (w way) under(is Truth, text func() string) way {
+// under returns the way past a condition of a statement.
+func (w way) under(is Truth, s rule.Statement, text func() string) way {
 	if is == Maybe {
 		w.reach = min(w.reach, Maybe)
+		w.others = w.others || !strings.HasPrefix(s.Field, "iif") && !strings.HasPrefix(s.Field, "oif")
 		if w.open = slices.Clip(w.open); len(w.open) < maxUnknown {
 			w.open = append(w.open, text())
 		}
@@ -221,7 +229,7 @@ func (t *Tracer) pass(hooks ...uint32) {
 		t.atHook(hook)
 	}
 	if t.spent() {
-		t.unknown(tooMany)
+		t.unknown(TooMany)
 		t.result.Keeps = max(t.result.Keeps, Maybe)
 	}
 	if t.untracked != No {
@@ -236,12 +244,14 @@ func (t *Tracer) pass(hooks ...uint32) {
 // spent reports whether the packet has met too many rules.
 func (t *Tracer) spent() bool { return t.visits > maxVisits || len(t.result.Findings) >= maxFindings }
 
-// conntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has passed it is
-// tracked. Chains of type nat are asked by NAT, at NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC.
+// ConntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has passed it is
+// tracked.
+const ConntrackPriority = -200
+
+// Chains of type nat are asked by NAT, at NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC.
 const (
-	conntrackPriority = -200
-	dstPriority       = -100
-	srcPriority       = 100
+	dstPriority = -100
+	srcPriority = 100
 )
 
 // atHook follows the packet through the base chains of a hook.
@@ -375,7 +385,7 @@ func (t *Tracer) rule(c *Chain, i int, w way) (to flow) {
 		if is == No {
 			return on
 		}
-		w = w.under(is, s.String)
+		w = w.under(is, s, s.String)
 		if is == Maybe {
 			maybe = on
 		}
@@ -414,7 +424,7 @@ func (t *Tracer) do(c *Chain, r nfnetlink.Rule, w way, e effect, s rule.Statemen
 	case e.code == Rewrites:
 		t.write(c, r, w, e)
 	case e.code == Untracks:
-		if t.base.Hook.Priority < conntrackPriority && t.untracked != Yes {
+		if t.base.Hook.Priority < ConntrackPriority && t.untracked != Yes {
 			t.untracked = max(t.untracked, w.reach)
 			t.find(c, r, w, e)
 			t.learn()
@@ -449,7 +459,7 @@ func (t *Tracer) accepts(c *Chain, r nfnetlink.Rule, w way) {
 func (t *Tracer) find(c *Chain, r nfnetlink.Rule, w way, e effect) *Finding {
 	f := Finding{
 		Code: e.code, Place: Place{r, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
-		Direct: w.direct, Own: c.Own, nat: t.base.Hook.Type == "nat",
+		ByDevice: len(w.open) > 0 && !w.others, Direct: w.direct, Own: c.Own, nat: t.base.Hook.Type == "nat",
 	}
 	f.ofSources = f.nat && t.base.ofSources()
 	t.result.Findings = append(t.result.Findings, f)
@@ -490,7 +500,7 @@ func (t *Tracer) write(c *Chain, r nfnetlink.Rule, w way, e effect) {
 func (t *Tracer) choose(c *Chain, r nfnetlink.Rule, w way, s rule.Statement) (to flow) {
 	of := t.sets[id{c.Family, c.Table, s.Expr.Set()}]
 	if of == nil {
-		t.find(c, r, w.under(Maybe, s.String), effect{code: Unknown})
+		t.find(c, r, w.under(Maybe, s, s.String), effect{code: Unknown})
 		return anywhere
 	}
 	found, has := of.lookup(t.key(c, s.Key))
@@ -498,7 +508,7 @@ func (t *Tracer) choose(c *Chain, r nfnetlink.Rule, w way, s rule.Statement) (to
 		to = on
 	}
 	if has != Yes || len(found) > 1 {
-		w = w.under(Maybe, s.String)
+		w = w.under(Maybe, s, s.String)
 	}
 	for _, e := range found {
 		to |= t.do(c, r, w, verdict(e.Code, e.Chain), s)
@@ -520,7 +530,7 @@ func (t *Tracer) translate(c *Chain, r nfnetlink.Rule, w way, e effect) flow {
 		if to, has = t.addresses(c, n); has == No {
 			return on
 		}
-		w = w.under(has, func() string { return rule.String(r) })
+		w = w.under(has, rule.Statement{}, func() string { return rule.String(r) })
 	}
 	f := t.find(c, r, w, e)
 	f.OfDestination, f.Keeps = !source, n.ToMap == "" && source && strings.HasSuffix(n.ToField, " saddr")

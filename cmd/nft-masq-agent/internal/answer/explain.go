@@ -22,13 +22,15 @@ type Explanation struct {
 	Config Config `json:"config"`
 	// Destination is the address that was asked for.
 	Destination string `json:"destination"`
+	// Source of the packet that the answer is about; absent if this node has none to the destination.
+	Source string `json:"source,omitempty"`
 	// Absent means that none of this agent's rules are installed, so the answers are the config's.
 	Absent bool `json:"notInstalled,omitempty"`
 	// Headline is the answer as a sentence.
 	Headline string `json:"headline,omitempty"`
 	// Details are what the headline goes on to say, such as a command, one per line.
 	Details string `json:"details,omitempty"`
-	// Sees is the address that the destination sees; absent if unknown, or the pod's own.
+	// Sees is the address that the destination sees; absent if unknown.
 	Sees string `json:"sees,omitempty"`
 	// Possible is what the destination may see, if that is unknown.
 	Possible []string `json:"possible,omitempty"`
@@ -36,12 +38,22 @@ type Explanation struct {
 	Why Why `json:"why"`
 	// Live means that the answer is from the kernel's rules, not the config.
 	Live bool `json:"live"`
-	// Answers of the policy, several if they depend on the source and none was given.
+	// Answers of the policy: one, or none if the kernel's rules are those of no policy that is known.
 	Answers []Answer `json:"answers"`
 	// Stale counts existing connections to the destination that were opened under an earlier policy.
 	Stale *Stale `json:"staleConnections,omitempty"`
 
-	rule string // the entry of snatRules that decides
+	chosen string // what the source is, if none was given
+}
+
+// SetSource sets the source of the packet. If it was not given, a pod is chosen, or the node.
+func (x *Explanation) SetSource(src netip.Addr, given, ofNode bool) {
+	if src.IsValid() {
+		x.Source = src.String()
+	}
+	if !given {
+		x.chosen = either(ofNode, "this node itself", "a pod of this node")
+	}
 }
 
 // SetStale adds the number of existing connections that were opened under an
@@ -55,7 +67,7 @@ func (x *Explanation) SetStale(n int) {
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
 type Answer struct {
-	// Source is an address, or a description.
+	// Source address.
 	Source string `json:"source"`
 	// Verdict of the policy.
 	Verdict nft.Verdict `json:"verdict"`
@@ -65,18 +77,6 @@ type Answer struct {
 	Steps []Step `json:"steps"`
 
 	sees string // if it is masqueraded, in words
-}
-
-// snatText names the address of snatAddresses for a source, as far as it is known.
-func snatText(s nft.SNAT, src netip.Addr) string {
-	switch only := len(s.Present) == 1; {
-	case len(s.Present) == 0:
-		return "an address of " + config.KeySNATAddresses + ", if this node has one, or else this node's"
-	case only || src.IsValid():
-		a, _ := s.Of(cmp.Or(src, s.Present[0]))
-		return a.String() + ", one of " + config.KeySNATAddresses
-	}
-	return "one of " + addressList(s.Present) + ", by its source"
 }
 
 // A Step is a question of the policy. The last one of an answer applies.
@@ -92,54 +92,37 @@ type Step struct {
 	origin
 }
 
-// Ask adds the answers for a connection, from any pod if src is the zero address,
-// and notes about surprising ones. It is about packets on the first of the routes.
-func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes routes.Routes) {
-	to := routes.Ways[0]
+// Ask adds the answer of the policy for a connection, and notes about surprising ones. It is about
+// packets on the first of the routes.
+func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, ways routes.Routes) {
+	to := ways.Ways[0]
 	c := nft.Connection{
-		Src: src, Dst: dst, In: routes.Back.Interface.Name, Out: to.Interface.Name,
-		FromNode: routes.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
+		Src: src, Dst: dst, In: ways.Back.Interface.Name, Out: to.Interface.Name,
+		FromNode: ways.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
 	}
-	asks := sourceQuestions(p, dst.Is6())
-	switch {
-	case src.IsValid():
-		x.add(p, src.String(), c, nil)
-	case c.ToNode || len(asks) == 0:
-		x.add(p, "any pod", c, nil)
-	default:
-		x.answerForSources(p, nft.Connection{Dst: dst, Out: c.Out}, asks)
-	}
-	if p.Enforce != nil && !src.IsValid() {
-		x.Add(config.Note, "enforced",
-			"Pod traffic to an exempt destination keeps its address even if another program would "+
-				"translate it later (enforceNonMasquerade).")
-	}
-	if len(routes.Ways) > 1 && c.Out != "" {
+	x.add(p, c)
+	if len(ways.Ways) > 1 && c.Out != "" {
 		x.Add(config.Note, "interface", "The steps above are for packets that leave by %s.", config.Printable(c.Out))
 	}
-	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	nodeExempt, snat := exemptsNode(p, nft.Connection{Dst: dst, FromNode: true, Out: c.Out}), p.SNATOf(dst.Is6())
 	if p.DropInvalid {
 		x.Add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
 			"masqueraded (dropInvalid).")
 	}
-	if x.rule != "" {
-		x.Add(config.Note, "snat-rule", "The source address is that of %s.", x.rule)
-	}
-	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
+	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	x.note(c, toMany, p.Enforced(c))
 }
 
-func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers func(nft.Question) bool) {
-	steps := p.ExplainSources(c, answers)
-	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
-	entries, _ := p.SNATRules()
-	switch snat, rules := p.SourceOf(c); {
-	case c.FromNode || a.Verdict != nft.Masqueraded:
-	case entries > 0 && !c.Src.IsValid():
-		a.sees = "the address that " + config.KeySNATRules + " choose for its source (--from)"
-	default:
-		if len(snat.CIDRs) > 0 {
-			a.sees = snatText(snat, c.Src)
+func (x *Explanation) add(p nft.Policy, c nft.Connection) {
+	steps := p.Explain(c)
+	a := Answer{Source: c.Src.String(), Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
+	if a.Verdict == nft.Masqueraded && !c.FromNode {
+		snat, rules := p.SourceOf(c)
+		one, present := snat.Of(c.Src)
+		switch {
+		case present:
+			a.sees = one.String() + ", one of " + config.KeySNATAddresses
+		case len(snat.CIDRs) > 0:
+			a.sees = "an address of " + config.KeySNATAddresses + ", if this node has one, or else this node's"
 		}
 		for _, r := range rules {
 			if len(r.Present) == 0 {
@@ -147,12 +130,12 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 					config.KeySNATRules, r.At)
 				continue
 			}
-			one, _ := snat.Of(c.Src)
 			a.sees = fmt.Sprintf("%s, by entry %d of %s", one, r.Place, config.KeySNATRules)
-			x.rule = fmt.Sprintf("entry %d of %s (%s)", r.Place, config.KeySNATRules, r.At)
+			x.Add(config.Note, "snat-rule", "The source address is that of entry %d of %s (%s).", r.Place, config.KeySNATRules,
+				r.At)
 		}
 	}
-	if b := p.PortBlocks(c.Dst.Is6()); b.Count() > 0 && a.Verdict == nft.Masqueraded && c.Src.IsValid() {
+	if b := p.PortBlocks(c.Dst.Is6()); b.Count() > 0 && a.Verdict == nft.Masqueraded {
 		a.Ports = blockPorts(b, c)
 		x.Add(config.Note, "source-port", "The source port, or the identifier of an ICMP echo, is one of %s (%s).", a.Ports,
 			config.KeyPortsPerPod)
@@ -161,37 +144,6 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 		a.Steps = append(a.Steps, explainStep(s))
 	}
 	x.Answers = append(x.Answers, a)
-}
-
-// sourceQuestions returns the questions about the source.
-func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
-	f, _ := p.Family(ipv6)
-	for _, q := range f.Questions {
-		if q.AsksSource() {
-			asks = append(asks, q)
-		}
-	}
-	return asks
-}
-
-// answerForSources adds answers for the sources that pass the lists of sources,
-// and for those that each list stops.
-func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nft.Question) {
-	words := func(q nft.Question, yes bool) string {
-		if q.Asks == config.ReceivedOn {
-			return either(yes, "received on one of ", "received on none of ") + q.Key
-		}
-		return either(yes, "in ", "not in ") + q.Key
-	}
-	var pass []string
-	for _, q := range asks {
-		pass = append(pass, words(q, q.Outside))
-	}
-	x.add(p, "a source "+strings.Join(pass, " and "), c, func(q nft.Question) bool { return q.Outside })
-	for _, stop := range asks {
-		x.add(p, "a source "+words(stop, !stop.Outside), c,
-			func(q nft.Question) bool { return q.Outside != (q.Key == stop.Key) })
-	}
 }
 
 // explainStep converts a step for output.
@@ -206,52 +158,31 @@ func explainStep(s nft.Step) Step {
 	return out
 }
 
-// exemptsNode reports whether a condition that no pod matches applies to this
-// node's own traffic.
-func exemptsNode(p nft.Policy, c nft.Connection) bool {
-	steps := p.Explain(c)
-	last := steps[len(steps)-1]
-	return slices.ContainsFunc(config.Conditions(), func(row config.Row) bool {
-		return row.Key == last.Key && (row.Asks == config.SentByNode || row.Asks == config.ReceivedOn)
-	})
-}
-
 // note adds notes about surprising answers.
-func (x *Explanation) note(c nft.Connection, toMany, nodeExempt, enforced, snat bool) {
-	var exempt, masqueraded bool
-	for _, a := range x.Answers {
-		exempt = exempt || a.Verdict == nft.Exempt
-		masqueraded = masqueraded || a.Verdict == nft.Masqueraded
-	}
-	notes := []struct {
+func (x *Explanation) note(c nft.Connection, toMany, enforced bool) {
+	verdict := x.Answers[0].Verdict
+	for _, n := range []struct {
 		holds    bool
 		id, text string
 	}{
-		{masqueraded && toMany, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents."},
 		{
-			masqueraded && !c.Src.IsValid() && !nodeExempt && snat, "own-traffic",
-			"The node's own traffic is masqueraded with the address of its interface.",
+			verdict == nft.Masqueraded && toMany, "multicast",
+			"Multicast and broadcast are masqueraded too, as with the older agents.",
 		},
 		{
-			masqueraded && !c.Src.IsValid() && len(x.Answers) == 1 && !nodeExempt && !snat, "own-traffic",
-			"The node's own traffic is masqueraded like a pod's.",
+			verdict == nft.Masqueraded && c.FromNode, "own-traffic",
+			"The source is this node; its own traffic is masqueraded too.",
 		},
-		{
-			masqueraded && !c.Src.IsValid() && nodeExempt, "own-traffic",
-			"The node's own traffic keeps its address.",
-		},
-		{masqueraded && c.FromNode, "own-traffic", "The source is this node; its own traffic is masqueraded too."},
 		{
 			enforced && x.Headline == "", "enforced",
 			"It keeps its address even if another program would translate it later (enforceNonMasquerade).",
 		},
 		{
-			exempt && !enforced && x.Headline == "", "others",
+			verdict == nft.Exempt && !enforced && x.Headline == "", "others",
 			"Another rule on the node may still masquerade it.",
 		},
 		{true, "existing", "This applies to new connections; existing connections keep their address."},
-	}
-	for _, n := range notes {
+	} {
 		if n.holds {
 			x.Add(config.Note, n.id, "%s", n.text)
 		}
@@ -269,6 +200,9 @@ func (x *Explanation) String() string {
 		lines(&b, "  ", strings.Split(x.Details, "\n")...)
 	}
 	lines(&b, "  ", x.Possible...)
+	if x.chosen != "" && x.Source != "" {
+		lines(&b, "", fmt.Sprintf("The packet is from %s, %s: --from asks about another.", x.Source, x.chosen))
+	}
 	if b.Len() > 0 {
 		b.WriteString("\n")
 	}

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,15 +13,15 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/trace"
 )
 
 // A Why is the reason for an answer: a code for programs and its parameters.
 type Why struct {
 	// Code is masqueraded, snat, exempt, local, foreign-masquerade, foreign-snat, rewritten, accepted-first, dropped,
-	// untracked, no-route, translated-first, unknown, or config, which is an answer without the kernel.
+	// rejected, untracked, no-route, translated-first, unknown, or config, which is an answer without the kernel.
 	Code string `json:"code"`
 	// Interface that the connection leaves by.
 	Interface string `json:"interface,omitempty"`
@@ -29,9 +30,6 @@ type Why struct {
 	// Unknown are conditions on which the answer depends.
 	Unknown []string `json:"unknown,omitempty"`
 }
-
-// ownAddress is the text for the address of an unknown source.
-const ownAddress = "the pod's own address"
 
 // Follow sets the headline from what the kernel does to the connection on each of its
 // paths. Those that lead nowhere are left out if the first one leads to another host.
@@ -82,116 +80,140 @@ func leads(n neighbors.Path) bool {
 // follow is Follow for one path.
 func (x *Explanation) follow(n neighbors.Path) {
 	defer func() { x.Why.Interface = n.Out() }()
-	if dropped := n.Source.Dropped; dropped != nil {
-		r := newWay(*dropped, n)
-		x.Why = Why{Code: "dropped", Rules: []Rule{r}}
-		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, r)
-		x.turnOff(*dropped)
-		return
+	for _, f := range n.Source.Findings {
+		if f.Ends() && f.Sure {
+			x.ends(f, n)
+			return
+		}
 	}
-	x.mayDrop(n)
+	x.mayEnd(n)
 	if x.translatedFirst(n) {
 		return
 	}
-	switch untracked := n.Source.Untracked; {
-	case untracked != nil && n.Packet.DstType != unix.RTN_UNSPEC:
-		r := newWay(*untracked, n)
-		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
+	src := n.Packet.Src.String()
+	by, itself := n.Source.Seen()
+	switch {
+	case n.Source.Untracked == trace.Yes && n.Packet.DstType != unix.RTN_UNSPEC:
+		f := last(n.Source, trace.Untracks)
+		r := newWay(f, n)
+		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, src
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.",
 			x.Destination, keptWords(n.Packet.Src), r)
-		x.turnOff(*untracked)
+		x.turnOff(f)
 		return
-	case n.Packet.DstType == unix.RTN_LOCAL && len(n.Source.Ways) == 0:
-		x.Why.Code = "local"
-		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.",
-			x.Destination, either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "a pod"))
-		x.Sees = either(n.Packet.Src.IsValid(), n.Packet.Src.String(), "")
+	case n.Packet.DstType == unix.RTN_LOCAL && len(by) == 0:
+		x.Why.Code, x.Sees = "local", src
+		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.", x.Destination, src)
 		return
 	case n.Packet.DstType == unix.RTN_UNSPEC:
 		x.Why.Code = "no-route"
 		x.Headline = fmt.Sprintf("This node has no route to %s.", x.Destination)
 		return
 	}
-	var found []Rule
 	var sees []string
-	for _, w := range n.Source.Ways {
-		r := newWay(w, n)
-		found, sees = append(found, r), append(sees, r.Sees)
+	for _, f := range by {
+		r := newWay(f, n)
+		x.Why.Rules, sees = append(x.Why.Rules, r), append(sees, r.Sees)
 	}
-	if n.Source.Through {
-		sees = append(sees, keptText(n.Packet.Src))
+	if itself {
+		sees = append(sees, src)
 	}
-	x.Why.Rules = found
-	if all := distinct(sees); len(all) > 1 || all[0] == "" {
-		x.cannotKnow(n, found)
-		return
+	switch all := distinct(sees); {
+	case len(all) > 1 || all[0] == "":
+		x.cannotKnow(n, by, itself)
+	case len(by) == 0:
+		x.kept(n)
+	default:
+		x.translated(n, by, all[0])
 	}
-	x.certain(n, found, sees[0])
 }
 
-func (x *Explanation) certain(n neighbors.Path, found []Rule, sees string) {
+// last returns the last certain finding of a code, which is none of this agent's rules.
+func last(r trace.Result, code trace.Code) (found trace.Finding) {
+	for _, f := range r.Findings {
+		if f.Code == code && f.Sure && !f.Own {
+			found = f
+		}
+	}
+	return found
+}
+
+// ends says that a rule ends the connection.
+func (x *Explanation) ends(f trace.Finding, n neighbors.Path) {
+	r := newWay(f, n)
+	x.Why = Why{Code: string(f.Code), Rules: []Rule{r}}
+	x.Headline = fmt.Sprintf("%s sees nothing: a rule %s the connection: %s.", x.Destination,
+		either(f.Code == trace.Rejects, "rejects", "drops"), r)
+	x.turnOff(f)
+}
+
+// kept says that no rule translates the packet.
+func (x *Explanation) kept(n neighbors.Path) {
+	x.Sees = n.Packet.Src.String()
+	if left := last(n.Source, trace.Accepts); left.Code != "" && n.Wanted {
+		r := newWay(left, n)
+		x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
+		x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent's rules: %s.",
+			x.Destination, keptWords(n.Packet.Src), r)
+		x.turnOff(left)
+		return
+	}
+	x.Why.Code = "exempt"
+	x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.Destination, keptWords(n.Packet.Src))
+}
+
+// translated says which rule certainly decides.
+func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees string) {
+	rules := x.Why.Rules
+	f, r := by[len(by)-1], rules[len(rules)-1]
 	if a, err := netip.ParseAddr(sees); err == nil {
 		x.Sees = a.String()
 	}
-	if len(found) == 0 {
-		x.Why.Code = "exempt"
-		if left := n.Source.Left; left != nil && n.Wanted {
-			r := newWay(*left, n)
-			x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
-			x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent's rules: %s.",
-				x.Destination, keptWords(n.Packet.Src), r)
-			x.turnOff(*left)
-			return
-		}
-		x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.Destination, keptWords(n.Packet.Src))
-		return
-	}
-	last := found[len(found)-1]
-	of := ""
-	way := n.Source.Ways[len(found)-1]
-	if way.Masquerade {
+	of, masquerade := "", f.Code == trace.Masquerades
+	if masquerade {
 		of = ", the address of " + n.Out()
 	}
 	switch {
-	case way.Drops:
-		x.Why.Code, x.Sees = "dropped", ""
-		x.Headline = fmt.Sprintf("%s sees nothing: a rule drops the connection: %s.", x.Destination, last)
-	case last.Own && way.Keeps:
+	case f.Ends():
+		x.ends(f, n)
+		x.Sees, x.Why.Rules = "", rules
+		return
+	case r.Own && f.Keeps:
 		x.Why.Code = "exempt"
 		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination,
 			keptWords(n.Packet.Src))
-	case last.Own:
-		if !way.Masquerade {
+	case r.Own:
+		if !masquerade {
 			of = ", one of " + config.KeySNATAddresses
-			if name, is := strings.CutPrefix(last.Chain, nft.RuleChain); is {
+			if name, is := strings.CutPrefix(r.Chain, nft.RuleChain); is {
 				place, _, _ := strings.Cut(name, "-")
 				of = ", by entry " + place + " of " + config.KeySNATRules
 			}
-			if slices.ContainsFunc(found, func(r Rule) bool { return r.Chain != last.Chain }) {
+			if slices.ContainsFunc(rules, func(o Rule) bool { return o.Chain != r.Chain }) {
 				of = "" // either of them chooses this address
 			}
 		}
-		x.Why.Code = either(way.Masquerade, "masqueraded", "snat")
+		x.Why.Code = either(masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
-	case way.Writes:
+	case f.Code == trace.Rewrites:
 		x.Why.Code = "rewritten"
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without "+
-			"NAT: %s.", x.Destination, sees, last)
+			"NAT: %s.", x.Destination, sees, r)
 	default:
-		x.Why.Code = either(way.Masquerade, "foreign-masquerade", "foreign-snat")
+		x.Why.Code = either(masquerade, "foreign-masquerade", "foreign-snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.",
-			x.Destination, sees, of, last)
+			x.Destination, sees, of, r)
 	}
-	if !last.Own {
-		x.turnOff(way)
+	if !r.Own {
+		x.turnOff(f)
 	}
 }
 
 // turnOff says how to turn off another program's rule.
-func (x *Explanation) turnOff(w foreign.Way) {
-	how := fmt.Sprintf("nft delete rule %s %s handle %d", w.Table(), w.Chain(), w.Rule.Handle)
-	if w.Policy() {
-		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", w.Table(), w.Chain())
+func (x *Explanation) turnOff(f trace.Finding) {
+	how := fmt.Sprintf("nft delete rule %s %s handle %d", f.Table(), f.Chain(), f.Rule.Handle)
+	if f.Policy() {
+		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", f.Table(), f.Chain())
 	}
 	x.Details = "Until its program adds it again, this turns it off:\n" + how
 }
@@ -216,33 +238,31 @@ func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]
 	}
 }
 
-// mayDrop notes the rules that drop the connection if a condition is true that is unknown.
-func (x *Explanation) mayDrop(n neighbors.Path) {
+// mayEnd notes the rules that end the connection if a condition is true that is unknown.
+func (x *Explanation) mayEnd(n neighbors.Path) {
 	const most = 3
-	for i, w := range n.Source.Drops {
-		if i == most {
-			x.Add(config.Note, "may-drop", "Other rules may also drop it.")
-			break
+	found := 0
+	for _, f := range n.Source.Findings {
+		if !f.Ends() && f.Code != trace.Unknown || f.OfSource() {
+			continue
 		}
-		x.Add(config.Note, "may-drop", "A rule may drop it, by a condition that is unknown here: %s.", newWay(w, n))
+		if found++; found > most {
+			x.Add(config.Note, "may-drop", "Other rules may also drop it.")
+			return
+		}
+		x.Add(config.Note, "may-drop", "A rule may %s it, by a condition that is unknown here: %s.",
+			either(f.Code == trace.Rejects, "reject", "drop"), newWay(f, n))
 	}
 }
 
 // cannotKnow describes what the answer depends on.
-func (x *Explanation) cannotKnow(n neighbors.Path, found []Rule) {
+func (x *Explanation) cannotKnow(n neighbors.Path, by []trace.Finding, itself bool) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
-	on := strings.Join(n.Source.Unknown, "; ")
-	switch {
-	case on != "":
-	case slices.ContainsFunc(n.Source.Ways, func(w foreign.Way) bool { return len(w.Among) > 1 }):
-		on = "the source: set --from"
-	default:
-		on = "a translation that the rule does not name"
-	}
+	on := cmp.Or(strings.Join(n.Source.Unknown, "; "), "a translation that the rule does not name")
 	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
-	for i, r := range found {
+	for i, r := range x.Why.Rules {
 		sees := r.Sees
-		switch among := n.Source.Ways[i].Among; {
+		switch among := by[i].Among; {
 		case sees != "":
 		case len(among) > 1:
 			sees = "one of " + addressList(among)
@@ -251,29 +271,23 @@ func (x *Explanation) cannotKnow(n neighbors.Path, found []Rule) {
 		}
 		x.Possible = append(x.Possible, fmt.Sprintf("%s by %s", sees, r))
 	}
-	if n.Source.Through {
+	if itself {
 		x.Possible = append(x.Possible, keptWords(n.Packet.Src)+" if no rule translates it")
 	}
-	if !n.Packet.Src.IsValid() && slices.ContainsFunc(n.Source.Unknown, aboutSource) {
-		x.Possible = append(x.Possible, "Rules of this node depend on the source: set --from.")
-	}
-}
-
-func aboutSource(condition string) bool {
-	return strings.Contains(condition, "saddr") || strings.HasPrefix(condition, "iif")
 }
 
 // translatedFirst adds notes about rules that translate the destination address
 // first. If one does so for any connection, or for exactly this address, that is
 // the answer, and it returns true.
 func (x *Explanation) translatedFirst(n neighbors.Path) bool {
-	for _, w := range slices.Concat(n.Destination.Ways, n.Destination.Redirects, n.Source.Redirects) {
-		if w.Drops {
+	for _, f := range slices.Concat(n.Destination.Findings, n.Source.Findings) {
+		if !f.OfDestination {
 			continue
 		}
-		r := newWay(w, n)
+		r := newWay(f, n)
 		r.Sees = ""
-		if w.Direct || !n.Destination.Through && !w.Writes {
+		written := f.Code == trace.Rewrites
+		if f.Direct || written && f.Sure || n.Destination.Keeps == trace.No && !written {
 			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
 			x.Headline = fmt.Sprintf("%s is translated to another address before this agent's rules: explain the endpoint. "+
 				"The rule is %s.", x.Destination, r)
@@ -284,28 +298,27 @@ func (x *Explanation) translatedFirst(n neighbors.Path) bool {
 	return false
 }
 
-func newWay(w foreign.Way, n neighbors.Path) Rule {
-	r := newRule(w.Place, "translates")
-	r.Own = w.Own
+func newWay(f trace.Finding, n neighbors.Path) Rule {
+	r := newRule(f, "translates")
+	r.Own = f.Own
 	switch {
-	case w.Drops:
-		r.Kind = foreign.Drops.String()
-	case w.Keeps:
-		r.Kind = "keeps"
-	case w.Masquerade:
-		r.Kind = foreign.Masquerades.String()
-	case w.Writes:
-		r.Kind = foreign.Writes.String()
+	case f.Ends():
+		r.Kind, r.Sees = "drops", "nothing"
+	case f.Keeps:
+		r.Kind, r.Sees = "keeps", n.Packet.Src.String()
+	case f.Code == trace.Masquerades:
+		r.Kind = neighbors.Masquerades.String()
+		if n.Masqueraded.IsValid() {
+			r.Sees = n.Masqueraded.String()
+		}
+	case f.To.From.IsValid() && f.To.From == f.To.To:
+		r.Sees = f.To.From.String()
 	}
-	switch {
-	case w.Drops:
-		r.Sees = "nothing"
-	case w.Keeps:
-		r.Sees = keptText(n.Packet.Src)
-	case w.Masquerade && n.Masqueraded.IsValid():
-		r.Sees = n.Masqueraded.String()
-	case w.To.From.IsValid() && w.To.From == w.To.To:
-		r.Sees = w.To.From.String()
+	if f.Code == trace.Rewrites {
+		r.Kind = neighbors.Writes.String()
+	}
+	if f.Code == trace.Rejects {
+		r.Kind = "rejects"
 	}
 	return r
 }
@@ -320,11 +333,7 @@ func addressList[T fmt.Stringer](all []T) string {
 	return text
 }
 
-func keptText(src netip.Addr) string { return either(src.IsValid(), src.String(), ownAddress) }
-
-func keptWords(src netip.Addr) string {
-	return keptText(src) + either(src.IsValid(), ", the source's own address", "")
-}
+func keptWords(src netip.Addr) string { return src.String() + ", the source's own address" }
 
 func either(first bool, a, b string) string {
 	if first {

@@ -15,8 +15,8 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/trace"
 )
 
 // A Status is the output of status.
@@ -236,12 +236,12 @@ func (r *Status) SetOthers(others neighbors.Others) {
 	}
 	r.inTheWay("conflict", others.Conflicts, "traffic that the config exempts")
 	r.inTheWay("overruled", others.Overruled, "traffic that the config masquerades")
-	for effect, rules := range map[string][]foreign.Conflict{
+	for effect, rules := range map[string][]neighbors.Conflict{
 		Conflicting: others.Conflicts, Overriding: others.Overruled, Prevented: others.Overridden,
 		Accepted: others.Accepted, NotOfPods: others.Podless,
 	} {
 		for _, c := range rules {
-			found := newRule(c.Place, c.Kind.String())
+			found := newRule(c.Finding, c.Kind.String())
 			found.Packets, found.Via, found.Why = c.Packets(), c.ViaText(), &RuleWhy{found.Kind, c.Why()}
 			found.Effect = effect
 			r.Others = append(r.Others, found)
@@ -252,9 +252,13 @@ func (r *Status) SetOthers(others neighbors.Others) {
 		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown",
 			others.Unread)
 	}
+	if others.Unasked > 0 {
+		r.Add(config.Warning, "rules-unasked", "rules of other programs name too many addresses to ask about each: %d packets "+
+			"were not asked about", others.Unasked)
+	}
 }
 
-func newRule(p foreign.Place, kind string) Rule {
+func newRule(p trace.Finding, kind string) Rule {
 	return Rule{
 		Table: p.Table(), Chain: p.Chain(), Handle: p.Rule.Handle, Priority: p.Priority, Rule: p.RuleText(), Kind: kind,
 	}
@@ -262,14 +266,14 @@ func newRule(p foreign.Place, kind string) Rule {
 
 // inTheWay adds a problem for each kind of other programs' rules that affect some traffic,
 // with what to do about them.
-func (r *Status) inTheWay(id string, rules []foreign.Conflict, traffic string) {
-	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
-		of := slices.DeleteFunc(slices.Clone(rules), func(c foreign.Conflict) bool { return c.Kind != kind })
+func (r *Status) inTheWay(id string, rules []neighbors.Conflict, traffic string) {
+	for kind := neighbors.Masquerades; kind <= neighbors.Drops; kind++ {
+		of := slices.DeleteFunc(slices.Clone(rules), func(c neighbors.Conflict) bool { return c.Kind != kind })
 		if len(of) == 0 {
 			continue
 		}
 		one, several := kind.Does()
-		r.Explain(config.Error, id, fmt.Sprintf("such as %s\n%s", newRule(of[0].Place, "").place(), kind.Remedy()),
+		r.Explain(config.Error, id, fmt.Sprintf("such as %s\n%s", newRule(of[0].Finding, "").place(), kind.Remedy()),
 			"%s of other programs %s %s", Plural(len(of), "rule"), either(len(of) == 1, one, several), traffic)
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
 )
@@ -85,7 +84,7 @@ func (s *survey) look(ctx context.Context, v agent.View) {
 		s.Log(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
 	default:
 		s.counted.Store(&counts{
-			len(others.Conflicts), len(others.Of(foreign.Exempts)), len(others.Of(foreign.Translates)), len(others.Legacy) +
+			len(others.Conflicts), len(others.Of(neighbors.Exempts)), len(others.Of(neighbors.Translates)), len(others.Legacy) +
 				len(others.XTables),
 		})
 		s.logLegacy(others)
@@ -199,19 +198,19 @@ func (s *survey) logConflicts(others neighbors.Others) {
 		if len(c.Via) > 0 {
 			fields = append(fields, "via", strings.Join(c.ViaText(), "; "))
 		}
-		kind := map[foreign.Kind]struct{ event, message string }{
-			foreign.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
-			foreign.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
-			foreign.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
-			foreign.Untracks: {
+		kind := map[neighbors.Kind]struct{ event, message string }{
+			neighbors.Masquerades: {"foreign_masquerade", "another program's rule masquerades what the config exempts"},
+			neighbors.Exempts:     {"foreign_exemption", "another program's rule accepts what the config masquerades"},
+			neighbors.Translates:  {"foreign_translation", "another program's rule translates what the config masquerades"},
+			neighbors.Untracks: {
 				"foreign_notrack",
 				"another program's rule turns off connection tracking for what the config masquerades",
 			},
-			foreign.Writes: {
+			neighbors.Writes: {
 				"foreign_rewrite",
 				"another program's rule writes a source address into what the config masquerades",
 			},
-			foreign.Drops: {"foreign_drop", "another program's chain drops what the config masquerades"},
+			neighbors.Drops: {"foreign_drop", "another program's chain drops what the config masquerades"},
 		}[c.Kind]
 		s.Log(zap.WarnLevel, kind.event, kind.message, fields...)
 	}

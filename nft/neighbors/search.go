@@ -1,0 +1,288 @@
+package neighbors
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
+)
+
+// Bounds of a search: how many packets it asks about, how many rules these meet in all, and how
+// many conflicts it reports. Of a large set it asks about a few elements.
+const (
+	maxPackets   = 50_000
+	maxVisits    = 5_000_000
+	maxConflicts = 4_000
+	perSet       = 4
+)
+
+// A packets is those that a search asks about: from sources, received on interfaces, to
+// destinations. The zero interface stands for any.
+type packets struct {
+	src, dst []netip.Addr
+	in       []routes.Interface
+	ofPods   bool // and so not from an address of this node
+}
+
+// A search finds conflicts with a policy. It asks what happens to one packet of each group that
+// the rules treat alike, as far as they tell them apart by addresses; what else they compare is
+// not known of these packets.
+type search struct {
+	*trace.Tracer
+	ends  trace.Ends
+	found map[place]int // in all
+	all   []Conflict
+	rest  int // packets that were not asked about
+	// How many packets were asked about at all, and how often a rule certainly decides.
+	asked  int
+	always map[place]int
+}
+
+// A place is a rule, and what it does.
+type place struct {
+	Kind
+	family       nfnetlink.Family
+	table, chain string
+	handle       uint64
+}
+
+func at(k Kind, r nfnetlink.Rule) place { return place{k, r.Family, r.Table, r.Chain, r.Handle} }
+
+func newSearch(r *trace.Rules) *search {
+	s := &search{Tracer: trace.New(r), found: map[place]int{}}
+	s.ends = s.Ends(perSet)
+	return s
+}
+
+// ask calls a function with what happens to each of some packets at some hooks, of both families,
+// until that returns false. Those from an address to itself, or from a loopback address out of
+// the node, need the translation to work.
+func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r trace.Result) bool) {
+	s.asked, s.always = 0, map[place]int{}
+	for _, ipv6 := range []bool{false, true} {
+		of := func(a netip.Addr) bool { return a.Is6() != ipv6 || a.IsLoopback() }
+		src, dst := slices.DeleteFunc(slices.Clone(p.src), of), slices.DeleteFunc(slices.Clone(p.dst), of)
+		total := len(src) * len(dst) * len(p.in)
+		src, dst = thin(src, dst, maxPackets/max(1, len(p.in)))
+		for _, in := range p.in {
+			for _, from := range src {
+				for _, to := range dst {
+					if s.Visits > maxVisits || len(s.all) >= maxConflicts {
+						s.rest += total
+						return
+					}
+					if total--; from == to {
+						continue
+					}
+					packet := trace.Packet{Src: from, Dst: to, DstType: unix.RTN_UNICAST, In: in}
+					if p.ofPods {
+						packet.SrcType = unix.RTN_UNICAST
+					}
+					s.asked++
+					if !do(packet, s.At(packet, hooks...)) {
+						return
+					}
+				}
+			}
+		}
+		s.rest += total
+	}
+}
+
+// thin drops addresses, of the longer list first, until there are at most so many pairs.
+func thin(a, b []netip.Addr, most int) (_, _ []netip.Addr) {
+	for len(a)*len(b) > most {
+		longer := &a
+		if len(b) > len(a) {
+			longer = &b
+		}
+		half := (*longer)[:0:0]
+		for i := 0; i < len(*longer); i += 2 {
+			half = append(half, (*longer)[i])
+		}
+		*longer = half
+	}
+	return a, b
+}
+
+// add adds a conflict, unless the rule is known for it: then one packet is enough. What is
+// certain of one packet says more than what may happen to another.
+func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
+	c := Conflict{Kind: k, Finding: f, Src: p.Src, Dst: p.Dst}
+	c.Via, c.Open = slices.Clone(f.Via), slices.Clone(f.Open)
+	i, known := s.found[at(k, f.Rule)]
+	if !known {
+		s.found[at(k, f.Rule)], s.all = len(s.all), append(s.all, c)
+	} else if len(c.Open) < len(s.all[i].Open) && !s.all[i].elsewhere {
+		s.all[i] = c
+	}
+}
+
+// masqueraded finds the rules that rewrite the source of what a policy exempts. elsewhere means
+// that the packets are no pods'.
+func (s *search) masqueraded(p packets, elsewhere bool) {
+	known := len(s.all)
+	s.ask(p, []uint32{unix.NF_INET_POST_ROUTING}, func(packet trace.Packet, r trace.Result) bool {
+		for _, f := range r.Findings {
+			if f.Own || f.Keeps || f.Code != trace.Masquerades && f.Code != trace.Translates {
+				continue
+			}
+			if i, found := s.found[at(Masquerades, f.Rule)]; !elsewhere || !found || i >= known {
+				s.add(Masquerades, packet, f)
+			}
+		}
+		return true
+	})
+	for i := range s.all[known:] {
+		s.all[known+i].elsewhere = elsewhere
+	}
+}
+
+// overruled finds the rules because of which what a policy masquerades is not: before our chain,
+// or, those that accept, before the jump to any masquerade agent.
+func (s *search) overruled(p packets, shared bool) {
+	s.ask(p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}, func(packet trace.Packet, r trace.Result) bool {
+		ours := len(r.Findings)
+		for i, f := range r.Findings {
+			if f.Code == trace.Ours && f.InNAT() {
+				ours = i // the last one masquerades
+			}
+		}
+		for i, f := range r.Findings {
+			kind, is := s.kindOf(f, i < ours)
+			if !is || f.Own {
+				continue
+			}
+			if s.add(kind, packet, f); f.Sure {
+				s.always[at(kind, f.Rule)]++
+			}
+		}
+		return true
+	})
+	s.all = slices.DeleteFunc(s.all, func(c Conflict) bool { // there was nothing after it to exempt from
+		return c.Kind == Exempts && !shared && s.always[at(Exempts, c.Rule)] == s.asked && !s.jumpFollows(c.Finding)
+	})
+	for i := range s.all {
+		s.all[i].Shared = shared
+	}
+}
+
+// dropped finds the base chains that drop all of the packets by their policy.
+func (s *search) dropped(p packets) {
+	hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+	known, all := len(s.all), true
+	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
+		all = false
+		for _, f := range r.Findings {
+			if f.Policy() && f.Sure && !f.Own && !f.InNAT() {
+				s.add(Drops, packet, f)
+				s.always[at(Drops, f.Rule)]++
+				all = true
+			}
+		}
+		return all
+	})
+	some := func(c Conflict) bool { return c.Kind == Drops && (!all || s.always[at(Drops, c.Rule)] < s.asked) }
+	s.all = append(s.all[:known], slices.DeleteFunc(s.all[known:], some)...)
+}
+
+// kindOf returns the kind of conflict that a finding is for what a policy masquerades.
+func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
+	whatever := f.Sure || f.ByDevice
+	switch f.Code {
+	case trace.Translates:
+		return Translates, before && !f.OfDestination
+	case trace.Accepts:
+		inPostrouting := f.Rule.Family != nfnetlink.Inet && f.Rule.Table == "nat" && f.Base == "POSTROUTING"
+		return Exempts, before && inPostrouting && !s.jumpPrecedes(f)
+	case trace.Untracks:
+		return Untracks, whatever
+	case trace.Rewrites:
+		return Writes, whatever && !f.OfDestination
+	case trace.Masquerades, trace.Drops, trace.Rejects, trace.Unknown, trace.Ours:
+	}
+	return 0, false
+}
+
+// jump returns the places, in its base chain, of the rule by which the packet meets a finding, and
+// of the first jump to an older agent's chain.
+func (s *search) jump(f trace.Finding) (rule, jump int) {
+	top := f.Rule
+	if len(f.Via) > 0 {
+		top = f.Via[0]
+	}
+	i := slices.IndexFunc(s.Chains, func(c *trace.Chain) bool {
+		return c.Hook != nil && c.Family == top.Family && c.Table == top.Table && c.Name == f.Base
+	})
+	if i < 0 {
+		return -1, -1
+	}
+	rules := s.Chains[i].Rules
+	return slices.IndexFunc(rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
+		slices.IndexFunc(rules, older.Leads)
+}
+
+func (s *search) jumpPrecedes(f trace.Finding) bool {
+	rule, jump := s.jump(f)
+	return jump >= 0 && jump < rule
+}
+
+func (s *search) jumpFollows(f trace.Finding) bool {
+	rule, jump := s.jump(f)
+	return jump > rule
+}
+
+// conflicts returns the conflicts of a policy, in the order of the kinds, families and
+// priorities, and how many packets were not asked about.
+func conflicts(r *trace.Rules, want nft.Ruleset, pods nft.Region, local []netip.Prefix, running []netip.Addr) ([]Conflict, int) {
+	s := newSearch(r)
+	everything := []iprange.Range{iprange.All(false), iprange.All(true)}
+	mine := iprange.SetOf(local)
+	known := !slices.ContainsFunc(want.Policy.Families, func(f nft.FamilyPolicy) bool { return !f.KnowsPods() })
+	var src, dst []iprange.Range // of what is masqueraded
+	for _, ipv6 := range []bool{false, true} {
+		region := want.Policy.Region(ipv6)
+		src, dst = append(src, region.Src...), append(dst, iprange.Subtract(region.Dst, mine)...)
+	}
+	exempt := iprange.Subtract(iprange.Subtract(iprange.SetOf(want.Policy.ExemptDestinations()), mine), dst)
+	sent := iprange.Normal(pods.Src)
+	p := packets{s.ends.Sources(sent, running), s.ends.Destinations(exempt), receiving(pods), known}
+	s.masqueraded(p, false)
+	if known || pods.Origin != nil {
+		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, false
+		s.masqueraded(p, true)
+	}
+	over := newSearch(r)
+	p = packets{over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known}
+	over.overruled(p, want.Mode() == nft.ModeIPTables)
+	over.dropped(p)
+	all := slices.Concat(s.all, over.all)
+	slices.SortStableFunc(all, func(a, b Conflict) int {
+		return cmp.Or(
+			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule.Family, b.Rule.Family), cmp.Compare(a.Priority, b.Priority),
+		)
+	})
+	return all, s.rest + over.rest
+}
+
+// receiving returns the interfaces on which packets of pods are received; the zero value stands
+// for any.
+func receiving(pods nft.Region) (all []routes.Interface) {
+	for _, p := range pods.Origin {
+		if p.In && p.Name != "" {
+			all = append(all, routes.Interface{Name: p.Name})
+		}
+	}
+	if len(all) == 0 {
+		all = append(all, routes.Interface{})
+	}
+	return all
+}
