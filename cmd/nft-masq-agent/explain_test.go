@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net"
 	"net/http"
 	"os"
@@ -190,79 +191,43 @@ func (n trafficNode) forgetPods() {
 	}
 }
 
-func TestExplainAnswersForThePodsOfThisNode(t *testing.T) {
+// Without --from, it is from a pod of the policy's, or else from the node.
+func TestExplainIsAboutOnePacketThatItNames(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "ip")
 	const config = "masqueradeSrcCIDRs: [10.244.0.0/16]\nsnatRules:\n" +
-		"- {from: [10.244.1.3/32], addresses: [198.51.100.211]}\n- {from: [10.244.1.4/32], addresses: [198.51.100.225]}\n"
+		"- {from: [10.244.1.3/32], addresses: [198.51.100.211]}\n"
 	n := newTrafficNode(t)
-	for _, a := range addrs("198.51.100.211", "198.51.100.225") {
-		n.check(n.top.AddAddr(n.top.Node, a))
-	}
+	n.check(n.top.AddAddr(n.top.Node, netip.MustParseAddr("198.51.100.211")))
 	n.swap(config)
 	k := n.kernel()
-	_, err := k.Apply(t.Context(), wants(t, config).On(addrs("198.51.100.211", "198.51.100.225")), layout.Ours)
+	_, err := k.Apply(t.Context(), wants(t, config).On(addrs("198.51.100.211")), layout.Ours)
 	n.check(errors.Join(err, k.Close()))
-	says := func(when string, sees string, want ...string) {
+	says := func(when, from, sees string, want ...string) {
 		t.Helper()
 		x, text := n.explained("203.0.113.9", "--config", n.path)
+		if x.Source != from || x.Sees != sees || len(x.Answers) != 1 || x.Answers[0].Source != from {
+			t.Errorf("%s: from %s it sees %q:\n%s", when, x.Source, x.Sees, text)
+		}
 		for _, w := range want {
-			if !strings.Contains(text, w) || x.Sees != sees {
-				t.Errorf("%s: sees %q, and %q is not in:\n%s", when, x.Sees, w, text)
+			if !strings.Contains(text, w) {
+				t.Errorf("%s: %q is not in:\n%s", when, w, text)
 			}
 		}
 	}
-	says("one pod, for which no entry is", "192.0.2.1", "203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by",
-		"This is the answer for 10.244.1.2 and each other pod of this node, 1 in all.")
-	for _, a := range addrs("10.244.1.3", "10.244.1.4", "10.244.1.5", "10.245.1.6") {
+	says("a pod", "10.244.1.2", "192.0.2.1", "203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by",
+		"The packet is from 10.244.1.2, a pod of this node: --from asks about another.")
+	for _, a := range addrs("10.243.1.6", "10.244.1.1") {
 		n.check(n.top.AddAddr(n.top.Pod, a))
 	}
-	says("several pods", "", "What 203.0.113.9 sees depends on the pod of this node.",
-		"10.244.1.2, 10.244.1.5: 203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent.",
-		"10.244.1.3: 203.0.113.9 sees 198.51.100.211, ",
-		fmt.Sprintf("entry 1 of snatRules (%s:3:3)", n.path), "10.244.1.4: 203.0.113.9 sees 198.51.100.225, ",
-		fmt.Sprintf("entry 2 of snatRules (%s:4:3)", n.path),
-		"10.245.1.6: 203.0.113.9 sees 10.245.1.6, the source's own address: no rule of this node translates it.")
-	nfttest.NFT(t, n.NS, "table ip cni { chain post { type nat hook postrouting priority srcnat; "+
-		"ip saddr 10.244.1.5 masquerade; }; }", "-f", "-")
-	says("another program's rule for one of them", "", "10.244.1.2: 203.0.113.9 sees 192.0.2.1",
-		"10.244.1.5: 203.0.113.9 sees 192.0.2.1, the address of eth0: another program's rule rewrites the source address")
 	n.forgetPods()
-	for _, pod := range []string{"10.244.1.3", "10.244.1.4", "10.244.1.5", "10.245.1.6"} {
-		nfttest.Run(t, n.NS, "", "ip", "route", "del", pod, "dev", "pod0")
-	}
-	says("no pod is known", "", "it depends on")
-}
-
-func TestExplainSaysThatItAskedForSomeOfManyPods(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "ip")
-	n := newTrafficNode(t)
-	n.enforce("")
-	var routes strings.Builder
-	for i := range mostPodsAsked + 9 {
-		fmt.Fprintf(&routes, "route add 10.244.%d.%d/32 dev pod0\n", 2+i/200, 1+i%200)
-	}
-	nfttest.Run(t, n.NS, routes.String(), "ip", "-batch", "-")
-	_, text := n.explained("203.0.113.9", "--config", n.path)
-	const want = "This is about the first 1000 of 1010 pods of this node: select another one by --from."
-	if !strings.Contains(text, want) {
-		t.Errorf("%q is not in:\n%s", want, text)
-	}
-}
-
-func TestExplainNamesNoEntryIfItDependsOnTheSource(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "ip")
-	n := newTrafficNode(t)
-	n.forgetPods()
-	n.swap("snatAddresses: [192.0.2.1]\nsnatRules: [{from: [10.244.1.3/32], addresses: [192.0.2.1]}]\n")
-	n.start().await("config_applied")
-	x, text := n.explained("203.0.113.9", "--config", n.path)
-	if want := "203.0.113.9 sees 192.0.2.1: masqueraded by this agent."; x.Headline != want {
-		t.Errorf("%q, want %q:\n%s", x.Headline, want, text)
-	}
+	says("one of another program", "10.244.1.1", "192.0.2.1")
+	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.1", "dev", "pod0")
+	n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr("10.244.1.3")))
+	says("with an entry", "10.244.1.3", "198.51.100.211",
+		fmt.Sprintf("The source address is that of entry 1 of snatRules (%s:3:3)", n.path))
+	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.3", "dev", "pod0")
+	says("no pod is known", "192.0.2.1", "192.0.2.1",
+		"The packet is from 192.0.2.1, this node itself: --from asks about another.")
 }

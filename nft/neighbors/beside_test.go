@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
@@ -81,7 +80,7 @@ func TestRenamedChainOfOursIsNoConflict(t *testing.T) {
 	apply(t, n, want)
 	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-E", cases.DefaultChain, "RENAMED")
 	o, err := others(t, n, want)
-	named := func(c foreign.Conflict) bool { return c.Rule.Chain == "RENAMED" }
+	named := func(c Conflict) bool { return c.Rule.Chain == "RENAMED" }
 	if err != nil || len(o.Legacy) != 1 || o.Legacy[0].Name != "RENAMED" || slices.ContainsFunc(o.Conflicts, named) {
 		t.Errorf("others are %+v, %v", o, err)
 	}

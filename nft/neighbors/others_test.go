@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -70,9 +69,9 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := fmt.Sprint(len(o.Conflicts), len(o.Podless), len(o.Overridden), len(o.Of(foreign.Translates)))
-		if got != tt.want || len(o.Of(foreign.Exempts)) > 0 {
-			t.Errorf("%s: %s, want %s, and exempting %v", tt.name, got, tt.want, o.Of(foreign.Exempts))
+		got := fmt.Sprint(len(o.Conflicts), len(o.Podless), len(o.Overridden), len(o.Of(Translates)))
+		if got != tt.want || len(o.Of(Exempts)) > 0 {
+			t.Errorf("%s: %s, want %s, and exempting %v", tt.name, got, tt.want, o.Of(Exempts))
 		}
 	}
 }

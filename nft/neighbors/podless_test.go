@@ -8,7 +8,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -105,7 +104,7 @@ func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 			}
 			got = append(got, fmt.Sprint(len(o.Conflicts)))
 			translates := strings.Contains(tt.rules, "snat ip to") && got[i] != "0"
-			if len(o.Conflicts)+len(o.Podless) == 0 || translates != (len(o.Of(foreign.Translates)) > 0) {
+			if len(o.Conflicts)+len(o.Podless) == 0 || translates != (len(o.Of(Translates)) > 0) {
 				t.Errorf("%s: %v, without pods %v, %v", tt.name, o.Conflicts, o.Podless, o.Overruled)
 			}
 		}

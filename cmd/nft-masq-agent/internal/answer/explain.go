@@ -42,8 +42,6 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Stale counts existing connections to the destination that were opened under an earlier policy.
 	Stale *Stale `json:"staleConnections,omitempty"`
-
-	chosen string // what the source is, if none was given
 }
 
 // SetSource sets the source of the packet. If it was not given, a pod is chosen, or the node.
@@ -51,8 +49,9 @@ func (x *Explanation) SetSource(src netip.Addr, given, ofNode bool) {
 	if src.IsValid() {
 		x.Source = src.String()
 	}
-	if !given {
-		x.chosen = either(ofNode, "this node itself", "a pod of this node")
+	if !given && src.IsValid() {
+		x.Add(config.Note, "packet", "The packet is from %s, %s: --from asks about another.", src,
+			either(ofNode, "this node itself", "a pod of this node"))
 	}
 }
 
@@ -200,9 +199,6 @@ func (x *Explanation) String() string {
 		lines(&b, "  ", strings.Split(x.Details, "\n")...)
 	}
 	lines(&b, "  ", x.Possible...)
-	if x.chosen != "" && x.Source != "" {
-		lines(&b, "", fmt.Sprintf("The packet is from %s, %s: --from asks about another.", x.Source, x.chosen))
-	}
 	if b.Len() > 0 {
 		b.WriteString("\n")
 	}

@@ -8,17 +8,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 	path := func(out, masqueraded string, depends ...string) neighbors.Path {
 		n := neighbors.Path{
-			Packet:  foreign.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: routes.Interface{Name: out}},
-			Source:  foreign.Trace{Ways: []foreign.Way{{Masquerade: true, Own: true}}},
+			Packet:  trace.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: routes.Interface{Name: out}},
+			Source:  trace.Result{Findings: []trace.Finding{{Code: trace.Masquerades, Sure: true, Own: true}}},
 			Depends: depends,
 		}
 		n.Masqueraded, _ = netip.ParseAddr(masqueraded)
@@ -26,12 +26,12 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	}
 	exempt := func(depends ...string) neighbors.Path {
 		n := path("", "", depends...)
-		n.Source = foreign.Trace{Through: true}
+		n.Source = trace.Result{Keeps: trace.Yes}
 		return n
 	}
 	perhaps := func(masqueraded string, depends ...string) neighbors.Path {
 		n := path("eth0", masqueraded, depends...)
-		n.Source.Through, n.Source.Unknown = true, []string{"meta mark 0x77"}
+		n.Source.Keeps, n.Source.Unknown = trace.Maybe, []string{"meta mark 0x77"}
 		return n
 	}
 	of := func(typ int, depends string) neighbors.Path {

@@ -7,24 +7,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/trace"
 )
 
 func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
-	of := func(kind foreign.Kind, handles ...uint64) (all []foreign.Conflict) {
+	of := func(kind neighbors.Kind, handles ...uint64) (all []neighbors.Conflict) {
 		for _, h := range handles {
 			rule := nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "cni", Chain: "post", Handle: h}
-			all = append(all, foreign.Conflict{Kind: kind, Place: foreign.Place{Rule: rule, Base: "post"}})
+			f := trace.Finding{Code: trace.Drops, Place: trace.Place{Rule: rule, Base: "post"}}
+			all = append(all, neighbors.Conflict{Kind: kind, Finding: f})
 		}
 		return all
 	}
 	r := Status{Agent: &Agent{PID: 9}}
 	r.Config.Accepted, r.Kernel.InSync = true, true
 	r.SetOthers(neighbors.Others{
-		Conflicts: of(foreign.Masquerades, 2),
-		Overruled: append(append(of(foreign.Untracks, 3, 4), of(foreign.Exempts, 5)...), of(foreign.Drops, 0)...),
+		Conflicts: of(neighbors.Masquerades, 2),
+		Overruled: append(append(of(neighbors.Untracks, 3, 4), of(neighbors.Exempts, 5)...), of(neighbors.Drops, 0)...),
 	})
 	want := []string{
 		"1 rule of other programs masquerades traffic that the config exempts; such as ip cni post handle 2; " +

@@ -27,7 +27,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
@@ -36,6 +35,7 @@ import (
 	logged "nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -381,7 +381,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 				handle++
 				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
 				w.others.Conflicts = append(w.others.Conflicts,
-					foreign.Conflict{Place: foreign.Place{Rule: r, Base: "POSTROUTING"}})
+					neighbors.Conflict{Finding: trace.Finding{Place: trace.Place{Rule: r, Base: "POSTROUTING"}}})
 			}
 		}
 		lookAgain := func() {
@@ -403,7 +403,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 		lookAgain()
 		wantLines(t, w.messages(), one)
 		// The same rule for another reason.
-		w.others.Conflicts[0].Source = "192.0.2.0/24"
+		w.others.Conflicts[0].Open = []string{"meta mark 0x1"}
 		lookAgain()
 		wantLines(t, w.messages(), one)
 	})
@@ -415,7 +415,7 @@ func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		w.messages()
-		w.others = neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}
+		w.others = neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}}
 		w.files <- file("100.64.0.0/10")
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")

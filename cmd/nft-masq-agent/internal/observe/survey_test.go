@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/trace"
 )
 
 const contradicted = "another program's rule masquerades what the config exempts"
@@ -19,7 +19,7 @@ const contradicted = "another program's rule masquerades what the config exempts
 func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Hour
-		w.find(neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
+		w.find(neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}})
 		w.settled(t)
 		w.tamper()
 		time.Sleep(compareEvery)
@@ -36,7 +36,7 @@ func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 func TestSurveysRunOneAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Minute
-		w.find(neighbors.Others{Conflicts: []foreign.Conflict{{Place: foreign.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}})
+		w.find(neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}})
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Second)
 		w.find(neighbors.Others{})
@@ -94,7 +94,7 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 		for i := range 5 * bases {
 			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
 			found.Conflicts = append(found.Conflicts,
-				foreign.Conflict{Place: foreign.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}})
+				neighbors.Conflict{Finding: trace.Finding{Place: trace.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}}})
 		}
 		w.find(found)
 		w.files <- file("10.0.0.0/8")
