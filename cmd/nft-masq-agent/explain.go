@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -139,7 +140,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 			x.Ask(judged.Policy, src, dst, to)
 			family, _ := judged.Policy.Family(dst.Is6())
 			theirs = strings.HasPrefix(x.Why.Code, "foreign-") && family.KnowsPods() &&
-				!family.Pods().Includes(nft.Connection{Src: src, Dst: dst, In: to.Back.Interface.Name})
+				!judge.Pods(family).Includes(nft.Connection{Src: src, Dst: dst, In: to.Back.Interface.Name})
 		}
 		return x, theirs, nil
 	}

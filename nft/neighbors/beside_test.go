@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
@@ -66,7 +67,7 @@ func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 	for _, c := range []config.Config{{Enforce: at}, {DropInvalid: at}} {
 		c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
 		want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
+		if got := share(want, judge.Region{}, nil).Priority; got != nft.SrcNAT+10 {
 			t.Errorf("priority %d:\n%s", got, want)
 		}
 	}

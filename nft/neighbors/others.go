@@ -7,6 +7,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 )
@@ -104,9 +105,9 @@ func (s *State) Others() (o Others, err error) {
 // the interfaces on which they are received, that is nothing from a network that is
 // connected to another interface, unless a route to a part of it leads to one of those. If
 // they are not, it has no Origin.
-func (n *Node) pods(p nft.Policy) (pods nft.Region, err error) {
+func (n *Node) pods(p nft.Policy) (pods judge.Region, err error) {
 	for _, f := range p.Families {
-		r := f.Pods()
+		r := judge.Pods(f)
 		if _, limited := r.OnAnyInterface(); limited {
 			pods.Origin = r.Origin
 		}
@@ -142,9 +143,9 @@ func comesLate(p nft.Policy, c foreign.Conflict) bool {
 
 // share returns what a ruleset exempts, what it masquerades, but for loopback addresses and
 // those of the node, and at which priority.
-func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Share {
+func share(want nft.Ruleset, pods judge.Region, local []netip.Prefix) foreign.Share {
 	s := foreign.Share{
-		Exempt: want.Policy.ExemptDestinations(), Origin: pods.Origin,
+		Exempt: judge.ExemptDestinations(want.Policy), Origin: pods.Origin,
 		Pods: !slices.ContainsFunc(want.Policy.Families, func(f nft.FamilyPolicy) bool { return !f.KnowsPods() }),
 	}
 	for _, t := range want.Tables {
@@ -157,7 +158,7 @@ func share(want nft.Ruleset, pods nft.Region, local []netip.Prefix) foreign.Shar
 	}
 	loopback := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")})
 	for _, ipv6 := range []bool{false, true} {
-		r := want.Policy.Region(ipv6)
+		r := judge.RegionOf(want.Policy, ipv6)
 		s.Src = append(s.Src, iprange.Subtract(r.Src, loopback)...)
 		s.Dst = append(s.Dst, iprange.Subtract(iprange.Subtract(r.Dst, loopback), iprange.SetOf(local))...)
 	}

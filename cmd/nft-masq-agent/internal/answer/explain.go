@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -126,14 +127,14 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, routes routes.Route
 	if x.rule != "" {
 		x.Add(config.Note, "snat-rule", "The source address is that of %s.", x.rule)
 	}
-	x.note(c, toMany, nodeExempt, p.Enforced(c), len(snat.CIDRs) > 0)
+	x.note(c, toMany, nodeExempt, judge.Enforced(p, c), len(snat.CIDRs) > 0)
 }
 
 func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers func(nft.Question) bool) {
-	steps := p.ExplainSources(c, answers)
+	steps := judge.ExplainSources(p, c, answers)
 	a := Answer{Source: source, Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
 	entries, _ := p.SNATRules()
-	switch snat, rules := p.SourceOf(c); {
+	switch snat, rules := judge.SourceOf(p, c); {
 	case c.FromNode || a.Verdict != nft.Masqueraded:
 	case entries > 0 && !c.Src.IsValid():
 		a.sees = "the address that " + config.KeySNATRules + " choose for its source (--from)"
@@ -167,7 +168,7 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
 	f, _ := p.Family(ipv6)
 	for _, q := range f.Questions {
-		if q.AsksSource() {
+		if judge.AsksSource(q) {
 			asks = append(asks, q)
 		}
 	}
@@ -195,7 +196,7 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nf
 }
 
 // explainStep converts a step for output.
-func explainStep(s nft.Step) Step {
+func explainStep(s judge.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {
 		out.origin = originOf(s.CIDR.Pos)
@@ -209,7 +210,7 @@ func explainStep(s nft.Step) Step {
 // exemptsNode reports whether a condition that no pod matches applies to this
 // node's own traffic.
 func exemptsNode(p nft.Policy, c nft.Connection) bool {
-	steps := p.Explain(c)
+	steps := judge.Explain(p, c)
 	last := steps[len(steps)-1]
 	return slices.ContainsFunc(config.Conditions(), func(row config.Row) bool {
 		return row.Key == last.Key && (row.Asks == config.SentByNode || row.Asks == config.ReceivedOn)

@@ -1,30 +1,11 @@
-package nft
+package judge
 
 import (
 	"net/netip"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 )
-
-// Verdict is the decision about a new connection.
-type Verdict string
-
-// The verdicts, named like the counters.
-const (
-	Local       Verdict = "local"       // to an address of this node: never masqueraded
-	Exempt      Verdict = "exempt"      // not masqueraded by us
-	Masqueraded Verdict = "masqueraded" // masqueraded as the node's address
-)
-
-// A Connection is what a policy gives a verdict about: the addresses of a connection's
-// first packet as it leaves, whether they are addresses of this node, and the
-// names of its input and output interface. The node's own traffic has no input
-// interface.
-type Connection struct {
-	Src, Dst         netip.Addr
-	FromNode, ToNode bool
-	In, Out          string
-}
 
 // A Step is one question of a policy and its answer for a connection.
 type Step struct {
@@ -34,82 +15,82 @@ type Step struct {
 	CIDR     config.CIDR // the entry that contains the address, if any; or only a position
 	Name     string      // the entry that matches the interface, if any
 	Decides  bool
-	Verdict  Verdict // if it decides
+	Verdict  nft.Verdict // if it decides
 }
 
 // Explain returns the questions of the policy for a connection, in order, up to
 // the one that applies.
-func (p Policy) Explain(c Connection) []Step { return p.ExplainSources(c, nil) }
+func Explain(p nft.Policy, c nft.Connection) []Step { return ExplainSources(p, c, nil) }
 
 // ExplainSources is like Explain for all sources for which the conditions about the source
 // and the input interface have these answers. Without a function, those of the connection
 // answer them.
-func (p Policy) ExplainSources(c Connection, answers func(Question) bool) []Step {
+func ExplainSources(p nft.Policy, c nft.Connection, answers func(nft.Question) bool) []Step {
 	c.Src, c.Dst = c.Src.Unmap(), c.Dst.Unmap()
 	if c.FromNode {
 		c.In = ""
 	}
 	if f, on := p.Family(c.Dst.Is6()); on {
-		return f.explain(c, answers)
+		return explain(f, c, answers)
 	}
-	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: Exempt}}
+	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: nft.Exempt}}
 }
 
-func (f FamilyPolicy) explain(c Connection, answers func(Question) bool) []Step {
-	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode, Decides: c.ToNode, Verdict: Local}}
+func explain(f nft.FamilyPolicy, c nft.Connection, answers func(nft.Question) bool) []Step {
+	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode, Decides: c.ToNode, Verdict: nft.Local}}
 	if c.ToNode {
 		return steps
 	}
 	for _, q := range f.Questions {
-		entry, name, yes := q.answer(c)
-		if answers != nil && q.AsksSource() {
+		entry, name, yes := answer(q, c)
+		if answers != nil && AsksSource(q) {
 			entry, name, yes = config.CIDR{}, "", answers(q)
 		}
 		step := Step{
 			Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside,
-			Verdict: Exempt,
+			Verdict: nft.Exempt,
 		}
 		if q.Masquerade {
-			step.Verdict = Masqueraded
+			step.Verdict = nft.Masqueraded
 		}
 		steps = append(steps, step)
 		if step.Decides {
 			return steps
 		}
 	}
-	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: Masqueraded})
+	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: nft.Masqueraded})
 }
 
 // AsksSource reports whether the question is about the source or the input interface.
-func (q Question) AsksSource() bool {
+func AsksSource(q nft.Question) bool {
 	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
 }
 
 // answer returns whether the question matches, with the entry that contains the
 // address, or the position and name of the entry that matches the interface.
-func (q Question) answer(c Connection) (entry config.CIDR, name string, yes bool) {
+func answer(q nft.Question, c nft.Connection) (entry config.CIDR, name string, yes bool) {
 	switch q.Asks {
 	case config.SentByNode:
 		return config.CIDR{Pos: q.At}, "", c.FromNode
 	case config.ReceivedOn:
-		return q.matching(c.In)
+		return matching(q, c.In)
 	case config.LeavingBy:
-		return q.matching(c.Out)
+		return matching(q, c.Out)
 	case config.SourceAddress:
-		entry, yes = q.find(c.Src)
+		entry, yes = q.Find(c.Src)
 	case config.DestinationAddress:
-		entry, yes = q.find(c.Dst)
+		entry, yes = q.Find(c.Dst)
 	default:
-		q.unknown()
+		unknown(q)
 	}
 	return entry, "", yes
 }
 
 // unknown ends the program because of a condition about something that the caller does not know:
 // no answer would be right, and tests ask about all conditions.
-func (q Question) unknown() { panic("condition about " + string(q.Asks)) }
+func unknown(q nft.Question) { panic("condition about " + string(q.Asks)) }
 
-func (q Question) matching(name string) (config.CIDR, string, bool) {
+func matching(q nft.Question, name string) (config.CIDR, string, bool) {
 	for _, i := range q.Interfaces {
 		if name != "" && i.Matches(name) {
 			return config.CIDR{Pos: i.Pos}, i.Name, true
@@ -119,7 +100,29 @@ func (q Question) matching(name string) (config.CIDR, string, bool) {
 }
 
 // Decide returns only the verdict.
-func (p Policy) Decide(c Connection) Verdict {
-	steps := p.Explain(c)
+func Decide(p nft.Policy, c nft.Connection) nft.Verdict {
+	steps := Explain(p, c)
 	return steps[len(steps)-1].Verdict
+}
+
+// Enforced reports whether a connection keeps its address whatever other programs do
+// in chains after [nft.EnforcePriority]. One of a pod to itself, through a Service or a host
+// port, does not: with its own address as source it would not work.
+func Enforced(p nft.Policy, c nft.Connection) bool {
+	f, on := p.Family(c.Dst.Unmap().Is6())
+	return on && p.Enforces(f) && c.Src != c.Dst && Pods(f).Includes(c) && !Masqueraded(f).Includes(c)
+}
+
+// ExemptDestinations returns the networks to which connections keep their source
+// address, unless an earlier condition matches.
+func ExemptDestinations(p nft.Policy) []netip.Prefix {
+	var out []netip.Prefix
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			if q.Asks == config.DestinationAddress && !q.Masquerade {
+				out = append(out, q.Prefixes()...)
+			}
+		}
+	}
+	return out
 }
