@@ -88,7 +88,7 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if f.live {
-		s.Loaded, s.rejected = options.Loaded{}, nil
+		s.Loaded, s.rejected = answer.Loaded{}, nil
 	}
 	if err != nil && s.rejected == nil {
 		return exitFailed, err
