@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/iprange"
 )
 
 // PortBlocks are the source ports of pods with portsPerPod: connections of a pod get them from
@@ -26,7 +25,7 @@ type PortBlocks struct {
 // leaves one more block; no blocks without at least two.
 func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
 	if len(ranges) == 0 {
-		ranges = []PortRange{anyPort}
+		ranges = []PortRange{AnyPort()}
 	}
 	var in [math.MaxUint16 + 2]bool // without the last one
 	lowest := math.MaxUint16
@@ -60,8 +59,8 @@ func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
 	return b
 }
 
-// anyPort is the ports from which the kernel chooses for a source port of 1024 or more.
-var anyPort = PortRange{Min: 1024, Max: math.MaxUint16}
+// AnyPort returns the ports from which the kernel chooses for a source port of 1024 or more.
+func AnyPort() PortRange { return PortRange{Min: 1024, Max: math.MaxUint16} }
 
 // Count returns the number of blocks, 0 if they are off.
 func (b PortBlocks) Count() int { return len(b.first) }
@@ -89,12 +88,6 @@ func (b PortBlocks) LastBytes(number int) (all []int) {
 	return all
 }
 
-// MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
-func (f FamilyPolicy) MasqueradesNode(a netip.Addr) bool {
-	r := f.Region()
-	return r.Origin.Has("") && iprange.Contains(r.Src, a)
-}
-
 // Endings names the last bytes of the addresses of pods that have a block, as decimal numbers; of
 // many, the first ones and the last.
 func (b PortBlocks) Endings(number int) string {
@@ -114,54 +107,6 @@ func (p Policy) PortBlocks(ipv6 bool) PortBlocks {
 		return NewPortBlocks(p.PortsPerPod, p.Ports)
 	}
 	return PortBlocks{}
-}
-
-// A PortScope is the ports among which that of a connection is chosen.
-type PortScope struct {
-	Block int // number of the block; -1: it is in none
-	Ports int // how many there are
-}
-
-// SourcePorts returns a function that tells among which ports that of a masqueraded connection
-// was chosen; false: by this policy, it was not. They are those of a pod's block or of the
-// node, those of toPorts, or all that the kernel uses for a source port of 1024 or more.
-func (p Policy) SourcePorts() func(seenAs netip.AddrPort) (PortScope, bool) {
-	ranges := p.Ports
-	if len(ranges) == 0 {
-		ranges = []PortRange{anyPort}
-	}
-	all, of := newPortSet(ranges), map[bool]PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
-	nodes := map[bool]portSet{false: newPortSet(of[false].Node), true: newPortSet(of[true].Node)}
-	return func(seenAs netip.AddrPort) (PortScope, bool) {
-		ipv6, port := seenAs.Addr().Is6(), seenAs.Port()
-		b, set := of[ipv6], all
-		if b.Count() > 0 {
-			if number, ok := b.Owner(port); ok {
-				return PortScope{number, b.Size}, true
-			}
-			set = nodes[ipv6]
-		}
-		return PortScope{-1, set.size}, set.has[port]
-	}
-}
-
-// A portSet is a set of ports.
-type portSet struct {
-	has  *[math.MaxUint16 + 1]bool
-	size int
-}
-
-func newPortSet(ranges []PortRange) portSet {
-	s := portSet{has: new([math.MaxUint16 + 1]bool)}
-	for _, r := range ranges {
-		for port := int(r.Min); port <= int(r.Max); port++ {
-			if !s.has[port] {
-				s.has[port] = true
-				s.size++
-			}
-		}
-	}
-	return s
 }
 
 // maxBlockChains is the most chains that blocks make for the entries of snatRules: each entry

@@ -139,25 +139,3 @@ func TestBlocksNeedRoom(t *testing.T) {
 		}
 	}
 }
-
-func TestPortsOfAConnectionAreThoseOfItsBlock(t *testing.T) {
-	c := config.Config{
-		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-		EnableIPv6:         true,
-		PortsPerPod:        config.PodPorts{Size: 250},
-	}
-	ports := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).SourcePorts()
-	for seen, want := range map[string]nft.PortScope{
-		"192.0.2.1:2774": {Block: 7, Ports: 250}, "192.0.2.1:3023": {Block: 7, Ports: 250},
-		"192.0.2.1:65024": {Block: -1, Ports: 512}, "192.0.2.1:1023": {Block: -1},
-		"[2001:db8::1]:2774": {Block: -1, Ports: 64512}, // IPv6 sources are not known to be pods
-	} {
-		got, ok := ports(netip.MustParseAddrPort(seen))
-		if !ok {
-			got.Ports = 0
-		}
-		if got != want {
-			t.Errorf("%s: %+v, want %+v", seen, got, want)
-		}
-	}
-}

@@ -30,15 +30,3 @@ func TestRulesetsMatchTheGoldenFiles(t *testing.T) {
 		}
 	})
 }
-
-func TestPolicyMatchesThePackets(t *testing.T) {
-	cases.Each(t, func(t *testing.T, c cases.Case) {
-		for _, m := range c.Modes() {
-			for _, p := range c.Packets {
-				if got := c.Compile(m).Policy.Decide(p.Connection()); got != p.Verdict {
-					t.Errorf("mode %s: %s: got %s", m, p.Line, got)
-				}
-			}
-		}
-	})
-}

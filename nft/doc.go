@@ -9,10 +9,6 @@
 // file, the order of evaluation, sets, comments and explanations are derived
 // from its rows.
 //
-// A [Region] is the traffic that a policy masquerades, a product of four sets. The
-// difference of two regions is the effect of a new config. Connections and other
-// programs' rules are judged by regions, too, not by conditions.
-//
 // A [Layout] defines how a policy is written to the kernel: package native has
 // its own table, and package xtables the chain that iptables lists. Package
 // kernel keeps the ruleset of a layout in the kernel.

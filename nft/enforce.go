@@ -56,11 +56,3 @@ func (p Policy) Enforces(f FamilyPolicy) bool { return p.Enforce != nil && f.Kno
 
 // Drops reports whether invalid packets of a family are dropped.
 func (p Policy) Drops(f FamilyPolicy) bool { return p.DropInvalid && f.KnowsPods() }
-
-// Enforced reports whether a connection keeps its address whatever other programs do
-// in chains after [EnforcePriority]. One of a pod to itself, through a Service or a host
-// port, does not: with its own address as source it would not work.
-func (p Policy) Enforced(c Connection) bool {
-	f, on := p.Family(c.Dst.Unmap().Is6())
-	return on && p.Enforces(f) && c.Src != c.Dst && f.Pods().Includes(c) && !f.Region().Includes(c)
-}

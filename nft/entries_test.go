@@ -7,6 +7,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 )
 
 func TestEachListIsComparedByItsKey(t *testing.T) {
@@ -14,7 +15,7 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 	policy := func(key, entries string) (nft.Policy, error) {
 		text := "masqLinkLocal: true\nmasqLinkLocalIPv6: true\nenableIPv6: true\n" + key + ": [" + entries + "]\n"
 		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
-		return policyOf(c), problems.Err()
+		return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), problems.Err()
 	}
 	tested := 0
 	for _, key := range config.Keys() {

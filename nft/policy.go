@@ -211,20 +211,6 @@ func (f FamilyPolicy) question(key string) Question {
 // List returns the list of a key, empty if it is not set.
 func (f FamilyPolicy) List(key string) List { return f.question(key).List }
 
-// ExemptDestinations returns the networks to which connections keep their source
-// address, unless an earlier condition matches.
-func (p Policy) ExemptDestinations() []netip.Prefix {
-	var out []netip.Prefix
-	for _, f := range p.Families {
-		for _, q := range f.Questions {
-			if q.Asks == config.DestinationAddress && !q.Masquerade {
-				out = append(out, q.Prefixes()...)
-			}
-		}
-	}
-	return out
-}
-
 // ofFamily returns the CIDRs of a family, which is the list itself if it has no
 // others.
 func ofFamily(cidrs []config.CIDR, ipv6 bool) (out []config.CIDR) {
@@ -242,8 +228,8 @@ func ofFamily(cidrs []config.CIDR, ipv6 bool) (out []config.CIDR) {
 // Prefixes returns the list sorted by address. It must not be modified.
 func (l List) Prefixes() []netip.Prefix { return l.sorted }
 
-// find returns the entry that contains the address.
-func (l List) find(a netip.Addr) (config.CIDR, bool) {
+// Find returns the entry that contains the address.
+func (l List) Find(a netip.Addr) (config.CIDR, bool) {
 	for _, c := range l.CIDRs {
 		if c.Contains(a) {
 			return c, true

@@ -2,126 +2,16 @@ package nft_test
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
-
-func TestPolicyMatchesTheSpecification(t *testing.T) {
-	m := cases.NewMaker(1)
-	seen := map[nft.Verdict]int{}
-	configs := nfttest.Rounds(2_000, 10_000, 10_000)
-	for range configs {
-		c := m.Config()
-		o := m.Options(cases.Modes()[m.IntN(2)])
-		if o.Layout.Mode() == nft.ModeIPTables {
-			c = cases.ForView(c)
-		}
-		node := m.Addresses()
-		r := nft.Compile(c, o).On(node)
-		for range 20 {
-			ipv6 := m.IntN(2) == 0
-			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))
-			conn.ToNode = m.IntN(8) == 0
-			want := cases.Specified(c, conn)
-			seen[want]++
-			if got := r.Policy.Decide(conn); got != want {
-				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
-			}
-			conn.FromNode = false // its own traffic is masqueraded
-			snat, _ := r.Policy.SourceOf(conn)
-			from, some := snat.Of(conn.Src)
-			if sources := cases.SpecifiedSources(c, conn, node); r.Policy.Families[len(r.Policy.Families)-1].IPv6 == ipv6 &&
-				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
-				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
-			}
-		}
-	}
-	for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
-		if seen[v] < configs/10 {
-			t.Errorf("%d of %d were %s", seen[v], 20*configs, v)
-		}
-	}
-}
-
-func connection(src, dst string, toNode bool) nft.Connection {
-	return nft.Connection{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), ToNode: toNode}
-}
-
-func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
-	c := config.Config{
-		NonMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.At("a", 2, 5)},
-		},
-		ForceMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.At("b", 7, 5)},
-		},
-		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-	}
-	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-	const toNode = "to an address of this node"
-	type step struct {
-		Question, CIDR, At string
-		Decides            bool
-		Verdict            nft.Verdict
-	}
-	for _, tt := range []struct {
-		src, dst string
-		local    bool
-		want     []step
-	}{
-		{"10.244.1.2", "192.0.2.1", true, []step{{toNode, "", "", true, nft.Local}}},
-		{"10.1.1.1", "198.51.100.8", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", Decides: true, Verdict: nft.Exempt},
-		}},
-		{"10.244.1.2", "10.9.1.1", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{"destination in forceMasqueradeCIDRs", "10.9.0.0/16", "b:7:5", true, nft.Masqueraded},
-		}},
-		{"10.244.1.2", "10.8.1.1", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
-			{"destination in nonMasqueradeCIDRs", "10.0.0.0/8", "a:2:5", true, nft.Exempt},
-		}},
-		{"10.244.1.2", "198.51.100.8", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
-			{Question: "destination in nonMasqueradeCIDRs", Verdict: nft.Exempt},
-			{Question: "anything else", Decides: true, Verdict: nft.Masqueraded},
-		}},
-		{"10.244.1.2", "::ffff:10.8.1.1", true, []step{{toNode, "", "", true, nft.Local}}},
-		{"fd00::1", "2001:db8::1", false, []step{{"IPv6 is disabled (set enableIPv6)", "", "", true, nft.Exempt}}},
-	} {
-		var got []step
-		for _, s := range p.Explain(connection(tt.src, tt.dst, tt.local)) {
-			g := step{Question: s.Question, Decides: s.Decides, Verdict: s.Verdict}
-			if s.CIDR.IsValid() {
-				g.CIDR = s.CIDR.Prefix.String()
-			}
-			if s.CIDR.Pos != (config.Position{}) {
-				g.At = s.CIDR.Pos.String()
-			}
-			got = append(got, g)
-		}
-		if diff := gocmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s to %s (-want +got):\n%s", tt.src, tt.dst, diff)
-		}
-	}
-}
 
 // full returns a config and options that set everything.
 func full() (config.Config, nft.Options) {
@@ -241,19 +131,6 @@ func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 	}
 	if here.Same(there) || here.Same(r) || !here.On(nil).Same(r) {
 		t.Error("the rules are not those of the node")
-	}
-}
-
-func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
-	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
-	c.NonMasqueradeCIDRs[1].Pos = config.At("config", 3, 5)
-	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-	steps := p.Explain(connection("10.0.0.1", "169.254.169.254", false))
-	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
-		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
-	}
-	if covered := maps.Collect(p.Families[0].List(config.KeyNonMasqueradeCIDRs).Covered()); len(covered) > 0 {
-		t.Errorf("covered: %v", covered)
 	}
 }
 

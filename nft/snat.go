@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -60,74 +59,6 @@ func (r SNATRule) String() string {
 	add("leaves from", config.Texts(r.CIDRs))
 	add("by", config.Names(r.Out))
 	return strings.Join(parts, " ")
-}
-
-// matches reports whether the entry is for connections between two addresses, by the
-// right interface.
-func (r SNATRule) matches(src, dst netip.Addr) bool {
-	return (len(r.From.CIDRs) == 0 || r.From.has(src)) && (len(r.To.CIDRs) == 0 || r.To.has(dst))
-}
-
-// leaves reports whether the entry is for connections that leave by an interface.
-func (r SNATRule) leaves(out string) bool {
-	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(out) })
-}
-
-// SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
-// one, and the entries of snatRules that match, up to the one that says so. Without it,
-// the node has no address of them.
-func (p Policy) SourceOf(c Connection) (from SNAT, entries []SNATRule) {
-	f, _ := p.Family(c.Dst.Is6())
-	for _, r := range f.SNATRules {
-		if r.matches(c.Src, c.Dst) && r.leaves(c.Out) {
-			if entries = append(entries, r); len(r.Present) > 0 {
-				return r.SNAT, entries
-			}
-		}
-	}
-	return f.SNAT, entries
-}
-
-// AllowsSource reports whether a masqueraded connection between two addresses may have left
-// from an address, by some interface. One that a pod got while the node had other addresses
-// stays right as long as the node has it. onNode is whether it does: masquerading also
-// chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
-func (f FamilyPolicy) AllowsSource(src, dst, from netip.Addr, onNode bool) bool {
-	gone := f.SNAT.has(from)
-	for _, r := range f.SNATRules {
-		has := slices.Contains(r.Present, from)
-		gone = gone || !has && r.has(from)
-		switch {
-		case len(r.Present) == 0 || !r.matches(src, dst):
-		case has:
-			return true
-		case len(r.Out) == 0:
-			return false
-		}
-	}
-	if len(f.SNAT.Present) > 0 {
-		return slices.Contains(f.SNAT.Present, from)
-	}
-	return onNode || !gone
-}
-
-// CoveredBy returns an earlier entry that is for all connections that the entry is for.
-func (r SNATRule) CoveredBy(earlier []SNATRule) (by SNATRule, covered bool) {
-	i := slices.IndexFunc(earlier, func(o SNATRule) bool { return o.covers(r) })
-	if i < 0 {
-		return by, false
-	}
-	return earlier[i], true
-}
-
-// covers reports whether the entry is for all connections that a later one is for.
-func (r SNATRule) covers(later SNATRule) bool {
-	all := func(a, b List) bool {
-		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
-			len(iprange.Subtract(iprange.SetOf(b.sorted), iprange.SetOf(a.sorted))) == 0
-	}
-	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
-		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !r.leaves(i.Name) }))
 }
 
 // Sources returns the addresses of the node that connections of pods may leave from other
@@ -183,7 +114,7 @@ func (p Policy) On(addresses []netip.Addr) Policy {
 func (s SNAT) on(addresses []netip.Addr) SNAT {
 	s.Present = nil
 	for _, a := range addresses {
-		if a.IsGlobalUnicast() && s.has(a) {
+		if a.IsGlobalUnicast() && s.Has(a) {
 			s.Present = append(s.Present, a)
 		}
 	}
@@ -220,8 +151,9 @@ func (p Policy) SNATOf(ipv6 bool) SNAT {
 	return f.SNAT
 }
 
-func (l List) has(a netip.Addr) bool {
-	_, found := l.find(a)
+// Has reports whether an entry contains the address.
+func (l List) Has(a netip.Addr) bool {
+	_, found := l.Find(a)
 	return found
 }
 

@@ -46,7 +46,7 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 		return exitUsage, usageError{err}
 	}
 	f.ForCommand(e.stdin)
-	l, err := f.Load()
+	l, err := answer.Load(*f.Options)
 	if err != nil && f.output != outputJSON {
 		return exitFailed, l.Why(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 )
 
 type connectionsFlags struct {
@@ -386,7 +387,7 @@ const (
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
 func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]answer.PortsOf, error) {
-	ports := conntrack.Ports(p.SourcePorts())
+	ports := conntrack.Ports(judge.SourcePorts(p))
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally

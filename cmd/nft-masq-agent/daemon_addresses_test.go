@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -62,7 +63,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
 		}
 		n.check(n.top.AddAddr(n.top.Pod, src))
-		named, entries := want.Policy.SourceOf(nft.Connection{Src: src, Dst: dst, Out: "eth0"})
+		named, entries := judge.SourceOf(want.Policy, nft.Connection{Src: src, Dst: dst, Out: "eth0"})
 		expected, some := named.Of(src)
 		if !some {
 			expected = node

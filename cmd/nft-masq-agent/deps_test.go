@@ -72,10 +72,11 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
 		"nft/routes":    {"nft/node"},
 		"nft/older":     {"nft/facts", "nft/nfnetlink"},
-		"nft/foreign":   {"nft", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
+		"nft/foreign":   {"nft", "nft/judge", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
 		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/facts", "nft/rule", "nft/iprange"},
-		"nft":           {"config", "nft/facts", "nft/nfnetlink", "nft/iprange"},
-		"nft/conntrack": {"nft", "nft/nfnetlink", "nft/iprange"},
+		"nft":           {"config", "nft/facts", "nft/nfnetlink"},
+		"nft/judge":     {"config", "nft", "nft/iprange"},
+		"nft/conntrack": {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange"},
 		"nft/layout":    {"nft", "nft/older", "nft/nfnetlink"},
 		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/facts", "nft/iprange"},
 		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/facts"},
@@ -89,6 +90,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft/conntrack",
 			"nft/foreign",
 			"nft/iprange",
+			"nft/judge",
 			"nft/kernel",
 			"nft/layout",
 			"nft/nfnetlink",
@@ -108,7 +110,8 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
 			"cmd/nft-masq-agent/internal/health",
-			"config", "nft", "nft/conntrack", "nft/foreign", "nft/kernel", "nft/layout", "nft/neighbors", "nft/routes",
+			"config", "nft", "nft/conntrack", "nft/foreign", "nft/judge", "nft/kernel", "nft/layout", "nft/neighbors",
+			"nft/routes",
 			"nft/older",
 		},
 
@@ -116,11 +119,11 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
-			"config", "nft", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
+			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
 			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
-		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/conntrack", "nft/routes", "nft/older"},
+		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/older"},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {
@@ -144,7 +147,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 // imports both layers.
 func looksAtTheNode() []string {
 	return []string{
-		"nft/rule", "nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes",
+		"nft/judge", "nft/rule", "nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }

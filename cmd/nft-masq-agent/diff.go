@@ -67,7 +67,7 @@ func (f lookFlags) offline(before, after string, e environment) (d answer.Diff, 
 	for i, path := range []string{before, after} {
 		o := *f.Options
 		o.ConfigPath, o.MustExist = path, true
-		l, err := o.Load()
+		l, err := answer.Load(o)
 		if err != nil {
 			return d, nil, l.Why(err)
 		}
@@ -88,7 +88,7 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 	if s.agent == nil { // what an agent would have read
 		usual := *f.Options
 		usual.ConfigPath, usual.MustExist = options.DefaultConfig, false
-		l, _ := usual.Load()
+		l, _ := answer.Load(usual)
 		s.enforced = func() *nft.Ruleset { return l.Ruleset }
 	}
 	err = s.consistently(func() error {

@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -87,7 +88,7 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if f.live {
-		s.Loaded, s.rejected = options.Loaded{}, nil
+		s.Loaded, s.rejected = answer.Loaded{}, nil
 	}
 	if err != nil && s.rejected == nil {
 		return exitFailed, err
@@ -192,7 +193,7 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 		ours := true
 		if judged != nil {
 			family, on := judged.Policy.Family(dst.Is6())
-			ours = on && family.Pods().Includes(nft.Connection{Src: pod, Dst: dst, In: ways.Back.Interface.Name})
+			ours = on && judge.Pods(family).Includes(nft.Connection{Src: pod, Dst: dst, In: ways.Back.Interface.Name})
 		}
 		if ours && pod != dst {
 			return pod, ways, nil

@@ -65,7 +65,7 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 	case f.format == formatIPTables:
 		f.Mode = nft.ModeIPTables
 	}
-	l, err := f.Load()
+	l, err := answer.Load(*f.Options)
 	if err != nil {
 		return exitFailed, l.Why(err)
 	}

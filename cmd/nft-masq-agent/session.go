@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -25,7 +24,7 @@ type lookFlags struct {
 type session struct {
 	*asked
 	look
-	options.Loaded
+	answer.Loaded
 	rejected error // why the config is rejected, or cannot be read
 	kernel   *neighbors.Node
 }
@@ -33,7 +32,7 @@ type session struct {
 // open asks the agent, and reads the config. The caller has to close the kernel.
 func (f lookFlags) open(e environment) (*session, error) {
 	s := &session{asked: f.ask(e), look: f.look, kernel: f.node(e.kernel())}
-	s.Loaded, s.rejected = f.Load()
+	s.Loaded, s.rejected = answer.Load(*f.Options)
 	if s.Ruleset == nil {
 		return s, nil
 	}

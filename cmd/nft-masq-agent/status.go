@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
 )
@@ -156,7 +157,7 @@ func countStale(r *answer.Status, held *neighbors.State) {
 	j, err := held.Judge()
 	var stale conntrack.Stale
 	var tally conntrack.Tally
-	ports := conntrack.Ports(held.Want.Policy.SourcePorts())
+	ports := conntrack.Ports(judge.SourcePorts(held.Want.Policy))
 	if err == nil {
 		stale, err = conntrack.Open().CountStale(j, func() func(*conntrack.Entry) {
 			tally = conntrack.Tally{}

@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
@@ -91,7 +92,7 @@ func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
 	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
 		dst := netip.MustParseAddr(masqueraded[i])
-		named, _ := p.SourceOf(nft.Connection{Src: pod, Dst: dst, Out: "eth0"})
+		named, _ := judge.SourceOf(p, nft.Connection{Src: pod, Dst: dst, Out: "eth0"})
 		if a, some := named.Of(pod); some {
 			from[i] = a
 		}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -714,7 +715,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: dst})
 	}
 	arrived(7000)
-	ports := Ports(nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}.SourcePorts())
+	ports := Ports(judge.SourcePorts(nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}))
 	const all = 100 + 65535 - 1000 + 1
 	p, err := table.Pressure(ports)
 	want := map[PortGroup]float64{
@@ -731,7 +732,9 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	}
 }
 
-var anyPorts = Ports(func(netip.AddrPort) (nft.PortScope, bool) { return nft.PortScope{Block: -1, Ports: 64512}, true })
+var anyPorts = Ports(func(netip.AddrPort) (judge.PortScope, bool) {
+	return judge.PortScope{Block: -1, Ports: 64512}, true
+})
 
 func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 	tally := Tally{}

@@ -6,6 +6,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 )
 
 // A Judge compares connections with a policy.
@@ -52,8 +53,8 @@ type Evidence struct {
 
 // A judged is the policy of a family.
 type judged struct {
-	masqueraded nft.Region // on any interface
-	depends     bool       // on the interfaces
+	masqueraded judge.Region // on any interface
+	depends     bool         // on the interfaces
 	policy      nft.FamilyPolicy
 }
 
@@ -61,7 +62,7 @@ type judged struct {
 func NewJudge(p nft.Policy, e Evidence) *Judge {
 	j := &Judge{Evidence: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
 	for _, f := range p.Families {
-		wide, depends := f.Region().OnAnyInterface()
+		wide, depends := judge.Masqueraded(f).OnAnyInterface()
 		j.families[f.IPv6] = judged{wide, depends, f}
 	}
 	return j
@@ -92,7 +93,7 @@ func (j *Judge) Stale(e *Entry) bool {
 	case e.Zone != 0, e.Status&Expected != 0, !j.Forwarded(e):
 		return false
 	case now == nft.Exempt && seen == src, now == nft.Masqueraded && seen != src &&
-		f.policy.AllowsSource(src, dst, seen, j.isLocal(seen)), now == "":
+		judge.AllowsSource(f.policy, src, dst, seen, j.isLocal(seen)), now == "":
 		return false
 	}
 	return !j.Others(src, dst, e.Original.Dst != e.Destination())

@@ -5,22 +5,22 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
+	"nft-masq-agent/nft/judge"
 
-	"nft-masq-agent/nft"
+	"golang.org/x/sys/unix"
 )
 
 // A PortKey is the scope in which a translated source port must be unique.
 type PortKey struct {
 	Protocol uint8
-	From     netip.Addr     // the translated source address
-	To       netip.AddrPort // the destination
-	Among    nft.PortScope  // the port is one of these
+	From     netip.Addr      // the translated source address
+	To       netip.AddrPort  // the destination
+	Among    judge.PortScope // the port is one of these
 }
 
 // Ports tells among which ports that of a translated connection was chosen; false: it was not by
 // the policy. [nft.Policy.SourcePorts] returns one.
-type Ports func(seenAs netip.AddrPort) (nft.PortScope, bool)
+type Ports func(seenAs netip.AddrPort) (judge.PortScope, bool)
 
 // Key returns the key of an entry; false if its source was not translated to one of the ports.
 func (p Ports) Key(e *Entry) (k PortKey, ok bool) {

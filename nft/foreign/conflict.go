@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
@@ -184,7 +184,7 @@ type ruleID struct {
 	handle uint64
 }
 
-func newFinder(s Snapshot, origin nft.Names) *finder {
+func newFinder(s Snapshot, origin judge.Names) *finder {
 	return &finder{walker: newWalker(s, Packet{any: true, origin: origin}), found: map[ruleID]int{}}
 }
 

@@ -6,8 +6,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
@@ -67,7 +67,7 @@ func (k Kind) Remedy() string {
 type Share struct {
 	Exempt   []netip.Prefix  // destinations
 	Src, Dst []iprange.Range // of what it masquerades: sets, of both families
-	Origin   nft.Names       // of pods, as in a [nft.Region]
+	Origin   judge.Names     // of pods, as in a [judge.Region]
 	Pods     bool            // the policy is for pods alone, not for what the node sends
 	Shared   bool            // in iptables' POSTROUTING, after a jump
 	Priority int32           // of the base chain that decides

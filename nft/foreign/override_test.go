@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -83,7 +83,7 @@ func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
 			all := []iprange.Range{iprange.All(false), iprange.All(true)}
 			exempt := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")})
 			found, rest := foreign.Conflicts(read(t, c), foreign.Share{
-				Src: all, Dst: iprange.Subtract(all, exempt), Origin: nft.Names{{Name: "cali*", In: true}}, Priority: 110,
+				Src: all, Dst: iprange.Subtract(all, exempt), Origin: judge.Names{{Name: "cali*", In: true}}, Priority: 110,
 			})
 			var got []string
 			for _, c := range found {

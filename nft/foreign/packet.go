@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
@@ -35,7 +35,7 @@ type Packet struct {
 	// ofPod means that a pod sends it.
 	ofPod bool
 	// origin is the interfaces on which it may have been received, nil: any.
-	origin nft.Names
+	origin judge.Names
 }
 
 // Bits of the packet mark with which these programs mark what they will
@@ -179,7 +179,7 @@ func (p Packet) named(field string, value []byte) truth {
 	d, known := p.device(field)
 	name, _, whole := bytes.Cut(value, []byte{0})
 	if field == "iifname" && p.origin != nil {
-		is := nft.Names{{Name: string(name) + either(whole, "", "*"), In: true}}
+		is := judge.Names{{Name: string(name) + either(whole, "", "*"), In: true}}
 		return either(len(p.origin.And(is)) == 0, no, either(len(p.origin.Minus(is)) == 0, yes, maybe))
 	}
 	if !known {

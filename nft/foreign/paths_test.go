@@ -4,9 +4,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -75,7 +75,7 @@ func TestEachPathToARuleCounts(t *testing.T) {
 		all := []iprange.Range{iprange.All(false)}
 		found, rest := foreign.Conflicts(read(t, c), foreign.Share{
 			Exempt: exempt, Src: all, Dst: iprange.Subtract(all, iprange.SetOf(exempt)),
-			Origin: nft.Names{{Name: "cali*", In: true}}, Pods: true, Priority: 110,
+			Origin: judge.Names{{Name: "cali*", In: true}}, Pods: true, Priority: 110,
 		})
 		if len(found) != 1 || rest > 0 || found[0].Why() != tt.want {
 			t.Errorf("%s\n got %v, %d not examined\nwant %s", tt.rules, found, rest, tt.want)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -199,7 +200,7 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases.Packet, s nfttest.Sighting) {
 	t.Helper()
 	seen := s.Seen.Addr()
-	snat, _ := p.SourceOf(packet.Connection())
+	snat, _ := judge.SourceOf(p, packet.Connection())
 	switch named, _ := snat.Of(packet.Src); {
 	case !p.HasSNAT():
 	case len(packet.Seen) > 0:

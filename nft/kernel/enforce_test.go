@@ -500,7 +500,7 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 					t.Fatalf("%d transactions", after-before)
 				}
 			}
-			judge(t, h)
+			settled(t, h)
 			inSync(t, top.Node, want)
 		})
 	}

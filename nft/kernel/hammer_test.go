@@ -76,14 +76,14 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 					t.Fatalf("reload %d did nothing", i)
 				}
 			}
-			judge(t, h)
+			settled(t, h)
 		})
 	}
 }
 
-// judge waits for some more flows, so that each target was seen, and checks that
+// settled waits for some more flows, so that each target was seen, and checks that
 // no source was wrong.
-func judge(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
+func settled(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 	t.Helper()
 	wait(t, h, 100)
 	tally, err := h.Stop()
@@ -120,7 +120,7 @@ func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			judge(t, h)
+			settled(t, h)
 		})
 	}
 }

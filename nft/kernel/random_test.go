@@ -7,6 +7,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -40,7 +41,7 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
 						wire.check(t, k, r, p)
-						if decided := r.Policy.Decide(conn); decided != p.Verdict {
+						if decided := judge.Decide(r.Policy, conn); decided != p.Verdict {
 							t.Errorf("%s %s: explained as %s", p.Line, p.Verdict, decided)
 						}
 					}

@@ -214,7 +214,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 					}
 				})
 			}
-			judge(t, h)
+			settled(t, h)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -252,7 +253,7 @@ func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
 				}
 				flow := nfttest.Flow{Proto: nfttest.TCP, From: w.Pod, Flags: rst}
 				flow.Src, flow.Dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
-				verdict := want.Policy.Decide(nft.Connection{Src: src, Dst: dst, In: "pod0", Out: "eth0"})
+				verdict := judge.Decide(want.Policy, nft.Connection{Src: src, Dst: dst, In: "pod0", Out: "eth0"})
 				drop := verdict == nft.Masqueraded && f.KnowsPods()
 				if got := isDropped(t, w, c, flow); got != drop {
 					t.Errorf("%s to %s: dropped %t, verdict %s:\n%s", src, dst, got, verdict, want)

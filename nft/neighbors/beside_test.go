@@ -59,14 +59,24 @@ func TestRulesThatComeAfterEnforcedExemptionsAreOverridden(t *testing.T) {
 	}
 }
 
-// The chain that drops is not the one that masquerades, nor is the one that enforces.
+// The chain that drops is not the one that masquerades, nor is the one that enforces: another
+// program's translation is too early or too late for the latter.
 func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
 	at := &config.Position{}
 	for _, c := range []config.Config{{Enforce: at}, {DropInvalid: at}} {
-		c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
-		want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-		if got := share(want, nft.Region{}, nil).Priority; got != nft.SrcNAT+10 {
-			t.Errorf("priority %d:\n%s", got, want)
+		for priority, early := range map[int32]bool{nft.SrcNAT + 5: true, nft.SrcNAT + 15: false} {
+			c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
+			ns := nfttest.NewNS(t, "node")
+			n, want := open(t, ns), nft.Compile(c, nft.Options{Layout: native.Layout{}})
+			apply(t, n, want)
+			nfttest.NFT(t, ns, fmt.Sprintf("table ip cni { chain post { type nat hook postrouting priority %d; "+
+				"ip daddr 203.0.113.0/24 snat to 192.0.2.7; }; }", priority), "-f", "-")
+			o, err := others(t, n, want)
+			if err != nil || (len(o.Of(Translates)) == 1) != early {
+				t.Errorf("priority %d: %v, %v", priority, o, err)
+			}
 		}
 	}
 }

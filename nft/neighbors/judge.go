@@ -80,9 +80,11 @@ func (s *State) mayTranslate() func(src, dst netip.Addr, dnat bool) bool {
 		if asked {
 			return may
 		}
-		r := t.At(trace.Packet{
-			Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Translated: dnat, Known: true,
-		}, unix.NF_INET_POST_ROUTING)
+		p := trace.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Known: true}
+		if dnat {
+			p.Translated = trace.Yes
+		}
+		r := t.At(p, unix.NF_INET_POST_ROUTING)
 		may = s.others.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany)
 		ours := false
 		for _, f := range r.Findings {

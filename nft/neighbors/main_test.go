@@ -1,6 +1,7 @@
 package neighbors
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +14,10 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(nfttest.Main(m))
+}
 
 // open returns the node of the namespace as in a new process, without its interfaces.
 func open(tb testing.TB, ns *nfttest.NS) *Node {

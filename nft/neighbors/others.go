@@ -6,6 +6,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 )
@@ -112,9 +113,9 @@ func (s *State) Others() (o Others, err error) {
 // the interfaces on which they are received, that is nothing from a network that is
 // connected to another interface, unless a route to a part of it leads to one of those. If
 // they are not, it has no Origin.
-func (n *Node) pods(p nft.Policy) (pods nft.Region, err error) {
+func (n *Node) pods(p nft.Policy) (pods judge.Region, err error) {
 	for _, f := range p.Families {
-		r := f.Pods()
+		r := judge.Pods(f)
 		if _, limited := r.OnAnyInterface(); limited {
 			pods.Origin = r.Origin
 		}

@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
@@ -29,7 +30,7 @@ const (
 type packets struct {
 	src, dst []netip.Addr
 	in       []routes.Interface
-	ofPods   bool // and so not from an address of this node
+	ofPods   map[bool]bool // and so not from an address of this node; by whether it is IPv6
 }
 
 // A search finds conflicts with a policy. It asks what happens to one packet of each group that
@@ -63,12 +64,11 @@ func newSearch(r *trace.Rules) *search {
 }
 
 // ask calls a function with what happens to each of some packets at some hooks, of both families,
-// until that returns false. Those from an address to itself, or from a loopback address out of
-// the node, need the translation to work.
+// until that returns false. Those from an address to itself need the translation to work.
 func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r trace.Result) bool) {
 	s.asked, s.always = 0, map[place]int{}
 	for _, ipv6 := range []bool{false, true} {
-		of := func(a netip.Addr) bool { return a.Is6() != ipv6 || a.IsLoopback() }
+		of := func(a netip.Addr) bool { return a.Is6() != ipv6 }
 		src, dst := slices.DeleteFunc(slices.Clone(p.src), of), slices.DeleteFunc(slices.Clone(p.dst), of)
 		total := len(src) * len(dst) * len(p.in)
 		src, dst = thin(src, dst, maxPackets/max(1, len(p.in)))
@@ -82,8 +82,10 @@ func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r t
 					if total--; from == to {
 						continue
 					}
-					packet := trace.Packet{Src: from, Dst: to, DstType: unix.RTN_UNICAST, In: in}
-					if p.ofPods {
+					packet := trace.Packet{
+						Src: from, Dst: to, DstType: unix.RTN_UNICAST, In: in, Translated: trace.Maybe,
+					}
+					if p.ofPods[ipv6] {
 						packet.SrcType = unix.RTN_UNICAST
 					}
 					s.asked++
@@ -152,8 +154,8 @@ func (s *search) overruled(p packets, shared bool) {
 	s.ask(p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}, func(packet trace.Packet, r trace.Result) bool {
 		ours := len(r.Findings)
 		for i, f := range r.Findings {
-			if f.Code == trace.Ours && f.InNAT() {
-				ours = i // the last one masquerades
+			if f.Code == trace.Ours && f.InNAT() && f.Priority != nft.EnforcePriority {
+				ours = i
 			}
 		}
 		for i, f := range r.Findings {
@@ -240,24 +242,32 @@ func (s *search) jumpFollows(f trace.Finding) bool {
 	return jump > rule
 }
 
+// nowhere is from where no packet leaves the node.
+var nowhere = iprange.SetOf([]netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::/127"),
+})
+
 // conflicts returns the conflicts of a policy, in the order of the kinds, families and
 // priorities, and how many packets were not asked about.
-func conflicts(r *trace.Rules, want nft.Ruleset, pods nft.Region, local []netip.Prefix, running []netip.Addr) ([]Conflict, int) {
+func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []netip.Prefix, running []netip.Addr) ([]Conflict, int) {
 	s := newSearch(r)
-	everything := []iprange.Range{iprange.All(false), iprange.All(true)}
-	mine := iprange.SetOf(local)
-	known := !slices.ContainsFunc(want.Policy.Families, func(f nft.FamilyPolicy) bool { return !f.KnowsPods() })
+	mine := iprange.Normal(slices.Concat(iprange.SetOf(local), nowhere))
+	everything := iprange.Subtract([]iprange.Range{iprange.All(false), iprange.All(true)}, nowhere)
+	known := map[bool]bool{}
+	for _, f := range want.Policy.Families {
+		known[f.IPv6] = f.KnowsPods()
+	}
 	var src, dst []iprange.Range // of what is masqueraded
 	for _, ipv6 := range []bool{false, true} {
-		region := want.Policy.Region(ipv6)
+		region := judge.RegionOf(want.Policy, ipv6)
 		src, dst = append(src, region.Src...), append(dst, iprange.Subtract(region.Dst, mine)...)
 	}
-	exempt := iprange.Subtract(iprange.Subtract(iprange.SetOf(want.Policy.ExemptDestinations()), mine), dst)
-	sent := iprange.Normal(pods.Src)
+	exempt := iprange.Subtract(iprange.Subtract(iprange.SetOf(judge.ExemptDestinations(want.Policy)), mine), dst)
+	sent := iprange.Subtract(iprange.Normal(pods.Src), nowhere)
 	p := packets{s.ends.Sources(sent, running), s.ends.Destinations(exempt), receiving(pods), known}
 	s.masqueraded(p, false)
-	if known || pods.Origin != nil {
-		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, false
+	if known[false] || known[true] || pods.Origin != nil {
+		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, nil
 		s.masqueraded(p, true)
 	}
 	over := newSearch(r)
@@ -275,7 +285,7 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods nft.Region, local []netip.
 
 // receiving returns the interfaces on which packets of pods are received; the zero value stands
 // for any.
-func receiving(pods nft.Region) (all []routes.Interface) {
+func receiving(pods judge.Region) (all []routes.Interface) {
 	for _, p := range pods.Origin {
 		if p.In && p.Name != "" {
 			all = append(all, routes.Interface{Name: p.Name})

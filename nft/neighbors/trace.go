@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
@@ -68,7 +69,7 @@ func (t *Tracer) Trace(src, dst netip.Addr, routes routes.Routes) (paths []Path)
 			}
 		}
 		n := Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
-		n.Wanted = known.Policy.Decide(nft.Connection{
+		n.Wanted = judge.Decide(known.Policy, nft.Connection{
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
 		}) == nft.Masqueraded
 		n.Destination, n.Source = t.rules.Trace(p)

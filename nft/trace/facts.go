@@ -28,9 +28,9 @@ type Packet struct {
 	// Unset are bits of the mark that it comes without. The others are unknown, until a rule sets
 	// them.
 	Unset uint32
-	// Translated means that its destination was translated before: it may have the marks of
-	// kube-proxy and the CNI plugin portmap.
-	Translated bool
+	// Translated is whether its destination was translated before. If it certainly was, the packet
+	// may have the marks of kube-proxy and the CNI plugin portmap.
+	Translated Truth
 	// Known means that the connection exists: its state may be any.
 	Known bool
 }
@@ -208,17 +208,20 @@ func (t *Tracer) learn() {
 	if p.Port != 0 {
 		f["th dport"] = factOf(binary.BigEndian.AppendUint16(nil, p.Port))
 	}
-	status := uint32(0)
-	if p.Src == p.Dst || p.Translated { // a packet comes back to its source for no other reason
+	status, known := uint32(0), uint32(0x7f)
+	switch {
+	case p.Src == p.Dst || p.Translated == Yes: // a packet comes back to its source for no other reason
 		status = dstNAT
+	case p.Translated == Maybe:
+		known &^= dstNAT
 	}
 	switch {
 	case p.Known:
-		f["ct status"] = number(status, dstNAT)
+		f["ct status"] = number(status, dstNAT&known)
 	case t.untracked == Yes:
 		f["ct state"] = number(stateUntracked, allBits)
 	default:
-		f["ct status"] = number(status, 0x7f)
+		f["ct status"] = number(status, known)
 		if t.untracked == No {
 			f["ct state"] = number(stateNew, allBits)
 		}
@@ -363,12 +366,13 @@ func (t *Tracer) marked(c *Chain, mask []byte) fact {
 	switch kubeProxy := c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy"; {
 	case compared&^t.packet.Unset == 0:
 		unset = compared
-	case t.packet.Translated:
+	case t.packet.Translated == Yes:
 	case strings.HasPrefix(c.Table, "flannel-") && compared == allBits: // it leaves kube-proxy's packets alone
 		unset = kubeProxyMark
 	case compared == kubeProxyMark, compared == portmapMark,
 		kubeProxy && bits.OnesCount32(compared) == 1, // its bit is configurable, these names are not
-		c.Name == "ts-postrouting":                   // tailscale marks what its network sends
+		// tailscale marks what its network sends
+		c.Name == "ts-postrouting" && (t.packet.In.Name != "" || t.packet.FromNode || t.packet.SrcType != unix.RTN_UNSPEC):
 		unset = compared
 	}
 	return number(t.mark.Value, t.mark.Known|unset&^t.mark.changed)

@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 )
 
 // A PortBlock is the block of source ports that a port is in, with portsPerPod.
@@ -44,7 +45,7 @@ func (c *Connections) SetBlock(
 	if b.Count() == 0 {
 		return nil, false
 	}
-	scope, chosen := p.SourcePorts()(seenAs)
+	scope, chosen := judge.SourcePorts(p)(seenAs)
 	switch {
 	case !chosen:
 		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection",
@@ -64,7 +65,7 @@ func (c *Connections) SetBlock(
 	if pods == nil {
 		c.Block.ofCIDRs(podCIDRs, ipv6)
 	}
-	if !f.MasqueradesNode(seenAs.Addr()) {
+	if !judge.MasqueradesNode(f, seenAs.Addr()) {
 		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
 			"the connection can also be the node's own, which keeps its port, if that is in net.ipv4.ip_local_port_range"))
 	}

@@ -92,7 +92,7 @@ type coveredReport struct {
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
-func NewCheck(h reply.Head, o options.Options, l options.Loaded, err error) Check {
+func NewCheck(h reply.Head, o options.Options, l Loaded, err error) Check {
 	r := Check{Head: h, Config: NewConfig(o, l, err)}
 	r.Take(config.ProblemsOf(err))
 	r.Take(l.Problems.Remarks())
@@ -104,7 +104,7 @@ func NewCheck(h reply.Head, o options.Options, l options.Loaded, err error) Chec
 
 // SetMeaning sets what an accepted config means. The text is written from the policy,
 // without it: it can be as large as the config.
-func (r *Check) SetMeaning(l options.Loaded) {
+func (r *Check) SetMeaning(l Loaded) {
 	m := &meaning{
 		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
 		ResyncSeconds: l.Config.ResyncInterval.Seconds(),

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 )
 
 // A Diff is the output of diff.
@@ -49,7 +50,7 @@ type Change struct {
 	// Open connections of pods; absent offline, or if the node itself sends them.
 	Open *Open `json:"open,omitempty"`
 
-	region nft.Region
+	region judge.Region
 }
 
 // An interfaces is the names of interfaces that a change concerns, or all except these.
@@ -63,7 +64,7 @@ type interfaces struct {
 	Exceptions []string `json:"exceptions,omitempty"`
 }
 
-func newInterfaces(n nft.Names) (i interfaces) {
+func newInterfaces(n judge.Names) (i interfaces) {
 	if n.All() {
 		return i
 	}
@@ -127,7 +128,7 @@ func (o *Open) String() string {
 // CountOpen begins to count the open connections of pods in each change. The function
 // that it returns is to be called for each of them.
 func (d *Diff) CountOpen() func(src, dst netip.Addr) {
-	wide := make([]nft.Region, len(d.Changes))
+	wide := make([]judge.Region, len(d.Changes))
 	for i, c := range d.Changes {
 		var limited bool
 		if wide[i], limited = c.region.OnAnyInterface(); !c.FromNode {
@@ -148,7 +149,7 @@ func NewDiff(before, after nft.Policy) Diff {
 	d := Diff{Changes: []Change{}, Other: []string{}}
 	d.Before.Hash, d.After.Hash = before.Hash(), after.Hash()
 	for _, ipv6 := range []bool{false, true} {
-		b, a := before.Region(ipv6), after.Region(ipv6)
+		b, a := judge.RegionOf(before, ipv6), judge.RegionOf(after, ipv6)
 		d.change(b.Minus(a), nft.Masqueraded, nft.Exempt)
 		d.change(a.Minus(b), nft.Exempt, nft.Masqueraded)
 	}
@@ -172,7 +173,7 @@ func NewDiff(before, after nft.Policy) Diff {
 }
 
 // change adds regions whose verdict changes.
-func (d *Diff) change(regions []nft.Region, before, after nft.Verdict) {
+func (d *Diff) change(regions []judge.Region, before, after nft.Verdict) {
 	for _, r := range regions {
 		c := Change{
 			Family:   familyKey(r.Dst[0].From.Is6()),

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -108,14 +109,14 @@ func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, ways routes.Routes)
 			"masqueraded (dropInvalid).")
 	}
 	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	x.note(c, toMany, p.Enforced(c))
+	x.note(c, toMany, judge.Enforced(p, c))
 }
 
 func (x *Explanation) add(p nft.Policy, c nft.Connection) {
-	steps := p.Explain(c)
+	steps := judge.Explain(p, c)
 	a := Answer{Source: c.Src.String(), Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
 	if a.Verdict == nft.Masqueraded && !c.FromNode {
-		snat, rules := p.SourceOf(c)
+		snat, rules := judge.SourceOf(p, c)
 		one, present := snat.Of(c.Src)
 		switch {
 		case present:
@@ -146,7 +147,7 @@ func (x *Explanation) add(p nft.Policy, c nft.Connection) {
 }
 
 // explainStep converts a step for output.
-func explainStep(s nft.Step) Step {
+func explainStep(s judge.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {
 		out.origin = originOf(s.CIDR.Pos)

@@ -27,7 +27,7 @@ type Config struct {
 }
 
 // NewConfig describes the files, which are rejected if there is an error.
-func NewConfig(o options.Options, l options.Loaded, err error) Config {
+func NewConfig(o options.Options, l Loaded, err error) Config {
 	c := Config{
 		Path: o.ConfigPath, Accepted: err == nil, Files: l.Files, Mode: string(o.Mode),
 		Chain: o.NFT().Layout.Chain(),

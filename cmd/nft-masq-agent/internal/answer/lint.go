@@ -8,6 +8,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 )
 
 // nowhere is the position of a problem that is not about a place in a file.
@@ -52,7 +53,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 		l.unusable(f.SNAT)
 		l.shared(p.PortBlocks(f.IPv6), f.IPv6, podCIDRs)
 		for i, r := range f.SNATRules {
-			if by, covered := r.CoveredBy(f.SNATRules[:i]); covered {
+			if by, covered := judge.CoveredBy(r, f.SNATRules[:i]); covered {
 				l.warn("snat-rule-covered", r.At,
 					"%s: entry %d never matches for %s on nodes that have an address of entry %d: that covers it",
 					config.KeySNATRules, r.Place, familyName(f.IPv6), by.Place)
@@ -91,7 +92,7 @@ func (l *lint) unusable(s nft.SNAT) {
 func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
 	all, name := everything(f.IPv6), familyName(f.IPv6)
 	if _, some := uncovered(all, exempt.Prefixes()); some {
-		if f.Region().Empty() {
+		if judge.Masqueraded(f).Empty() {
 			l.warn("nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded",
 				name)
 		}
@@ -138,7 +139,7 @@ func UncoveredPods(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 					config.KeyMasqueradeSrcCIDRs)
 			}
 		}
-		if len(iprange.Intersect(iprange.SetOf(pods), f.Region().Src)) == 0 {
+		if len(iprange.Intersect(iprange.SetOf(pods), judge.Masqueraded(f).Src)) == 0 {
 			continue // no source among them is masqueraded
 		}
 		for _, p := range pods {

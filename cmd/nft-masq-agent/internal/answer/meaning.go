@@ -13,7 +13,7 @@ import (
 
 // Meaning describes what a valid config means. It writes through, because there
 // can be hundreds of thousands of CIDRs.
-func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config.Problems) {
+func Meaning(to *bufio.Writer, o options.Options, l Loaded, found config.Problems) {
 	printf(to, "%s\n\n", verdict(l, o.ConfigPath))
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range summary(o.NFT(), l) {
@@ -41,7 +41,7 @@ func Meaning(to *bufio.Writer, o options.Options, l options.Loaded, found config
 func printf(w *bufio.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
 // verdict lists the valid files, or reports that the defaults apply.
-func verdict(l options.Loaded, path string) string {
+func verdict(l Loaded, path string) string {
 	switch len(l.Files) {
 	case 0:
 		return "no file at " + path + ": the built-in defaults apply"
@@ -52,7 +52,7 @@ func verdict(l options.Loaded, path string) string {
 		strings.Join(l.Files, "\n  "))
 }
 
-func summary(o nft.Options, l options.Loaded) [][2]string {
+func summary(o nft.Options, l Loaded) [][2]string {
 	mode := string(o.Layout.Mode()) + ": table inet " + nft.TableName
 	if chain := o.Layout.Chain(); chain != "" {
 		mode = string(o.Layout.Mode()) + ": chain " + chain

@@ -125,7 +125,7 @@ func (r *Status) With(effect string) []Rule {
 }
 
 // NewStatus returns the report on the files, which are rejected if there is an error.
-func NewStatus(h reply.Head, o options.Options, l options.Loaded, err error) Status {
+func NewStatus(h reply.Head, o options.Options, l Loaded, err error) Status {
 	h.Take(config.ProblemsOf(err))
 	h.Take(l.Problems.Remarks())
 	return Status{

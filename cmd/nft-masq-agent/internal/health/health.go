@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
 )
@@ -133,7 +134,7 @@ func everything(p nft.Policy) config.Problems {
 		return nil
 	}
 	for _, f := range p.Families {
-		if !f.Region().Empty() {
+		if !judge.Masqueraded(f).Empty() {
 			return nil
 		}
 		for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {

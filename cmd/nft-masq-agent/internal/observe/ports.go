@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 )
 
 // ports measures how many source ports are in use.
@@ -36,7 +37,7 @@ func (p *ports) Run(ctx context.Context) {
 		if v := p.Now(); v.Installed != nil {
 			policy = v.Installed.Policy
 		}
-		found, err := p.read(policy.SourcePorts())
+		found, err := p.read(judge.SourcePorts(policy))
 		pause := max(p.o.ConntrackInterval, agent.CheckShare*time.Since(start))
 		if err == nil {
 			failed = ""

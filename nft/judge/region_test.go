@@ -1,4 +1,4 @@
-package nft_test
+package judge_test
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -75,7 +76,7 @@ func someConnections(m cases.Maker, ipv6 bool, before, after config.Config) []nf
 }
 
 // included returns how many of the regions include a connection.
-func included(regions []nft.Region, c nft.Connection) (n int) {
+func included(regions []judge.Region, c nft.Connection) (n int) {
 	for _, r := range regions {
 		if r.Includes(c) {
 			n++
@@ -91,9 +92,9 @@ func TestRegionsHaveTheConnectionsThatPoliciesMasquerade(t *testing.T) {
 	for n := range nfttest.Rounds(500, 10_000, 10_000) {
 		c, ipv6 := extremes(m, m.Config()), n%2 == 0
 		p := policyOf(c)
-		r := p.Region(ipv6)
+		r := judge.RegionOf(p, ipv6)
 		for _, conn := range someConnections(m, ipv6, c, c) {
-			want := p.Decide(conn)
+			want := judge.Decide(p, conn)
 			if specified := cases.Specified(c, conn); want != specified {
 				t.Fatalf("%+v: %s, want %s\n%+v", conn, want, specified, c)
 			}
@@ -134,10 +135,10 @@ func TestDifferencesOfRegionsAreExactAndDoNotOverlap(t *testing.T) {
 			after = similar(m, before)
 		}
 		ipv6, third := n%2 == 0, similar(m, after)
-		a, b, c := policyOf(before).Region(ipv6), policyOf(after).Region(ipv6), policyOf(third).Region(ipv6)
+		a, b, c := judge.RegionOf(policyOf(before), ipv6), judge.RegionOf(policyOf(after), ipv6), judge.RegionOf(policyOf(third), ipv6)
 		left := a.Minus(b)
 		parts[len(left)]++
-		var rests [][]nft.Region
+		var rests [][]judge.Region
 		for _, part := range left {
 			if part.Empty() {
 				t.Fatalf("%+v without %+v has an empty part: %+v", a, b, left)
@@ -171,8 +172,8 @@ func TestRegionOnAnyInterfaceDropsOnlyNames(t *testing.T) {
 	seen := map[string]int{}
 	for n := range nfttest.Rounds(200, 2_000, 2_000) {
 		c, o, ipv6 := extremes(m, m.Config()), similar(m, m.Config()), n%2 == 0
-		r := policyOf(c).Region(ipv6)
-		for _, part := range append(r.Minus(policyOf(o).Region(ipv6)), r) {
+		r := judge.RegionOf(policyOf(c), ipv6)
+		for _, part := range append(r.Minus(judge.RegionOf(policyOf(o), ipv6)), r) {
 			wide, limited := part.OnAnyInterface()
 			for _, conn := range someConnections(m, ipv6, c, o) {
 				some, all := false, true
@@ -248,7 +249,7 @@ func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
 		after := base
 		after.NonMasqueradeCIDRs = slices.Clone(base.NonMasqueradeCIDRs)
 		tt.change(&after)
-		b, a := policyOf(base).Region(false), policyOf(after).Region(false)
+		b, a := judge.RegionOf(policyOf(base), false), judge.RegionOf(policyOf(after), false)
 		if less, more := describe(b.Minus(a)), describe(a.Minus(b)); less != tt.less || more != tt.more {
 			t.Errorf("%s: %q and %q, want %q and %q", tt.name, less, more, tt.less, tt.more)
 		}
@@ -256,14 +257,14 @@ func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
 	one, other := base, base
 	one.MasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16")
 	other.MasqueradeSrcCIDRs, other.NonMasqueradeCIDRs = cases.CIDRs("10.6.0.0/16"), cases.CIDRs("172.16.0.0/12")
-	got := describe(policyOf(one).Region(false).Minus(policyOf(other).Region(false)))
+	got := describe(judge.RegionOf(policyOf(one), false).Minus(judge.RegionOf(policyOf(other), false)))
 	if want := "[* yes]: [10.5.0.0/16] to " + others + " by [* yes]"; got != want {
 		t.Errorf("disjoint sources, and another destination: %q, want %q", got, want)
 	}
 }
 
-func describe(regions []nft.Region) string {
-	names := func(n nft.Names) (words []string) {
+func describe(regions []judge.Region) string {
+	names := func(n judge.Names) (words []string) {
 		for _, p := range n {
 			words = append(words, p.Name+map[bool]string{true: " yes", false: " no"}[p.In])
 		}
@@ -291,7 +292,7 @@ func TestExemptConnectionsOfPodsAreEnforced(t *testing.T) {
 			}
 			pod, known := cases.SpecifiedPod(c, conn)
 			want := c.Enforce != nil && known && pod && cases.Specified(c, conn) == nft.Exempt && (!ipv6 || c.EnableIPv6)
-			if got := p.Enforced(conn); got != want {
+			if got := judge.Enforced(p, conn); got != want {
 				t.Fatalf("%+v: %t, want %t\n%+v", conn, got, want, c)
 			}
 			count[want]++

@@ -1,10 +1,11 @@
-package nft
+package judge
 
 import (
 	"cmp"
 	"slices"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 )
 
@@ -20,24 +21,24 @@ type Region struct {
 }
 
 // Region returns what a policy masquerades of a family, nothing if that is off.
-func (p Policy) Region(ipv6 bool) Region {
+func RegionOf(p nft.Policy, ipv6 bool) Region {
 	f, on := p.Family(ipv6)
 	if !on {
 		return Region{}
 	}
-	return f.Region()
+	return Masqueraded(f)
 }
 
 // Pods returns what is sent by sources that are pods according to a policy.
-func (f FamilyPolicy) Pods() Region {
-	f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q Question) bool { return !q.LimitsSources() })
-	r := f.Region()
+func Pods(f nft.FamilyPolicy) Region {
+	f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool { return !q.LimitsSources() })
+	r := Masqueraded(f)
 	r.Origin = r.Origin.Minus(noName())
 	return r
 }
 
 // Region returns what a policy masquerades of a family.
-func (f FamilyPolicy) Region() Region {
+func Masqueraded(f nft.FamilyPolicy) Region {
 	all := []iprange.Range{iprange.All(f.IPv6)}
 	r := Region{Origin: allNames(), Src: all, Out: allNames(), Dst: all}
 	var forced []iprange.Range
@@ -46,19 +47,19 @@ func (f FamilyPolicy) Region() Region {
 		case config.SentByNode:
 			r.Origin = r.Origin.Minus(noName())
 		case config.ReceivedOn:
-			r.Origin = q.keepNames(r.Origin)
+			r.Origin = keepNames(q, r.Origin)
 		case config.LeavingBy:
-			r.Out = q.keepNames(r.Out)
+			r.Out = keepNames(q, r.Out)
 		case config.SourceAddress:
-			r.Src = q.keepAddresses(r.Src)
+			r.Src = keepAddresses(q, r.Src)
 		case config.DestinationAddress:
 			if q.Masquerade { // whatever the conditions after it decide
 				forced = iprange.Intersect(r.Dst, iprange.SetOf(q.Prefixes()))
 			} else {
-				r.Dst = q.keepAddresses(r.Dst)
+				r.Dst = keepAddresses(q, r.Dst)
 			}
 		default:
-			q.unknown()
+			unknown(q)
 		}
 	}
 	if len(forced) > 0 {
@@ -71,7 +72,7 @@ func (f FamilyPolicy) Region() Region {
 }
 
 // keepNames returns the names that a condition does not exempt.
-func (q Question) keepNames(of Names) Names {
+func keepNames(q nft.Question, of Names) Names {
 	if q.Outside {
 		return of.And(namesOf(q.Interfaces))
 	}
@@ -79,7 +80,7 @@ func (q Question) keepNames(of Names) Names {
 }
 
 // keepAddresses returns the addresses that a condition does not exempt.
-func (q Question) keepAddresses(of []iprange.Range) []iprange.Range {
+func keepAddresses(q nft.Question, of []iprange.Range) []iprange.Range {
 	if q.Outside {
 		return iprange.Intersect(of, iprange.SetOf(q.Prefixes()))
 	}
@@ -93,7 +94,7 @@ func (r Region) Empty() bool {
 
 // Includes reports whether a connection is in the region. An interface without a name is
 // none of a list. It takes two binary searches, however long the lists of the policy are.
-func (r Region) Includes(c Connection) bool {
+func (r Region) Includes(c nft.Connection) bool {
 	in, out := cmp.Or(c.In, "*"), cmp.Or(c.Out, "*")
 	if c.FromNode {
 		in = ""

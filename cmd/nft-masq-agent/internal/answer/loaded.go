@@ -1,13 +1,12 @@
-package options
+package answer
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -20,8 +19,8 @@ type Loaded struct {
 
 // Load reads, parses and compiles the config. Mistakes in the files are an error
 // of type [config.Problems].
-func (o Options) Load() (Loaded, error) {
-	sources, note, err := o.sources()
+func Load(o options.Options) (Loaded, error) {
+	sources, note, err := sourcesOf(o)
 	if err != nil {
 		return Loaded{}, err
 	}
@@ -46,8 +45,8 @@ func (l Loaded) Why(err error) error {
 	return err
 }
 
-// sources reads the files. note is a note about them.
-func (o Options) sources() (sources []config.Source, note *config.Problem, err error) {
+// sourcesOf reads the files. note is a note about them.
+func sourcesOf(o options.Options) (sources []config.Source, note *config.Problem, err error) {
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
 		sources, err = config.ReadFrom(o.Input, "standard input")
 	} else {
@@ -65,29 +64,4 @@ func (o Options) sources() (sources []config.Source, note *config.Problem, err e
 		sources[0], note, err = config.Unwrap(sources[0])
 	}
 	return sources, note, err
-}
-
-// UseFile makes an operand the config, as --config does.
-func (o *Options) UseFile(operands []string) error {
-	switch {
-	case len(operands) == 0:
-		return nil
-	case o.Given("config"):
-		return fmt.Errorf("%q and --config both name the config: omit one", operands[0])
-	}
-	o.operand = true
-	return o.given.Set("config", operands[0])
-}
-
-// Given reports whether the command line has a flag.
-func (o *Options) Given(name string) (given bool) {
-	o.given.Visit(func(f *flag.Flag) { given = given || f.Name == name })
-	return given
-}
-
-// ForCommand adapts the options for a command that reads a config once: an
-// explicit path must exist, - is standard input, and a manifest is unwrapped.
-func (o *Options) ForCommand(input io.Reader) {
-	o.Input = input
-	o.MustExist = o.Given("config")
 }

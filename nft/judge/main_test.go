@@ -1,0 +1,10 @@
+package judge_test
+
+import (
+	"os"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }

@@ -1,0 +1,63 @@
+package judge
+
+import (
+	"math"
+	"net/netip"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+)
+
+// MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
+func MasqueradesNode(f nft.FamilyPolicy, a netip.Addr) bool {
+	r := Masqueraded(f)
+	return r.Origin.Has("") && iprange.Contains(r.Src, a)
+}
+
+// A PortScope is the ports among which that of a connection is chosen.
+type PortScope struct {
+	Block int // number of the block; -1: it is in none
+	Ports int // how many there are
+}
+
+// SourcePorts returns a function that tells among which ports that of a masqueraded connection
+// was chosen; false: by this policy, it was not. They are those of a pod's block or of the
+// node, those of toPorts, or all that the kernel uses for a source port of 1024 or more.
+func SourcePorts(p nft.Policy) func(seenAs netip.AddrPort) (PortScope, bool) {
+	ranges := p.Ports
+	if len(ranges) == 0 {
+		ranges = []nft.PortRange{nft.AnyPort()}
+	}
+	all, of := newPortSet(ranges), map[bool]nft.PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
+	nodes := map[bool]portSet{false: newPortSet(of[false].Node), true: newPortSet(of[true].Node)}
+	return func(seenAs netip.AddrPort) (PortScope, bool) {
+		ipv6, port := seenAs.Addr().Is6(), seenAs.Port()
+		b, set := of[ipv6], all
+		if b.Count() > 0 {
+			if number, ok := b.Owner(port); ok {
+				return PortScope{number, b.Size}, true
+			}
+			set = nodes[ipv6]
+		}
+		return PortScope{-1, set.size}, set.has[port]
+	}
+}
+
+// A portSet is a set of ports.
+type portSet struct {
+	has  *[math.MaxUint16 + 1]bool
+	size int
+}
+
+func newPortSet(ranges []nft.PortRange) portSet {
+	s := portSet{has: new([math.MaxUint16 + 1]bool)}
+	for _, r := range ranges {
+		for port := int(r.Min); port <= int(r.Max); port++ {
+			if !s.has[port] {
+				s.has[port] = true
+				s.size++
+			}
+		}
+	}
+	return s
+}

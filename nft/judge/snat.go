@@ -1,0 +1,78 @@
+package judge
+
+import (
+	"net/netip"
+	"slices"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+)
+
+// matches reports whether the entry is for connections between two addresses, by the
+// right interface.
+func matches(r nft.SNATRule, src, dst netip.Addr) bool {
+	return (len(r.From.CIDRs) == 0 || r.From.Has(src)) && (len(r.To.CIDRs) == 0 || r.To.Has(dst))
+}
+
+// leaves reports whether the entry is for connections that leave by an interface.
+func leaves(r nft.SNATRule, out string) bool {
+	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(out) })
+}
+
+// SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
+// one, and the entries of snatRules that match, up to the one that says so. Without it,
+// the node has no address of them.
+func SourceOf(p nft.Policy, c nft.Connection) (from nft.SNAT, entries []nft.SNATRule) {
+	f, _ := p.Family(c.Dst.Is6())
+	for _, r := range f.SNATRules {
+		if matches(r, c.Src, c.Dst) && leaves(r, c.Out) {
+			if entries = append(entries, r); len(r.Present) > 0 {
+				return r.SNAT, entries
+			}
+		}
+	}
+	return f.SNAT, entries
+}
+
+// AllowsSource reports whether a masqueraded connection between two addresses may have left
+// from an address, by some interface. One that a pod got while the node had other addresses
+// stays right as long as the node has it. onNode is whether it does: masquerading also
+// chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
+func AllowsSource(f nft.FamilyPolicy, src, dst, from netip.Addr, onNode bool) bool {
+	gone := f.SNAT.Has(from)
+	for _, r := range f.SNATRules {
+		has := slices.Contains(r.Present, from)
+		gone = gone || !has && r.Has(from)
+		switch {
+		case len(r.Present) == 0 || !matches(r, src, dst):
+		case has:
+			return true
+		case len(r.Out) == 0:
+			return false
+		}
+	}
+	if len(f.SNAT.Present) > 0 {
+		return slices.Contains(f.SNAT.Present, from)
+	}
+	return onNode || !gone
+}
+
+// CoveredBy returns an earlier entry that is for all connections that the entry is for.
+func CoveredBy(r nft.SNATRule, earlier []nft.SNATRule) (by nft.SNATRule, covered bool) {
+	i := slices.IndexFunc(earlier, func(o nft.SNATRule) bool { return covers(o, r) })
+	if i < 0 {
+		return by, false
+	}
+	return earlier[i], true
+}
+
+// covers reports whether the entry is for all connections that a later one is for.
+func covers(r nft.SNATRule, later nft.SNATRule) bool {
+	all := func(a, b nft.List) bool {
+		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
+			len(iprange.Subtract(iprange.SetOf(b.Prefixes()), iprange.SetOf(a.Prefixes()))) == 0
+	}
+	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
+		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !leaves(r, i.Name) }))
+}

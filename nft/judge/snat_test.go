@@ -1,0 +1,205 @@
+package judge_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// snatPolicy has entries of snatRules of which some are for one family alone.
+func snatPolicy(has string) nft.Policy {
+	c := config.Config{
+		EnableIPv6:    true,
+		SNATAddresses: cases.CIDRs("198.51.100.8/30", "198.51.100.64/32", "2001:db8:5::/64"),
+	}
+	c.SNATRules = []config.SNATRule{
+		{From: cases.CIDRs("10.244.8.0/24"), To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.30/32")},
+		{Out: []config.Interface{{Name: "wan*"}}, Addresses: cases.CIDRs("198.51.100.40/32")},
+		{From: cases.CIDRs("fd00:8::/64"), Addresses: cases.CIDRs("198.51.100.20/32", "2001:db8:6::1/128")},
+		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("2001:db8:6::2/128")}, // for no family
+		{From: cases.CIDRs("10.244.0.0/16"), Addresses: cases.CIDRs("198.51.100.50/31")},
+	}
+	var addresses []netip.Addr
+	for a := range strings.FieldsSeq(has) {
+		addresses = append(addresses, netip.MustParseAddr(a))
+	}
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses)
+}
+
+func TestSourceOfAConnection(t *testing.T) {
+	const pool, other, partner, world = "10.244.8.2", "10.244.9.2", "203.0.113.9", "192.0.2.99"
+	const all = "198.51.100.9 198.51.100.8 198.51.100.30 198.51.100.40 198.51.100.51 198.51.100.50 2001:db8:6::1 " +
+		"2001:db8:5::9 198.51.100.8 127.0.0.1 192.0.2.1"
+	for _, tt := range []struct {
+		has, src, dst, out string
+		want               string
+	}{
+		{all, pool, partner, "eth0", "1 [198.51.100.30]"},
+		{all, pool, world, "eth0", "5 [198.51.100.50 198.51.100.51]"},
+		{all, other, partner, "eth0", "5 [198.51.100.50 198.51.100.51]"},
+		{all, pool, world, "wan0", "2 [198.51.100.40]"},
+		{all, "10.9.9.9", world, "eth0", "0 [198.51.100.8 198.51.100.9]"},
+		{all, "fd00:8::2", "2001:db8:1::9", "eth0", "3 [2001:db8:6::1]"},
+		{all, "fd00:9::2", "2001:db8:1::9", "eth0", "0 [2001:db8:5::9]"},
+		{"198.51.100.50", pool, partner, "wan0", "5 [198.51.100.50]"},
+		{"192.0.2.1", pool, partner, "wan0", "0 []"},
+	} {
+		c := nft.Connection{Src: netip.MustParseAddr(tt.src), Dst: netip.MustParseAddr(tt.dst), Out: tt.out}
+		s, r := judge.SourceOf(snatPolicy(tt.has), c)
+		place := 0
+		if len(r) > 0 && len(r[len(r)-1].Present) > 0 {
+			place = r[len(r)-1].Place
+		}
+		if got := fmt.Sprint(place, " ", s.Present); got != tt.want {
+			t.Errorf("%s to %s by %s: %s, want %s", tt.src, tt.dst, tt.out, got, tt.want)
+		}
+	}
+	p, none := snatPolicy(all), snatPolicy("192.0.2.1")
+	present, absent := p.SNATRules()
+	if present != 4 || absent != 0 {
+		t.Errorf("%d present, %d absent", present, absent)
+	}
+	if present, absent := none.SNATRules(); present != 0 || absent != 4 {
+		t.Errorf("%d present, %d absent", present, absent)
+	}
+	if got := fmt.Sprint(p.Families[0].Sources(),
+		p.Families[1].Sources()); got != "[198.51.100.8 198.51.100.9 198.51.100.30 "+
+		"198.51.100.40 198.51.100.50 198.51.100.51] [2001:db8:5::9 2001:db8:6::1]" {
+		t.Errorf("sources %s", got)
+	}
+	if !p.Families[0].Translates() || none.Families[0].Translates() {
+		t.Error("the node has addresses, or not")
+	}
+	if a, b := p.SNATOf(false).Absent(), none.SNATOf(false).Absent(); len(a) != 1 || len(b) != 2 {
+		t.Errorf("%v and %v absent", a, b)
+	}
+	if len(p.SNATOf(true).Absent()) != 0 || !p.HasSNAT() || (nft.Policy{Families: make([]nft.FamilyPolicy, 2)}).HasSNAT() {
+		t.Error("HasSNAT, or what is absent of IPv6")
+	}
+	six := nft.NewPolicy(config.Config{EnableIPv6: true, SNATRules: []config.SNATRule{
+		{Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("2001:db8:6::1/128")},
+	}}, nft.Options{Layout: native.Layout{}})
+	if !six.HasSNAT() {
+		t.Error("only of IPv6")
+	}
+	four := nft.NewPolicy(config.Config{
+		EnableIPv6: true, SNATAddresses: cases.CIDRs("198.51.100.90/32"),
+		SNATRules: []config.SNATRule{{
+			Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("198.51.100.30/32", "2001:db8:6::1/128"),
+		}},
+	}, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{
+		netip.MustParseAddr("198.51.100.90"), netip.MustParseAddr("198.51.100.30"),
+	})
+	present, absent = four.SNATRules()
+	if got := fmt.Sprint(present, absent, four.Families[0].Sources()); got != "1 0 [198.51.100.30 198.51.100.90]" {
+		t.Errorf("only of IPv4: %s", got)
+	}
+	if _, some := none.SNATOf(false).Of(netip.MustParseAddr(pool)); some {
+		t.Error("an address that the node does not have")
+	}
+}
+
+func TestSourcesThatConnectionsMayHaveLeftFrom(t *testing.T) {
+	const pool, other, partner, world = "10.244.8.2", "10.9.9.9", "203.0.113.9", "192.0.2.99"
+	const all = "198.51.100.8 198.51.100.30 198.51.100.40 198.51.100.50"
+	for _, tt := range []struct {
+		has, src, dst, from string
+		want                bool
+		temporary           string // that the node has, and that SNAT never uses
+	}{
+		{"192.0.2.1", pool, world, "198.51.100.51", true, "198.51.100.51"},
+		{"192.0.2.1", pool, world, "198.51.100.51", false, ""},
+		{"198.51.100.50", other, world, "198.51.100.51", true, "198.51.100.51"},
+		{"198.51.100.50", other, world, "198.51.100.51", false, ""},
+		{"198.51.100.50", pool, world, "198.51.100.51", false, "198.51.100.51"}, // the entry has another one
+		{all, other, world, "198.51.100.51", false, "198.51.100.51"},            // so has snatAddresses
+		{all, pool, partner, "198.51.100.30", true, ""},
+		{all, pool, world, "198.51.100.30", false, ""},
+		{all, pool, partner, "198.51.100.40", false, ""}, // the entry before has no interface
+		{all, pool, world, "198.51.100.40", true, ""},
+		{all, pool, world, "198.51.100.50", true, ""},
+		{all, pool, world, "198.51.100.51", false, ""},
+		{all, pool, world, "198.51.100.8", false, ""},
+		{all, other, world, "198.51.100.8", true, ""},
+		{all, other, world, "198.51.100.9", false, ""},
+		{all, other, world, "192.0.2.1", false, ""},
+		{"192.0.2.1", other, world, "192.0.2.1", true, ""},
+		{"192.0.2.1", other, world, "198.51.100.8", false, ""},
+		{"192.0.2.1", other, world, "198.51.100.30", false, ""},
+		{"198.51.100.30", other, world, "198.51.100.30", true, ""}, // by masquerading
+		{"198.51.100.50", pool, partner, "198.51.100.50", true, ""},
+		{"198.51.100.50", pool, partner, "192.0.2.1", false, ""},
+	} {
+		got := judge.AllowsSource(snatPolicy(tt.has).Families[0],
+			netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), netip.MustParseAddr(tt.from),
+			slices.Contains(strings.Fields(tt.has+" "+tt.temporary), tt.from))
+		if got != tt.want {
+			t.Errorf("with %s, %s to %s from %s: %t", tt.has, tt.src, tt.dst, tt.from, got)
+		}
+	}
+}
+
+func TestEntriesThatCoverLaterOnes(t *testing.T) {
+	list := func(text string) nft.List { return nft.NewList(cases.CIDRs(strings.Fields(text)...)) }
+	ruleOf := func(from, to, out string) nft.SNATRule {
+		r := nft.SNATRule{From: list(from), To: list(to)}
+		for name := range strings.FieldsSeq(out) {
+			r.Out = append(r.Out, config.Interface{Name: name})
+		}
+		return r
+	}
+	for _, tt := range []struct {
+		a, b [3]string
+		want bool
+	}{
+		{[3]string{"10.0.0.0/8"}, [3]string{"10.1.0.0/16"}, true},
+		{[3]string{"10.1.0.0/16"}, [3]string{"10.0.0.0/8"}, false},
+		{[3]string{"10.0.0.0/9 10.128.0.0/9"}, [3]string{"10.0.0.0/8"}, true},
+		{[3]string{"10.0.0.0/8"}, [3]string{""}, false},
+		{[3]string{"", "10.0.0.0/8"}, [3]string{"10.1.0.0/16"}, false},
+		{[3]string{"", "10.0.0.0/8"}, [3]string{"11.1.0.0/16", "10.1.0.0/16"}, true},
+		{[3]string{"10.0.0.0/8", "10.0.0.0/8"}, [3]string{"11.1.0.0/16", "10.1.0.0/16"}, false},
+		{[3]string{"", "", "eth*"}, [3]string{"", "", "eth0 eth1"}, true},
+		{[3]string{"", "", "eth*"}, [3]string{"", "", "eth0 wan0"}, false},
+		{[3]string{"", "", "eth*"}, [3]string{"", "10.0.0.0/8", ""}, false},
+		{[3]string{"10.0.0.0/8", "", ""}, [3]string{"10.0.0.0/8", "10.0.0.0/8", "eth0"}, true},
+	} {
+		a, b := ruleOf(tt.a[0], tt.a[1], tt.a[2]), ruleOf(tt.b[0], tt.b[1], tt.b[2])
+		if _, got := judge.CoveredBy(b, []nft.SNATRule{a}); got != tt.want {
+			t.Errorf("%q covers %q: %t", tt.a, tt.b, got)
+		}
+	}
+	for _, tt := range []struct {
+		earlier [][3]string
+		want    int // the place of the first that covers it, 0: none, also if several do together
+	}{
+		{[][3]string{{"10.0.0.0/9"}, {"10.128.0.0/9"}}, 0},
+		{[][3]string{{"10.0.0.0/9"}, {"10.0.0.0/8"}, {""}}, 2},
+	} {
+		var earlier []nft.SNATRule
+		for i, a := range tt.earlier {
+			earlier = append(earlier, ruleOf(a[0], a[1], a[2]))
+			earlier[i].Place = i + 1
+		}
+		if by, got := judge.CoveredBy(ruleOf("10.0.0.0/8", "10.0.0.0/8", ""), earlier); by.Place != tt.want || got != (tt.want > 0) {
+			t.Errorf("%q: covered by %v, %t", tt.earlier, by, got)
+		}
+	}
+	r := ruleOf("10.0.0.0/8 11.0.0.0/8", "192.0.2.0/24", "wan0 wg*")
+	r.List = list("198.51.100.8/32")
+	const want = "from 10.0.0.0/8, 11.0.0.0/8 to 192.0.2.0/24 leaves from 198.51.100.8 by wan0, wg*"
+	if got := r.String(); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := ruleOf("", "", "wan0").String(); got != "by wan0" {
+		t.Error(got)
+	}
+}

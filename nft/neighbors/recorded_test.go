@@ -1,0 +1,139 @@
+package neighbors
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
+)
+
+var update = flag.Bool("update", false, "rewrite the expect.txt files")
+
+const recorded = "../../testdata/foreign"
+
+// defaultExempt is what most configurations exempt.
+const defaultExempt = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 169.254.0.0/16 fd00::/8 fe80::/10"
+
+// text returns a file of a case, empty if there is none.
+func text(t *testing.T, name, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(recorded, name, file))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// exempting returns a policy without lists of sources.
+func exempting(words string) nft.Ruleset {
+	c := config.Config{
+		EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
+		NonMasqueradeCIDRs: cases.CIDRs(strings.Fields(words)...),
+	}
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}})
+}
+
+// describe formats what was found, as in expect.txt.
+func describe(s *State, o Others) string {
+	var b strings.Builder
+	for _, l := range o.Legacy {
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t\n", l.Family, l.Table, l.Name, l.Rules,
+			l.RandomFully)
+		if l.Base != nil {
+			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
+		}
+		for _, sub := range l.SubChains {
+			fmt.Fprintf(&b, "\twith %s\n", sub)
+		}
+		for _, j := range l.Jumps {
+			for _, c := range s.others.Chains {
+				for _, r := range c.Rules {
+					if c.Family == j.Family && c.Table == j.Table && c.Name == j.Chain && r.Handle == j.Handle {
+						fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(r))
+					}
+				}
+			}
+		}
+	}
+	for _, c := range append(o.Conflicts, o.Overruled...) {
+		fmt.Fprintf(&b, "%s %s %s (%s, priority %d)\n", c.Kind, c.Table(), c.Rule.Chain, c.Base, c.Priority)
+		for _, v := range c.ViaText() {
+			fmt.Fprintf(&b, "\tvia %s\n", v)
+		}
+		fmt.Fprintf(&b, "\trule %s\n\t%s\n", c.RuleText(), c.Why())
+	}
+	if b.Len() == 0 {
+		return "nothing\n"
+	}
+	return b.String()
+}
+
+func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	dirs, err := os.ReadDir(recorded)
+	if err != nil || len(dirs) == 0 {
+		t.Fatalf("no cases: %v", err)
+	}
+	for _, dir := range dirs {
+		name := dir.Name()
+		t.Run(name, func(t *testing.T) {
+			if text(t, name, "source.txt") == "" {
+				t.Error("no source")
+			}
+			ns := nfttest.NewNS(t, "node")
+			nfttest.LoadForeign(t, ns, filepath.Join(recorded, name), nil)
+			exempt := defaultExempt
+			if words := text(t, name, "exempt.txt"); words != "" {
+				exempt = words
+			}
+			s, err := open(t, ns).Survey(t.Context(), exempting(exempt))
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := s.Others()
+			if err != nil || o.Unasked > 0 {
+				t.Fatal(err, o.Unasked)
+			}
+			got := describe(s, o)
+			if *update {
+				if err := os.WriteFile(filepath.Join(recorded, name, "expect.txt"), []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(text(t, name, "expect.txt"), got); diff != "" {
+				t.Errorf("found (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestOurChainsAreNoConflicts(t *testing.T) {
+	nfttest.Require(t, "iptables-nft-restore")
+	ns := nfttest.NewNS(t, "node")
+	nfttest.LoadForeign(t, ns, filepath.Join(recorded, "ip-masq-agent-two-jumps"), nil)
+	n := New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })))
+	defer n.Close()
+	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
+	o, err := others(t, n, want)
+	if err != nil || len(o.Conflicts) > 0 {
+		t.Errorf("conflicts %v, %v", o.Conflicts, err)
+	}
+}

@@ -1,0 +1,349 @@
+package neighbors
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+// The rules are another program's; what the policy exempts is 10.0.0.0/8 and fd00::/8.
+func TestConflictsFollowThePathOfAPacket(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const nothing = ""
+	tests := []struct{ name, rules, want string }{
+		{"masquerades all", "masquerade", "found"},
+		{"rewrites to a fixed address", "snat ip to 192.0.2.1", "found"},
+		{"of one family", "meta nfproto ipv4 masquerade", "found"},
+		{"of one family, by protocol", "meta protocol ip6 masquerade", "found"},
+		{"to other destinations", "ip daddr 192.0.2.0/24 masquerade", nothing},
+		{"to a part of the exempt", "ip daddr 10.1.0.0/16 masquerade", "found"},
+		{"to a range", "ip daddr 9.0.0.0-10.0.0.0 masquerade", "found"},
+		{"to a range next to it", "ip daddr 9.0.0.0-9.255.255.255 masquerade", nothing},
+		{"to all but a part", "ip daddr != 10.1.0.0/16 masquerade", "found"},
+		{"to all but the exempt", "ip daddr != 10.0.0.0/8 masquerade", nothing},
+		{"the exempt returned", "ip daddr 10.0.0.0/8 return\nip6 daddr fd00::/8 accept\nmasquerade", nothing},
+		{
+			"the exempt returned in parts",
+			"ip daddr 10.0.0.0/9 return\nip daddr 10.128.0.0/9 accept\nmeta nfproto ipv4 masquerade", nothing,
+		},
+		{"a part returned", "ip daddr 10.0.0.0/9 return\nmeta nfproto ipv4 masquerade", "found"},
+		{
+			"returned under a condition", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade",
+			"found",
+		},
+		{"in a set that is returned", "ip daddr @nets return\nmeta nfproto ipv4 masquerade", nothing},
+		{
+			"in a literal set that is returned", "ip daddr { 10.0.0.0/8, 192.168.0.0/16 } return\nmeta nfproto ipv4 masquerade",
+			nothing,
+		},
+		{"in a set of addresses", "ip daddr @hosts masquerade", "found"},
+		{"not in a set", "ip daddr != @nets masquerade", nothing},
+		{"in a set that changes at run time", "ip daddr @passing return\nmeta nfproto ipv4 masquerade", "found"},
+		{"after everything has returned", "return\nmasquerade", nothing},
+		{"after everything was accepted", "counter accept\nmasquerade", nothing},
+		{"after a jump from which nothing comes back", "jump accepting\nmasquerade", nothing},
+		{"after a jump that accepts the exempt", "jump exempting\nmasquerade", nothing},
+		{"after a jump that accepts a remainder", "jump remaining\nmeta nfproto ipv4 masquerade", "found"},
+		{"after a jump that returns", "jump returning\nmeta nfproto ipv4 masquerade", "found"},
+		{"after a goto", "goto returning\nmasquerade", nothing},
+		{"in a chain that a goto leads to", "ip daddr 10.0.0.0/8 goto masking", "found"},
+		{"in a chain that a goto to others leads to", "ip daddr 192.0.2.0/24 goto masking", nothing},
+		{"in a chain that a map leads to", "oifname vmap @jumps", "found where oifname vmap @jumps"},
+		{"in a chain that a map leads to from others", "ip saddr vmap @sources", nothing},
+		{
+			"in a chain that one of two maps leads to", "ip daddr 192.0.2.0/24 oifname vmap @jumps\nip saddr vmap @sources",
+			nothing,
+		},
+		{
+			"in a chain that a map leads to and a jump", "ip saddr 192.0.2.1 jump masking\nip saddr 192.0.2.2 jump masking",
+			"found",
+		},
+		{
+			"from a source", "ip saddr 172.17.0.0/16 oifname != \"docker0\" masquerade",
+			"found where oifname != \"docker0\"",
+		},
+		{"from all but a source", "ip saddr != 10.0.0.0/8 masquerade", "found"},
+		{"from a source that a jump excludes", "ip saddr 10.1.0.0/16 jump other-source", nothing},
+		{"from a source that has returned", "ip saddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing},
+		{
+			"from a source to what has returned",
+			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing,
+		},
+		{
+			"from another source to it", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 192.0.2.1 masquerade",
+			"found",
+		},
+		{
+			"from all sources that have returned",
+			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr != 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nmeta nfproto " +
+				"ipv4 masquerade", nothing,
+		},
+		{"from an address to itself", "ip saddr 10.0.0.2 ip daddr 10.0.0.2 masquerade", nothing},
+		{"from the loopback addresses", "ip saddr 127.0.0.0/8 masquerade", nothing},
+		{"from this node", "fib saddr type local meta nfproto ipv4 masquerade", "found where fib saddr type local"},
+		{"marked by kube-proxy", "mark and 0x4000 == 0x4000 masquerade", nothing},
+		{"when the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
+		{"when the others return, as iptables writes it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
+		{
+			"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade",
+			"found where meta mark & 0xff0000 == 0x40000",
+		},
+		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "found"},
+		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
+		{"received on the loopback device", `iifname "lo" masquerade`, `found where iifname "lo"`},
+		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
+		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "found"},
+		{"to this node", "fib daddr type local masquerade", nothing},
+		{"not to this node", "fib daddr type != local meta nfproto ipv4 masquerade", "found"},
+		{
+			"to this node or another", "fib daddr type { local, unicast } meta nfproto ipv4 masquerade",
+			"found",
+		},
+		{"to another", "fib daddr type unicast meta nfproto ipv4 masquerade", "found"},
+		{"from another", "fib saddr type != local meta nfproto ipv4 masquerade", "found where fib saddr type != local"},
+		{"of a new connection", "ct state new meta nfproto ipv4 masquerade", "found"},
+		{
+			"whose destination was translated", "ct status dnat meta nfproto ipv4 masquerade",
+			"found where ct status dnat",
+		},
+		{"out of a device that is not lo", `oifname "eth0" meta nfproto ipv4 masquerade`, `found where oifname "eth0"`},
+		{"out of devices of which one is lo", `oifname { "lo", "eth0" } meta nfproto ipv4 masquerade`, "found where oifname @__set0"},
+		{"of no family that counts", "meta protocol arp masquerade", nothing},
+		{
+			"of either family", "meta nfproto { ipv4, ipv6 } masquerade",
+			"found",
+		},
+		{"of all but a family", "meta nfproto != ipv6 masquerade", "found"},
+		{"of a range of marks", "meta mark > 5 meta nfproto ipv4 masquerade", "found where meta mark > 5"},
+		{"of a mark that was set", "meta mark set 5\nmeta mark 5 meta nfproto ipv4 masquerade", "found"},
+		{"of another than was set", "meta mark set 5\nmeta mark 6 meta nfproto ipv4 masquerade", nothing},
+		{
+			"from half of the addresses", "ip saddr 0.0.0.0/1 return\nip saddr 128.0.0.0/1 masquerade",
+			"found",
+		},
+		{
+			"to half of those from half",
+			"ip saddr 0.0.0.0/1 ip daddr 10.0.0.0/9 return\nip saddr 0.0.0.0/2 ip daddr 10.0.0.0/9 masquerade", nothing,
+		},
+		{"after everything was translated", "masquerade\nmasquerade", "found"},
+		{
+			"to the other half", "ip saddr 0.0.0.0/1 ip daddr 10.0.0.0/9 return\nip saddr 0.0.0.0/2 masquerade",
+			"found",
+		},
+		{"limited", "limit rate 5/second meta nfproto ipv4 masquerade", "found where limit rate 5/second"},
+	}
+	ns := nfttest.NewNS(t, "node")
+	n := open(t, ns)
+	for _, test := range tests {
+		nfttest.NFT(t, ns, fmt.Sprintf(`flush ruleset
+			table inet t {
+				set nets { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
+				set hosts { type ipv4_addr; elements = { 10.0.0.1, 192.0.2.1 }; }
+				set passing { type ipv4_addr; flags timeout; timeout 1h; elements = { 10.0.0.1 }; }
+				chain accepting { accept
+				}
+				chain exempting {
+					ip daddr 10.0.0.0/8 accept
+					ip6 daddr fd00::/8 accept
+				}
+				chain remaining {
+					ip daddr 10.1.0.0/16 return
+					meta mark 7 return
+					accept
+				}
+				chain returning { return
+				}
+				chain masking { masquerade
+				}
+				chain other-source { ip saddr 10.2.0.0/16 masquerade
+				}
+				map jumps { type ifname : verdict; elements = { "a" : jump masking, "b" : jump returning }; }
+				map sources { type ipv4_addr : verdict; elements = { 10.1.0.1 : jump other-source, 10.2.0.1 : jump returning }; }
+				chain post { type nat hook postrouting priority 100;
+					%s
+				}
+			}`, test.rules), "-f", "-")
+		o, err := others(t, n, exempting("10.0.0.0/8 fd00::/8"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, c := range o.Conflicts {
+			found := "found"
+			if len(c.Open) > 0 {
+				found += " where " + strings.Join(c.Open, ", ")
+			}
+			got = append(got, found)
+		}
+		if got := strings.Join(got, "; "); got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
+	}
+}
+
+// In random rulesets, every rule that masquerades some packet to an exempt destination is found,
+// and no other. The oracle follows each of 72 packets; a mark may be set or not.
+func TestRulesThatMasqueradeWhatIsExemptAreFoundAndNoOthers(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	n, r := open(t, ns), rand.New(rand.NewPCG(1, 6))
+	rounds := 300
+	if testing.Short() {
+		rounds = 40
+	}
+	exempt := []netip.Prefix{netip.MustParsePrefix("10.0.2.0/30"), netip.MustParsePrefix("10.0.2.6/32")}
+	for range rounds {
+		m := randomModel(r)
+		nfttest.NFT(t, ns, "flush ruleset\n"+m.String(), "-f", "-")
+		s, err := n.Survey(t.Context(), exempting("10.0.2.0/30 10.0.2.6/32"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := s.Others()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, hits := map[string]bool{}, map[string]bool{}
+		for _, c := range o.Conflicts {
+			found[c.Rule.Chain+" "+strings.TrimPrefix(c.RuleText()[strings.Index(c.RuleText(), "comment"):], "comment ")] = true
+		}
+		may := s.mayTranslate()
+		for i := range 9 * 8 * 2 {
+			src, dst, marked := modelAddr(1, i%9), modelAddr(2, i/9%8), i/9/8 == 1
+			rule, hit, _ := m.bound(0, src, dst, marked)
+			if hit && !may(src, dst, false) {
+				t.Fatalf("rule %v rewrites %s to %s\n%s", rule, src, dst, m)
+			}
+			if hit && slices.ContainsFunc(exempt, func(p netip.Prefix) bool { return p.Contains(dst) }) {
+				hits[rule] = true
+			}
+		}
+		for rule := range hits {
+			if !found[rule] {
+				t.Fatalf("rule %s masquerades what is exempt, and was not found: %v\n%s", rule, found, m)
+			}
+		}
+		for rule := range found {
+			if !hits[rule] && !m.marks() { // that a mark is both set and not is not ruled out
+				t.Fatalf("rule %s masquerades nothing that is exempt, and was found\n%s", rule, m)
+			}
+		}
+	}
+}
+
+// A model is a ruleset of chains, the first of which is the base chain. Rules jump only to later
+// chains.
+type model [][]modelRule
+
+type modelRule struct {
+	src, dst *modelTest
+	mark     *modelTest // stands for a condition that may be true or false
+	verdict  string
+	target   int
+}
+
+type modelTest struct {
+	prefix netip.Prefix
+	not    bool
+}
+
+func (t *modelTest) passes(a netip.Addr) bool { return t == nil || t.prefix.Contains(a) != t.not }
+
+func (t *modelTest) text(field string) string {
+	if t == nil {
+		return ""
+	}
+	return field + map[bool]string{true: " != ", false: " "}[t.not] + t.prefix.String() + " "
+}
+
+func (m model) marks() bool {
+	return slices.ContainsFunc(slices.Concat(m...), func(r modelRule) bool { return r.mark != nil })
+}
+
+// There are 72 packets: from 9 addresses, of which the rules name 8, to 8 addresses.
+func modelAddr(third byte, n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, third, byte(n)}) }
+
+func randomTest(r *rand.Rand, third byte) *modelTest {
+	if r.IntN(2) == 0 {
+		return nil
+	}
+	p := netip.PrefixFrom(modelAddr(third, r.IntN(8)), 29+r.IntN(4)).Masked()
+	return &modelTest{p, r.IntN(4) == 0}
+}
+
+func randomModel(r *rand.Rand) model {
+	m := make(model, 4)
+	for i := range m {
+		for range 1 + r.IntN(5) {
+			rule := modelRule{src: randomTest(r, 1), dst: randomTest(r, 2)}
+			if r.IntN(6) == 0 {
+				rule.mark = &modelTest{not: r.IntN(2) == 0}
+			}
+			rule.verdict = []string{"masquerade", "masquerade", "return", "accept", "jump", "goto"}[r.IntN(6)]
+			switch {
+			case rule.verdict != "jump" && rule.verdict != "goto":
+			case i < len(m)-1:
+				rule.target = i + 1 + r.IntN(len(m)-1-i)
+			default:
+				rule.verdict = "return"
+			}
+			m[i] = append(m[i], rule)
+		}
+	}
+	return m
+}
+
+// String returns the ruleset for nft; each rule has its place as a comment.
+func (m model) String() string {
+	var b strings.Builder
+	b.WriteString("table ip t {\n")
+	for i := len(m) - 1; i >= 0; i-- {
+		fmt.Fprintf(&b, "chain c%d {\n", i)
+		if i == 0 {
+			b.WriteString("type nat hook postrouting priority 0;\n")
+		}
+		for n, r := range m[i] {
+			mark := ""
+			if r.mark != nil {
+				mark = "meta mark " + map[bool]string{true: "!= ", false: ""}[r.mark.not] + "0x1000001 "
+			}
+			to := ""
+			if r.target > 0 {
+				to = fmt.Sprintf(" c%d", r.target)
+			}
+			fmt.Fprintf(&b, "%s%s%s%s%s comment \"%d\"\n", r.src.text("ip saddr"), r.dst.text("ip daddr"), mark, r.verdict, to, n)
+		}
+		b.WriteString("}\n")
+	}
+	return b.String() + "}\n"
+}
+
+// bound returns the rule that masquerades a packet. done means that the packet does not return
+// from the chain.
+func (m model) bound(chain int, src, dst netip.Addr, marked bool) (rule string, hit, done bool) {
+	for i, r := range m[chain] {
+		if !r.src.passes(src) || !r.dst.passes(dst) || r.mark != nil && marked == r.mark.not {
+			continue
+		}
+		switch r.verdict {
+		case "masquerade":
+			return fmt.Sprintf("c%d %q", chain, fmt.Sprint(i)), true, true
+		case "accept":
+			return "", false, true
+		case "return":
+			return "", false, false
+		}
+		rule, hit, done = m.bound(r.target, src, dst, marked)
+		if done || r.verdict == "goto" {
+			return rule, hit, done
+		}
+	}
+	return "", false, false
+}

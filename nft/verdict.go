@@ -1,0 +1,35 @@
+package nft
+
+import "net/netip"
+
+// Verdict is the decision about a new connection.
+type Verdict string
+
+// The verdicts, named like the counters.
+const (
+	Local       Verdict = "local"       // to an address of this node: never masqueraded
+	Exempt      Verdict = "exempt"      // not masqueraded by us
+	Masqueraded Verdict = "masqueraded" // masqueraded as the node's address
+)
+
+// A Connection is what a policy gives a verdict about: the addresses of a connection's
+// first packet as it leaves, whether they are addresses of this node, and the
+// names of its input and output interface. The node's own traffic has no input
+// interface.
+type Connection struct {
+	Src, Dst         netip.Addr
+	FromNode, ToNode bool
+	In, Out          string
+}
+
+// Counts is the number of connections of a family with a verdict, or of packets that are
+// [Invalid], since the counters were created.
+type Counts struct {
+	IPv6    bool
+	Verdict Verdict
+	Packets uint64 // in a nat chain, a counter counts connections
+}
+
+// Invalid stands for packets of pods that were dropped, because they belong to no
+// connection.
+const Invalid Verdict = "invalid"
