@@ -88,14 +88,10 @@ func (s *State) mayTranslate() func(src, dst netip.Addr, dnat bool) bool {
 		may = s.others.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany)
 		ours := false
 		for _, f := range r.Findings {
-			switch {
-			case !f.InNAT():
-			case f.Code == trace.Ours:
-				ours = true
-			case f.Code != trace.Accepts || shared && !ours:
-				may = true
-			}
+			ours = ours || f.Code == trace.Ours && f.Sure
+			may = may || f.OfSource() && f.InNAT() && !f.Ends()
 		}
+		may = may || shared && !ours
 		known[at] = may
 		return may
 	}

@@ -33,6 +33,13 @@ type packets struct {
 	ofPods   map[bool]bool // and so not from an address of this node; by whether it is IPv6
 }
 
+// of returns those of a family.
+func (p packets) of(ipv6 bool) packets {
+	others := func(a netip.Addr) bool { return a.Is6() != ipv6 }
+	p.src, p.dst = slices.DeleteFunc(slices.Clone(p.src), others), slices.DeleteFunc(slices.Clone(p.dst), others)
+	return p
+}
+
 // A search finds conflicts with a policy. It asks what happens to one packet of each group that
 // the rules treat alike, as far as they tell them apart by addresses; what else they compare is
 // not known of these packets.
@@ -68,10 +75,9 @@ func newSearch(r *trace.Rules) *search {
 func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r trace.Result) bool) {
 	s.asked, s.always = 0, map[place]int{}
 	for _, ipv6 := range []bool{false, true} {
-		of := func(a netip.Addr) bool { return a.Is6() != ipv6 }
-		src, dst := slices.DeleteFunc(slices.Clone(p.src), of), slices.DeleteFunc(slices.Clone(p.dst), of)
-		total := len(src) * len(dst) * len(p.in)
-		src, dst = thin(src, dst, maxPackets/max(1, len(p.in)))
+		of := p.of(ipv6)
+		total := len(of.src) * len(of.dst) * len(p.in)
+		src, dst := thin(of.src, of.dst, maxPackets/max(1, len(p.in)))
 		for _, in := range p.in {
 			for _, from := range src {
 				for _, to := range dst {
@@ -170,25 +176,29 @@ func (s *search) overruled(p packets, shared bool) {
 		return true
 	})
 	s.all = slices.DeleteFunc(s.all, func(c Conflict) bool { // there was nothing after it to exempt from
-		return c.Kind == Exempts && !shared && s.always[at(Exempts, c.Rule)] == s.asked && !s.jumpFollows(c.Finding)
+		return c.Kind == Exempts && s.always[at(Exempts, c.Rule)] == s.asked && !s.jumpFollows(c.Finding)
 	})
 	for i := range s.all {
 		s.all[i].Shared = shared
 	}
 }
 
-// dropped finds the base chains that drop all of the packets by their policy.
+// dropped finds the base chains that drop all of the packets, of one family, by their policy.
 func (s *search) dropped(p packets) {
 	hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 	known, all := len(s.all), true
 	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		all = false
 		for _, f := range r.Findings {
-			if f.Policy() && f.Sure && !f.Own && !f.InNAT() {
-				s.add(Drops, packet, f)
-				s.always[at(Drops, f.Rule)]++
-				all = true
+			base := s.base(f)
+			if !f.Ends() || !f.Sure || f.Own || f.InNAT() || base == nil || base.Policy != 0 { // NF_DROP
+				continue
 			}
+			f.Code, f.Via = trace.Drops, nil
+			f.Rule = nfnetlink.Rule{Family: base.Family, Table: base.Table, Chain: base.Name}
+			s.add(Drops, packet, f)
+			s.always[at(Drops, f.Rule)]++
+			all = true
 		}
 		return all
 	})
@@ -214,22 +224,27 @@ func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
 	return 0, false
 }
 
+// base returns the base chain from which a packet meets a finding.
+func (s *search) base(f trace.Finding) *trace.Chain {
+	i := slices.IndexFunc(s.Chains, func(c *trace.Chain) bool {
+		return c.Hook != nil && c.Family == f.Rule.Family && c.Table == f.Rule.Table && c.Name == f.Base
+	})
+	if i < 0 {
+		return nil
+	}
+	return s.Chains[i]
+}
+
 // jump returns the places, in its base chain, of the rule by which the packet meets a finding, and
 // of the first jump to an older agent's chain.
 func (s *search) jump(f trace.Finding) (rule, jump int) {
-	top := f.Rule
-	if len(f.Via) > 0 {
-		top = f.Via[0]
-	}
-	i := slices.IndexFunc(s.Chains, func(c *trace.Chain) bool {
-		return c.Hook != nil && c.Family == top.Family && c.Table == top.Table && c.Name == f.Base
-	})
-	if i < 0 {
+	base := s.base(f)
+	if base == nil {
 		return -1, -1
 	}
-	rules := s.Chains[i].Rules
-	return slices.IndexFunc(rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
-		slices.IndexFunc(rules, older.Leads)
+	top := append(slices.Clone(f.Via), f.Rule)[0]
+	return slices.IndexFunc(base.Rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
+		slices.IndexFunc(base.Rules, older.Leads)
 }
 
 func (s *search) jumpPrecedes(f trace.Finding) bool {
@@ -273,7 +288,9 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 	over := newSearch(r)
 	p = packets{over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known}
 	over.overruled(p, want.Mode() == nft.ModeIPTables)
-	over.dropped(p)
+	for _, ipv6 := range []bool{false, true} {
+		over.dropped(p.of(ipv6))
+	}
 	all := slices.Concat(s.all, over.all)
 	slices.SortStableFunc(all, func(a, b Conflict) int {
 		return cmp.Or(

@@ -135,13 +135,15 @@ func first(ends []netip.Addr, a netip.Addr) netip.Addr {
 // Sources returns one address of each group that the rules treat alike, as far as it has any in
 // a set: one of the preferred ones, if they are in it.
 func (e Ends) Sources(of []iprange.Range, prefer []netip.Addr) []netip.Addr {
-	return samples(e.src, of, prefer)
+	return samples(e.src, of, prefer, 1)
 }
 
 // Destinations is like Sources.
-func (e Ends) Destinations(of []iprange.Range) []netip.Addr { return samples(e.dst, of, nil) }
+func (e Ends) Destinations(of []iprange.Range) []netip.Addr { return samples(e.dst, of, nil, 2) }
 
-func samples(ends []netip.Addr, of []iprange.Range, prefer []netip.Addr) (all []netip.Addr) {
+// samples takes the address at a place of each group, so that sources and destinations differ: the
+// first one, at 0, is that of a network.
+func samples(ends []netip.Addr, of []iprange.Range, prefer []netip.Addr, place int) (all []netip.Addr) {
 	groups := make([]iprange.Range, len(ends))
 	for i, a := range ends {
 		groups[i] = iprange.Range{From: a, To: iprange.All(a.Is6()).To}
@@ -163,12 +165,11 @@ func samples(ends []netip.Addr, of []iprange.Range, prefer []netip.Addr) (all []
 		}
 		last = group
 		a, ok := preferred[group]
-		switch {
-		case ok:
-		case r.From != r.To: // the first one is that of a network
-			a = r.From.Next()
-		default:
+		if !ok {
 			a = r.From
+			for n := 0; n < place && a != r.To; n++ {
+				a = a.Next()
+			}
 		}
 		all = append(all, a)
 	}

@@ -424,7 +424,7 @@ func (t *Tracer) do(c *Chain, r nfnetlink.Rule, w way, e effect, s rule.Statemen
 	case e.code == Rewrites:
 		t.write(c, r, w, e)
 	case e.code == Untracks:
-		if t.base.Hook.Priority < ConntrackPriority && t.untracked != Yes {
+		if t.tracks() && t.untracked != Yes {
 			t.untracked = max(t.untracked, w.reach)
 			t.find(c, r, w, e)
 			t.learn()
@@ -446,6 +446,12 @@ func (t *Tracer) do(c *Chain, r nfnetlink.Rule, w way, e effect, s rule.Statemen
 		return back
 	}
 	return on
+}
+
+// tracks reports whether connection tracking comes after the base chain at hand.
+func (t *Tracer) tracks() bool {
+	h := t.base.Hook
+	return (h.Number == unix.NF_INET_PRE_ROUTING || h.Number == unix.NF_INET_LOCAL_OUT) && h.Priority < ConntrackPriority
 }
 
 // accepts notes a rule that ends a base chain of type nat early.

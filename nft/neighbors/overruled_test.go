@@ -1,0 +1,284 @@
+package neighbors
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// kinds lists what rules do, once each.
+func kinds(all []Conflict) string {
+	var words []string
+	for _, c := range all {
+		words = append(words, c.Kind.String())
+	}
+	return strings.Join(words, " ")
+}
+
+// Besides NAT before this agent, these rules contradict a policy that masquerades everything but 10.0.0.0/8
+// and fd00::/8, of packets that pods send on cali*. Rules for certain protocols, ports or
+// marks do not.
+func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const (
+		raw        = "type filter hook prerouting priority raw;"
+		mangle     = "type filter hook prerouting priority mangle;"
+		forward    = "type filter hook forward priority filter;"
+		output     = "type filter hook output priority raw;"
+		leaving    = "type filter hook postrouting priority mangle;"
+		early      = "type filter hook postrouting priority raw;"
+		untracks   = "untracks"
+		writes     = "writes"
+		drops      = "drops"
+		translates = "translates"
+		earlier    = "type nat hook postrouting priority 109;"
+		later      = "type nat hook postrouting priority 111;"
+		nothing    = ""
+	)
+	c := config.Config{
+		EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true, NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
+		MasqueradeSrcInterfaces: []config.Interface{{Name: "cali*"}},
+	}
+	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	for _, tt := range []struct{ name, base, rules, want string }{
+		{"notrack", raw, "notrack", untracks},
+		{"notrack to some", raw, "ip daddr 203.0.113.0/24 notrack", untracks},
+		{"notrack to the exempt", raw, "ip daddr 10.1.0.0/16 notrack", nothing},
+		{"notrack from some", raw, "ip saddr 10.244.0.0/16 notrack", untracks},
+		{"notrack on pods' interfaces", raw, `iifname "cali*" notrack`, untracks},
+		{"notrack on one of them", raw, `iifname "cali7" notrack`, untracks},
+		{"notrack on another interface", raw, `iifname "docker0" notrack`, nothing},
+		{"notrack of a protocol", raw, "meta l4proto tcp notrack", nothing},
+		{"notrack of a port", raw, "udp dport 53 notrack", nothing},
+		{"notrack of a mark", raw, "meta mark 7 notrack", nothing},
+		{"notrack after all were accepted", raw, "accept\nnotrack", nothing},
+		{"notrack in a chain", raw, "jump untracking", untracks},
+		{"notrack after connection tracking", mangle, "notrack", nothing},
+		{"notrack of the node's packets", output, "notrack", nothing},
+		{"notrack in postrouting", leaving, "notrack", nothing},
+		{"source", leaving, "ip saddr set 192.0.2.7", writes},
+		{"source, of some", leaving, "ip daddr 203.0.113.0/24 ip saddr set 192.0.2.7", writes},
+		{"source, of the exempt", leaving, "ip daddr 10.1.0.0/16 ip saddr set 192.0.2.7", nothing},
+		{"source, before connection tracking", raw, "ip saddr set 192.0.2.7", writes},
+		{"source, of a protocol", leaving, "meta l4proto tcp ip saddr set 192.0.2.7", nothing},
+		{"destination", leaving, "ip daddr set 192.0.2.7", nothing},
+		{"another field", leaving, "ip dscp set cs1", nothing},
+		{"policy", forward + " policy drop;", "", drops},
+		{"policy, postrouting", leaving + " policy drop;", "counter", drops},
+		{"policy, before connection tracking", raw + " policy drop;", "counter", drops},
+		{"policy, and a rule that drops", forward + " policy drop;", "drop", drops},
+		{"policy, and a rule that returns", leaving + " policy drop;", "ip daddr 203.0.113.0/24 return", drops},
+		{"policy, and a rule that accepts", forward + " policy drop;", "ct state established accept", drops},
+		{"policy, and a jump", forward + " policy drop;", "jump untracking", drops},
+		{"policy, and a map", forward + " policy drop;", "ip daddr vmap { 203.0.113.9 : accept }", nothing},
+		{"accepting policy", forward, "drop", nothing},
+		{"NAT before this agent", earlier, "snat to 192.0.2.7", translates},
+		{"NAT after it", later, "snat to 192.0.2.7", nothing},
+		{"masquerading before this agent", earlier, "masquerade", nothing},
+		{"notrack in postrouting, early", early, "notrack", nothing},
+	} {
+		for _, ipv6 := range []bool{false, true} {
+			ns := nfttest.NewNS(t, "node")
+			n := open(t, ns)
+			apply(t, n, want)
+			text := "table ip t {\nchain untracking { notrack; }\nchain base { " + tt.base + "\n" + tt.rules + "\n}\n}\n"
+			if ipv6 {
+				text = strings.NewReplacer(
+					"table ip ", "table ip6 ", "ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr", "ip dscp", "ip6 dscp",
+					"203.0.113.0/24", "2001:db8::/64", "203.0.113.9", "2001:db8::9", "10.1.0.0/16", "fd00:1::/32",
+					"10.244.0.0/16", "2001:db8:244::/48", "192.0.2.7", "2001:db8:9::7").Replace(text)
+			}
+			nfttest.NFT(t, ns, text, "-f", "-")
+			o, err := others(t, n, want)
+			if got := kinds(o.Overruled); err != nil || got != tt.want || o.Unasked > 0 {
+				t.Errorf("%s, IPv6 %t: %q, want %q: %v", tt.name, ipv6, got, tt.want, o.Overruled)
+			}
+		}
+	}
+}
+
+func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore")
+	const (
+		jump    = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`
+		masq    = `-A IP-MASQ-AGENT -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`
+		nothing = ""
+	)
+	for _, tt := range []struct {
+		name, rules string
+		want        string // in mode nftables
+		shared      string // in mode iptables-nft
+	}{
+		{
+			"accepts", "-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT\n" + jump, "accepts",
+			"accepts",
+		},
+		{
+			"returns", "-A POSTROUTING -d 203.0.113.0/24 -j RETURN\n" + jump, "accepts",
+			"accepts",
+		},
+		{
+			"accepts after the takeover", "-A POSTROUTING -d 203.0.113.9 -j ACCEPT", "accepts",
+			"accepts",
+		},
+		{
+			"accepts in a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j ACCEPT\n" + jump,
+			"accepts", "accepts",
+		},
+		{
+			"returns from a chain", "-N OTHER\n-A POSTROUTING -j OTHER\n-A OTHER -d 203.0.113.0/24 -j RETURN\n" + jump, nothing,
+			nothing,
+		},
+		{"after the jump", jump + "\n-A POSTROUTING -d 203.0.113.0/24 -j ACCEPT", nothing, nothing},
+		{
+			"of a source", "-A POSTROUTING -s 10.244.7.0/24 -j ACCEPT\n" + jump,
+			"accepts",
+			"accepts",
+		},
+		{
+			"out of an interface", "-A POSTROUTING -o wg0 -j RETURN\n" + jump,
+			"accepts",
+			"accepts",
+		},
+		{"an exempt destination", "-A POSTROUTING -d 10.9.0.0/16 -j ACCEPT\n" + jump, nothing, nothing},
+		{"all, if nothing follows", "-A POSTROUTING -j ACCEPT", nothing, nothing},
+		{"what kube-proxy marked", "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j ACCEPT\n" + jump, nothing, nothing},
+		{
+			"to another address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7",
+			"translates",
+			"translates",
+		},
+		{"to the same address", "-A POSTROUTING -s 10.244.7.0/24 -d 198.51.100.0/24 -j MASQUERADE", nothing, nothing},
+		{"to another address while the older agent decides before it", jump +
+			"\n-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7", nothing, nothing},
+		{
+			"to another address once it does not", "-A POSTROUTING -d 198.51.100.0/24 -j SNAT --to-source 192.0.2.7",
+			"translates",
+			"translates",
+		},
+	} {
+		for mode, want := range map[nft.Mode]string{nft.ModeNFTables: tt.want, nft.ModeIPTables: tt.shared} {
+			ns := nfttest.NewNS(t, "node")
+			nfttest.Run(t, ns, "*nat\n:IP-MASQ-AGENT - [0:0]\n"+masq+"\n"+tt.rules+"\nCOMMIT\n", "iptables-nft-restore",
+				"--noflush")
+			o, err := others(t, open(t, ns), cases.Load(t, "default").Compile(mode))
+			if got := kinds(o.Overruled); err != nil || got != want {
+				t.Errorf("%s, mode %s: %q, want %q: %v, %v", tt.name, mode, got, want, o.Overruled, err)
+			}
+		}
+	}
+}
+
+// Each rule is loaded for both families. A connection goes from a pod to a destination
+// that the rule names, and another, the control, to one that it does not.
+func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const above, below = "@above", "@below"
+	for _, tt := range []struct {
+		name, at, rule string
+		shared         bool // only while our chain is reached from the same base chain
+		marked         bool // only if the destination was translated
+		not            bool
+	}{
+		{name: "masquerade", at: above, rule: "ip daddr @dst masquerade"},
+		{name: "masquerade after us", at: below, rule: "ip daddr @dst masquerade"},
+		{name: "masquerade in another base chain", at: "@other", rule: "ip daddr @dst masquerade"},
+		{name: "another address", at: above, rule: "ip daddr @dst snat to @new"},
+		{name: "its own address", at: "@other", rule: "ip daddr @dst snat to ip saddr"},
+		{name: "its own address after us", at: below, rule: "ip daddr @dst snat to ip saddr"},
+		{name: "under a condition", at: above, rule: "ip daddr @dst meta mark 7 masquerade"},
+		{name: "of another source", at: above, rule: "ip daddr @dst ip saddr @new masquerade", not: true},
+		{
+			name: "marked by kube-proxy", at: above, rule: "ip daddr @dst meta mark & 0x4000 == 0x4000 masquerade",
+			marked: true,
+		},
+		{
+			name: "marked by portmap", at: "@other", rule: "ip daddr @dst meta mark & 0x2000 == 0x2000 masquerade",
+			marked: true,
+		},
+		{name: "not without the bit", at: above, rule: "ip daddr @dst meta mark & 0x4000 != 0 masquerade", marked: true},
+		{name: "marked by wg-quick", at: above, rule: "ip daddr @dst meta mark 51820 masquerade"},
+		{name: "not marked by wg-quick", at: above, rule: "ip daddr @dst meta mark != 51820 masquerade"},
+		{name: "a whole mark of one bit", at: above, rule: "ip daddr @dst meta mark 0x2000 masquerade"},
+		{name: "a whole mark of the other bit", at: "@other", rule: "ip daddr @dst meta mark 0x4000 masquerade"},
+		{name: "a mark of 16 bits", at: above, rule: "ip daddr @dst meta mark & 0xffff == 0x4000 masquerade"},
+		{name: "all of 16 bits", at: above, rule: "ip daddr @dst meta mark & 0xffff == 0xffff masquerade"},
+		{name: "both bits", at: above, rule: "ip daddr @dst meta mark & 0x6000 == 0x6000 masquerade"},
+		{name: "either bit", at: above, rule: "ip daddr @dst meta mark & 0x6000 != 0 masquerade"},
+		{name: "one of both bits", at: above, rule: "ip daddr @dst meta mark & 0x6000 == 0x2000 masquerade"},
+		{name: "a set of marks", at: above, rule: "ip daddr @dst meta mark { 0x2000, 0x4000 } masquerade"},
+		{name: "another bit", at: above, rule: "ip daddr @dst meta mark & 0x8000 == 0x8000 masquerade"},
+		{name: "accept", at: above, rule: "ip daddr @dst accept", shared: true},
+		{name: "accept under a condition", at: above, rule: "ip daddr @dst meta l4proto tcp accept", shared: true},
+		{name: "accept in a chain", at: above, rule: "ip daddr @dst jump accepting", shared: true},
+		{name: "accept by a map", at: above, rule: "ip daddr vmap { @dst : accept }", shared: true},
+		{name: "return", at: above, rule: "ip daddr @dst return", shared: true},
+		{name: "goto", at: above, rule: "ip daddr @dst goto returning", shared: true},
+		{name: "goto by a map", at: above, rule: "ip daddr vmap { @dst : goto returning }", shared: true},
+		{name: "goto from a chain", at: above, rule: "ip daddr @dst jump going", not: true},
+		{name: "return from a chain", at: above, rule: "ip daddr @dst jump returning", not: true},
+		{name: "drop", at: above, rule: "ip daddr @dst drop", shared: true},
+		{name: "accept after us", at: below, rule: "ip daddr @dst accept", not: true},
+		{name: "accept in another base chain", at: "@other", rule: "ip daddr @dst accept", not: true},
+	} {
+		for _, ipv6 := range []bool{false, true} {
+			for _, shared := range []bool{false, true} {
+				name := fmt.Sprintf("%s, IPv6 %t, shared %t", tt.name, ipv6, shared)
+				src, dst, control, addr := "10.244.1.2", "203.0.113.9", "203.0.113.10", "192.0.2.7"
+				if ipv6 {
+					src, dst, control, addr = "fd00::2", "2001:db8::9", "2001:db8::10", "2001:db8:9::7"
+				}
+				ns := nfttest.NewNS(t, "node")
+				rules := strings.NewReplacer("@dst", dst, "@new", addr).Replace(tt.rule)
+				text := strings.ReplaceAll(`table ip nat {
+					chain IP-MASQ-AGENT { counter; }
+					chain accepting { accept; }
+					chain returning { return; }
+					chain going { goto returning; }
+					chain POSTROUTING { type nat hook postrouting priority 100
+						@above
+						jump IP-MASQ-AGENT
+						@below
+					}
+					chain other { type nat hook postrouting priority 90
+						@other
+					}
+				}`, tt.at, rules)
+				for _, at := range []string{above, below, "@other"} {
+					text = strings.ReplaceAll(text, at, "")
+				}
+				if ipv6 {
+					text = strings.NewReplacer("ip daddr", "ip6 daddr", "ip saddr", "ip6 saddr", "table ip ",
+						"table ip6 ").Replace(text)
+				}
+				nfttest.NFT(t, ns, text, "-f", "-")
+				mode := map[bool]nft.Mode{true: nft.ModeIPTables, false: nft.ModeNFTables}[shared]
+				s, err := open(t, ns).Survey(t.Context(), cases.Load(t, "all-policies").Compile(mode))
+				if err != nil {
+					t.Fatal(err)
+				}
+				may := s.mayTranslate()
+				for _, translated := range []bool{false, true} {
+					want := !tt.not && (shared || !tt.shared) && (translated || !tt.marked)
+					from := netip.MustParseAddr(src)
+					if got := may(from, netip.MustParseAddr(dst), translated); got != want {
+						t.Errorf("%s, translated %t: %t, want %t", name, translated, got, want)
+					}
+					if may(from, netip.MustParseAddr(control), translated) {
+						t.Errorf("%s, translated %t: the control is met", name, translated)
+					}
+				}
+			}
+		}
+	}
+}
