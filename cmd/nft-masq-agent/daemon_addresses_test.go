@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,7 +11,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -89,47 +87,6 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			if !strings.Contains(text, says) {
 				n.t.Errorf("%q is not in: %s", says, text)
 			}
-		}
-	}
-}
-
-func TestExplainNamesThePossibleAddressesWithoutASource(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.swap(snatConfig)
-	n.forgetPods()
-	for i, tt := range []struct {
-		node []netip.Addr
-		sees string
-		says []string
-	}{
-		{nil, "192.0.2.1", []string{"203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent."}},
-		{addrs("198.51.100.211"), "198.51.100.211", []string{
-			"203.0.113.9 sees 198.51.100.211, one of snatAddresses: masqueraded by this agent.",
-		}},
-		{addrs("198.51.100.211", "198.51.100.225"), "", []string{
-			"What 203.0.113.9 sees cannot be determined here: it depends on the source: set --from.",
-			"one of 198.51.100.211, 198.51.100.225 by this agent",
-		}},
-	} {
-		if i > 0 {
-			n.assign(tt.node[i-1].String())
-		}
-		k := n.kernel()
-		_, err := k.Apply(t.Context(), wants(t, snatConfig).On(tt.node), layout.Ours)
-		n.check(errors.Join(err, k.Close()))
-		x, text := n.explained("203.0.113.9", "--config", n.path)
-		for _, want := range append(tt.says, "The node's own traffic is masqueraded with the address of its interface.") {
-			if !strings.Contains(text, want) {
-				t.Errorf("%v: %q is not in:\n%s", tt.node, want, text)
-			}
-		}
-		if x.Sees != tt.sees {
-			t.Errorf("%v: sees %q, want %q", tt.node, x.Sees, tt.sees)
-		}
-		if x, text := n.explained("203.0.113.9", "--from", "192.0.2.1", "--config", n.path); x.Sees != "192.0.2.1" {
-			t.Errorf("%v: the node: %s", tt.node, text)
 		}
 	}
 }

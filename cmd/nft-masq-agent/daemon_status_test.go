@@ -202,7 +202,7 @@ func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 			"10.1.2.3 --config " + n.path + "-old": nft.Exempt,
 			"10.2.2.3 --config " + n.path + "-old": nft.Masqueraded,
 		} {
-			got := n.run(append([]string{"explain", "-o", "json", flag}, strings.Fields(args)...)...)
+			got := n.run(append([]string{"explain", "-o", "json", flag, "--from", "10.244.1.2"}, strings.Fields(args)...)...)
 			var x answer.Explanation
 			n.check(json.Unmarshal([]byte(got.stdout), &x))
 			var verdict nft.Verdict

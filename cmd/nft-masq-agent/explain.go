@@ -133,7 +133,10 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	if tracer != nil {
 		x.Follow(tracer.Trace(src, dst, ways))
 	}
-	if judged != nil {
+	switch {
+	case !src.IsValid():
+		x.Add(config.Note, "no-source", "This node has no pod, and no address from which it connects there: set --from.")
+	case judged != nil:
 		x.Ask(judged.Policy, src, dst, ways)
 	}
 	if readErr == nil {

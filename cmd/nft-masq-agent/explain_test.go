@@ -4,9 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,7 +45,7 @@ func TestAddressesOfTheNodeAreLocal(t *testing.T) {
 		"::ffff:203.0.113.1": nft.Masqueraded,
 	} {
 		x := explainJSON(t, dst, "--enable-ipv6")
-		if len(x.Answers) != 1 || x.Answers[0].Verdict != want || x.Answers[0].Source != "any pod" {
+		if len(x.Answers) != 1 || x.Answers[0].Verdict != want {
 			t.Errorf("%s: %+v, want %s", dst, x.Answers, want)
 		}
 	}
@@ -54,7 +54,7 @@ func TestAddressesOfTheNodeAreLocal(t *testing.T) {
 func TestExplainNotesSurprises(t *testing.T) {
 	const (
 		many     = "Multicast and broadcast are masqueraded too, as with the older agents."
-		ownToo   = "The node's own traffic is masqueraded like a pod's."
+		itself   = "The packet is from 192.0.2.1, this node itself: --from asks about another."
 		fromNode = "The source is this node; its own traffic is masqueraded too."
 		elsewise = "Another rule on the node may still masquerade it."
 		lasting  = "This applies to new connections; existing connections keep their address."
@@ -63,16 +63,16 @@ func TestExplainNotesSurprises(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{"203.0.113.9"}, []string{ownToo, lasting}},
+		{[]string{"203.0.113.9"}, []string{itself, fromNode, lasting}},
 		{[]string{"203.0.113.9", "--from", "10.1.2.3"}, []string{lasting}},
 		{[]string{"203.0.113.9", "--from", "192.0.2.1"}, []string{fromNode, lasting}},
-		{[]string{"224.0.0.251"}, []string{many, ownToo, lasting}},
+		{[]string{"224.0.0.251"}, []string{itself, many, fromNode, lasting}},
 		{[]string{"255.255.255.255", "--from", "10.1.2.3"}, []string{many, lasting}},
 		{[]string{"192.0.2.255", "--from", "10.1.2.3"}, []string{many, lasting}},
 		{[]string{"192.0.2.254", "--from", "10.1.2.3"}, []string{lasting}},
 		{[]string{"ff02::fb", "--enable-ipv6", "--from", "fd00::1"}, []string{many, lasting}},
-		{[]string{"10.1.2.3"}, []string{elsewise, lasting}},
-		{[]string{"127.0.0.1"}, []string{lasting}},
+		{[]string{"10.1.2.3"}, []string{itself, elsewise, lasting}},
+		{[]string{"127.0.0.1", "--from", "10.1.2.3"}, []string{lasting}},
 	}
 	for _, tt := range tests {
 		notes := explainJSON(t, tt.args...).Notes
@@ -218,16 +218,17 @@ func TestExplainIsAboutOnePacketThatItNames(t *testing.T) {
 	}
 	says("a pod", "10.244.1.2", "192.0.2.1", "203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by",
 		"The packet is from 10.244.1.2, a pod of this node: --from asks about another.")
-	for _, a := range addrs("10.243.1.6", "10.244.1.1") {
+	for _, a := range addrs("10.243.1.6", "10.244.1.7") {
 		n.check(n.top.AddAddr(n.top.Pod, a))
 	}
 	n.forgetPods()
-	says("one of another program", "10.244.1.1", "192.0.2.1")
-	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.1", "dev", "pod0")
+	says("one of another program", "10.244.1.7", "192.0.2.1")
+	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.7", "dev", "pod0")
 	n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr("10.244.1.3")))
 	says("with an entry", "10.244.1.3", "198.51.100.211",
 		fmt.Sprintf("The source address is that of entry 1 of snatRules (%s:3:3)", n.path))
 	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.3", "dev", "pod0")
+	nfttest.Run(t, n.NS, "", "ip", "neigh", "flush", "dev", "pod0", "nud", "all")
 	says("no pod is known", "192.0.2.1", "192.0.2.1",
 		"The packet is from 192.0.2.1, this node itself: --from asks about another.")
 }

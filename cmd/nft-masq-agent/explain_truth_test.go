@@ -499,7 +499,7 @@ func TestExplainKnowsThatEnforcementLeavesHairpinsAlone(t *testing.T) {
 		{n.top.PodV6.String(), n.top.PodV6.String(), "foreign-masquerade"},
 		{"10.9.0.9", n.top.PodV4.String(), "exempt"},
 		{"10.9.0.9", "", "exempt"},
-		{n.top.PodV4.String(), "", "exempt"},
+		{n.top.PodV4.String(), "10.244.1.9", "exempt"},
 		{"fd00:9::9", n.top.PodV6.String(), "foreign-masquerade"}, // not exempt
 		{n.top.PodV4.String(), n.top.NodeV4.String(), "foreign-masquerade"},
 	} {

@@ -121,7 +121,8 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 
 // testCommands are the commands with routes of the test. They read nothing else but rules.
 func testCommands() []command {
-	return append(look{neighbors.New, testRoutes, routes.Pods}.commands(), commands()...)
+	noPods := func(bool) ([]netip.Addr, error) { return nil, nil }
+	return append(look{neighbors.New, testRoutes, noPods}.commands(), commands()...)
 }
 
 // routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
@@ -147,7 +148,10 @@ func testRoutes(src, dst netip.Addr, out string) (r routes.Routes, err error) {
 	if src.IsValid() {
 		r.Back = routeTo(src)
 	}
-	r.Ways = []routes.Route{to}
+	r.Ways, r.Own = []routes.Route{to}, nodeAddresses()[map[bool]int{true: 1}[dst.Is6()]]
+	if to.Type == unix.RTN_LOCAL {
+		r.Own = dst
+	}
 	return r, nil
 }
 

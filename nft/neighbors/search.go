@@ -16,11 +16,11 @@ import (
 	"nft-masq-agent/nft/trace"
 )
 
-// Bounds of a search: how many packets it asks about, how many rules these meet in all, and how
+// Bounds of a search: how many packets it asks about at a time, how many rules these meet in all, and how
 // many conflicts it reports. Of a large set it asks about a few elements.
 const (
-	maxPackets   = 50_000
-	maxVisits    = 5_000_000
+	maxPackets   = 200_000
+	maxVisits    = 1_000_000
 	maxConflicts = 4_000
 	perSet       = 4
 )
@@ -64,10 +64,8 @@ type place struct {
 
 func at(k Kind, r nfnetlink.Rule) place { return place{k, r.Family, r.Table, r.Chain, r.Handle} }
 
-func newSearch(r *trace.Rules) *search {
-	s := &search{Tracer: trace.New(r), found: map[place]int{}}
-	s.ends = s.Ends(perSet)
-	return s
+func newSearch(t *trace.Tracer) *search {
+	return &search{Tracer: t, ends: t.Ends(perSet), found: map[place]int{}}
 }
 
 // ask calls a function with what happens to each of some packets at some hooks, of both families,
@@ -265,7 +263,8 @@ var nowhere = iprange.SetOf([]netip.Prefix{
 // conflicts returns the conflicts of a policy, in the order of the kinds, families and
 // priorities, and how many packets were not asked about.
 func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []netip.Prefix, running []netip.Addr) ([]Conflict, int) {
-	s := newSearch(r)
+	t := trace.New(r)
+	s, over := newSearch(t), newSearch(t)
 	mine := iprange.Normal(slices.Concat(iprange.SetOf(local), nowhere))
 	everything := iprange.Subtract([]iprange.Range{iprange.All(false), iprange.All(true)}, nowhere)
 	known := map[bool]bool{}
@@ -285,7 +284,6 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, nil
 		s.masqueraded(p, true)
 	}
-	over := newSearch(r)
 	p = packets{over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known}
 	over.overruled(p, want.Mode() == nft.ModeIPTables)
 	for _, ipv6 := range []bool{false, true} {

@@ -81,6 +81,8 @@ func (l *lookup) find(src netip.Addr, out string) {
 		}
 	}
 	l.own = l.Addresses(familyOf(l.dst))
+	m := l.route(query{dst: l.dst, out: l.out}, 0)
+	l.Own = m.Address(unix.RTA_PREFSRC)
 	rules := l.rules(familyOf(l.dst))
 	for _, rule := range rules {
 		l.distinguish(kindsOf(rule))

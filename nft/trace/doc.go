@@ -1,6 +1,6 @@
 // Package trace follows one packet through the rules of this node, and says what other
-// programs' rules do to it: [Tracer.Trace]. Package foreign, which it is to replace, still
-// answers for the commands and the daemon; the tests compare both.
+// programs' rules do to it: [Tracer.Trace]. Which packets the rules treat alike follows from
+// what they compare addresses with: [Tracer.Ends].
 //
 // The addresses of the packet are known; every other fact is known or not. A [Truth] is how
 // certain something is, and there is no other word for that: of a condition, whether the packet
@@ -22,11 +22,11 @@
 //	                                 exactly the bit 0x4000 (kube-proxy)
 //	                                 or 0x2000 (portmap) alone
 //	numgen, jhash mod n              one of n values                        maybe one of them; each of them: yes
-//	a set or a map                   if it was read                         maybe: more than 200,000 elements
+//	a set or a map                   if it was read, or asked for one       maybe: more than 10,000 elements, of a
+//	                                 address                                survey
 //	an element with a limit or quota                                        maybe
-//	a dynamic set; with timeouts,                                           maybe: elements come and go, and a full
-//	  a limit for each element;                                             set breaks a rule off
-//	  add, update (dynset)
+//	a dynamic set;                                                          maybe: packets change it, and a full one
+//	  add, update (dynset)                                                  breaks a rule off
 //	limit, quota, ct count, a named                                         maybe
 //	  one (objref), -m anything
 //	queue, tproxy, synproxy,                                                code unknown, maybe: another program decides

@@ -4,21 +4,21 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/nft/rule"
 )
 
-// An index has the rules of a long chain by the one address that they begin by comparing: the
-// others have no bearing on a packet with another address.
+// An index has the rules of a long chain by the one prefix with which they begin to compare an
+// address: the others have no bearing on a packet with another address.
 type index struct {
-	by   map[end][]int
-	rest []int
+	by      map[end][]int
+	lengths map[int]bool // of the prefixes
+	rest    []int
 }
 
-// An end is an address, as the source or the destination of a packet.
+// An end is a prefix of the source or the destination of a packet.
 type end struct {
-	netip.Addr
+	netip.Prefix
 	source bool
 }
 
@@ -37,33 +37,41 @@ func (t *Tracer) meets(c *Chain) iter.Seq[int] {
 		}
 	}
 	if c.index == nil {
-		c.index = &index{by: map[end][]int{}}
-		for i, r := range c.Rules {
-			if at, ok := begins(rule.Statements(r)); ok {
-				c.index.by[at] = append(c.index.by[at], i)
+		c.index = &index{by: map[end][]int{}, lengths: map[int]bool{}}
+		for i := range c.Rules {
+			if at, ok := begins(t.statements(c, i)); ok {
+				c.index.by[at], c.index.lengths[at.Bits()] = append(c.index.by[at], i), true
 			} else {
 				c.index.rest = append(c.index.rest, i)
 			}
 		}
 	}
-	to, from := c.index.by[end{t.packet.Dst, false}], c.index.by[end{t.packet.Src, true}]
-	if len(to)+len(from) == 0 {
+	var found []int
+	for bits := range c.index.lengths {
+		for source, a := range map[bool]netip.Addr{true: t.packet.Src, false: t.packet.Dst} {
+			if p, err := a.Prefix(bits); err == nil {
+				found = append(found, c.index.by[end{p, source}]...)
+			}
+		}
+	}
+	if len(found) == 0 {
 		return slices.Values(c.index.rest)
 	}
-	all := slices.Concat(c.index.rest, to, from)
-	slices.Sort(all)
-	return slices.Values(all)
+	found = append(found, c.index.rest...)
+	slices.Sort(found)
+	return slices.Values(found)
 }
 
-// begins returns the one address that a rule compares before it does anything.
-func begins(all iter.Seq[rule.Statement]) (at end, ok bool) {
-	for s := range all {
+// begins returns the prefix that a rule compares before it does anything.
+func begins(all []rule.Statement) (at end, ok bool) {
+	for _, s := range all {
 		if s.Field == "" {
 			break
 		}
-		source := strings.HasSuffix(s.Field, " saddr")
-		if r, is := s.Range(); is && s.Op == "==" && r.From == r.To && (source || isDestination(s.Field)) {
-			return end{r.From, source}, true
+		if r, is := s.Range(); is && s.Op == "==" && (isSource(s.Field) || isDestination(s.Field)) {
+			if p, is := r.Prefix(); is {
+				return end{p, isSource(s.Field)}, true
+			}
 		}
 	}
 	return end{}, false
@@ -75,6 +83,7 @@ func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
 		return all
 	}
 	all := slices.Collect(rule.Statements(c.Rules[i]))
+	t.Visits += len(all)
 	if t.decoded++; t.decoded < maxDecoded {
 		c.statements[i] = all
 	}

@@ -258,10 +258,9 @@ func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
 	return targets, nil
 }
 
-// readSet reads a set or a map, unless it is too large or its elements come and go.
+// readSet reads a set or a map, unless it is too large or packets change its elements.
 func (r *reader) readSet(at id, s nfnetlink.Set) error {
-	const changing = unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL
-	if s.Flags&(changing|unix.NFT_SET_OBJECT) != 0 || slices.ContainsFunc(s.Special, hasState) {
+	if s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
 		return nil
 	}
 	if s.Count > maxSetSize {
@@ -277,7 +276,3 @@ func (r *reader) readSet(at id, s nfnetlink.Set) error {
 	r.sets[at] = newSet(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
 	return nil
 }
-
-// hasState reports whether an attribute of a set adds a limit or other state to its elements:
-// NFTA_SET_EXPR and NFTA_SET_EXPRESSIONS, which x/sys/unix lacks.
-func hasState(attr uint16) bool { return attr == 17 || attr == 18 }

@@ -141,7 +141,7 @@ type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
 	Has       func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits    int // of rules, by all packets
+	Visits    int // of rules, by all packets, and of statements of rules that had to be decoded
 	packet    Packet
 	facts     map[string]fact
 	mark      Mark
