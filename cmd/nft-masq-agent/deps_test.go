@@ -72,8 +72,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
 		"nft/routes":    {"nft/node"},
 		"nft/older":     {"nft/facts", "nft/nfnetlink"},
-		"nft/foreign":   {"nft", "nft/judge", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
-		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/facts", "nft/rule", "nft/iprange"},
+		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/facts", "nft/nfnetlink"},
 		"nft/judge":     {"config", "nft", "nft/iprange"},
 		"nft/conntrack": {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange"},
@@ -85,10 +84,10 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts",
 		},
 		"nft/neighbors": {
+			"nft/facts", "nft/rule", "nft/trace",
 			"config",
 			"nft",
 			"nft/conntrack",
-			"nft/foreign",
 			"nft/iprange",
 			"nft/judge",
 			"nft/kernel",
@@ -110,7 +109,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
 			"cmd/nft-masq-agent/internal/health",
-			"config", "nft", "nft/conntrack", "nft/foreign", "nft/judge", "nft/kernel", "nft/layout", "nft/neighbors",
+			"config", "nft", "nft/conntrack", "nft/judge", "nft/kernel", "nft/layout", "nft/neighbors",
 			"nft/routes",
 			"nft/older",
 		},
@@ -119,7 +118,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
-			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/foreign", "nft/neighbors",
+			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/neighbors", "nft/trace",
 			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
@@ -147,7 +146,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 // imports both layers.
 func looksAtTheNode() []string {
 	return []string{
-		"nft/judge", "nft/rule", "nft/foreign", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes",
+		"nft/judge", "nft/rule", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }

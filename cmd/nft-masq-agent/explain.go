@@ -36,8 +36,8 @@ func explainCommand(l look) command {
 		operands: "ADDRESS",
 		about:    "show which source address a new connection to ADDRESS has, and why",
 		details: "The answer comes from the kernel: it follows the connection through the NAT rules of this node, also " +
-			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. Without " +
-			"--from, it answers for the pods of this node, separately if the answers differ. If the kernel " +
+			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. It is about " +
+			"one packet, which it names: without --from, from a pod of this node, or else from the node. If the kernel " +
 			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
 			"agent. Nothing is written.",
 		examples: []string{

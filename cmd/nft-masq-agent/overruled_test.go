@@ -26,11 +26,10 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 		text := unwrap(n.run("status").stdout)
 		for _, want := range map[nft.Mode][]string{
 			nft.ModeNFTables: {
-				"accepts 203.0.113.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs",
+				"→ 203.0.113.2 is accepted, which no longer exempts it: see nonMasqueradeCIDRs",
 				"ip nat POSTROUTING handle",
 			},
-			nft.ModeIPTables: {"accepts 203.0.113.0/24 before the jump to this agent's chain, so these connections are not " +
-				"masqueraded", "ip nat POSTROUTING handle"},
+			nft.ModeIPTables: {"→ 203.0.113.2 is accepted before the jump to this agent's chain, so it is not masqueraded", "ip nat POSTROUTING handle"},
 		}[mode] {
 			if !strings.Contains(text, want) {
 				t.Errorf("status: %q is not in %s", want, text)
@@ -42,7 +41,7 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 			says    string
 			shared  bool // only in mode iptables-nft
 		}{
-			{"203.0.113.9", "203.0.113.9 sees the pod's own address: another program's rule accepts the connection", true},
+			{"203.0.113.9", "203.0.113.9 sees 10.244.1.2, the source's own address: another program's rule accepts the connection", true},
 			{"203.0.113.9", "ip nat POSTROUTING handle", true},
 			{"198.51.100.9", "198.51.100.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent", false},
 			{"198.51.100.9 --out pod0", "198.51.100.9 sees 10.244.1.1, the address of pod0", false},
@@ -94,11 +93,13 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 			why, translating  string
 		}{
 			nft.ModeNFTables: {
-				node, snat, "accepts 198.51.100.0/24, which no longer exempts it: add it to nonMasqueradeCIDRs",
+				node, snat, pod + " → 198.51.100.2 is accepted, which no longer exempts it: see nonMasqueradeCIDRs",
 				"1",
 			},
-			nft.ModeIPTables: {pod, node, "accepts 198.51.100.0/24 before the jump to this agent's chain, so these " +
-				"connections are not masqueraded", "0"},
+			nft.ModeIPTables: {
+				pod, node,
+				pod + " → 198.51.100.2 is accepted before the jump to this agent's chain, so it is not masqueraded", "0",
+			},
 		}[mode]
 		if line["event"] != "foreign_exemption" || line["why"] != is.why {
 			t.Errorf("logged: %v", line)
@@ -106,7 +107,7 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 		why := []string{is.why}
 		if mode == nft.ModeNFTables {
 			line := d.await("foreign_translation")
-			why = append(why, "rewrites the source of connections to 198.18.7.0/24, so this agent does not masquerade them")
+			why = append(why, pod+" → 198.18.7.2 is translated to 192.0.2.77, so this agent does not masquerade it")
 			if line["event"] != "foreign_translation" || line["why"] != why[1] {
 				t.Errorf("logged: %v", line)
 			}

@@ -42,7 +42,7 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	if s.others.Unread > 0 {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
 	}
-	others := s.mayTranslate()
+	others := s.asker()
 	legacy := map[bool]bool{} // by whether it is IPv6
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		rules, err := older.LegacyRules("/proc/thread-self/net", family)
@@ -58,43 +58,51 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	networks, err := routes.Networks()
 	behindOne := oneInterface(networks)
 	e.Others = func(src, dst netip.Addr, dnat bool) bool {
-		return legacy[dst.Is6()] || others(src, dst, dnat) || behindOne(src, dst)
+		return legacy[dst.Is6()] || others.mayTranslate(src, dst, dnat) || behindOne(src, dst)
 	}
 	return e, err
 }
 
-// mayTranslate returns a function that reports whether another program's rule may have translated
-// a connection, also to its own address, or ended our base chain before it reached ours. It asks
-// what happens to the packet, once for those that the rules treat alike.
-func (s *State) mayTranslate() func(src, dst netip.Addr, dnat bool) bool {
-	type key struct {
-		src, dst netip.Addr
-		dnat     bool
-	}
-	t, known := trace.New(s.others), map[key]bool{}
-	ends, shared := t.Ends(math.MaxInt), s.Want.Mode() == nft.ModeIPTables
-	return func(src, dst netip.Addr, dnat bool) bool {
-		src, dst = ends.Alike(src, dst)
-		at := key{src, dst, dnat}
-		may, asked := known[at]
-		if asked {
-			return may
-		}
-		p := trace.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Known: true}
-		if dnat {
-			p.Translated = trace.Yes
-		}
-		r := t.At(p, unix.NF_INET_POST_ROUTING)
-		may = s.others.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany)
-		ours := false
-		for _, f := range r.Findings {
-			ours = ours || f.Code == trace.Ours && f.Sure
-			may = may || f.OfSource() && f.InNAT() && !f.Ends()
-		}
-		may = may || shared && !ours
-		known[at] = may
+// An asker asks whether other programs may have translated connections.
+type asker struct {
+	*trace.Tracer
+	ends   trace.Ends
+	shared bool // our chain is reached from a base chain that is not ours
+	known  map[asked]bool
+}
+
+// An asked is what an answer is kept by.
+type asked struct {
+	src, dst netip.Addr
+	dnat     bool
+}
+
+func (s *State) asker() *asker {
+	t := trace.New(s.others)
+	return &asker{t, t.Ends(math.MaxInt), s.Want.Mode() == nft.ModeIPTables, map[asked]bool{}}
+}
+
+// mayTranslate reports whether another program's rule may have translated a connection, also to its
+// own address, or ended the base chain before it reached ours. It asks what happens to the
+// packet, once for those that the rules treat alike.
+func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
+	src, dst = a.ends.Alike(src, dst)
+	at := asked{src, dst, dnat}
+	if may, known := a.known[at]; known {
 		return may
 	}
+	p := trace.Packet{Src: src, Dst: dst, SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Known: true}
+	if dnat {
+		p.Translated = trace.Yes
+	}
+	r := a.At(p, unix.NF_INET_POST_ROUTING)
+	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
+	for _, f := range r.Findings {
+		ours = ours || f.Code == trace.Ours && f.Sure
+		may = may || f.OfSource() && f.InNAT() && !f.Ends()
+	}
+	a.known[at] = may || a.shared && !ours
+	return a.known[at]
 }
 
 // oneInterface returns a function that reports whether two addresses are behind the same

@@ -267,7 +267,7 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				may := s.mayTranslate()
+				may := s.asker().mayTranslate
 				for _, translated := range []bool{false, true} {
 					want := !tt.not && (shared || !tt.shared) && (translated || !tt.marked)
 					from := netip.MustParseAddr(src)

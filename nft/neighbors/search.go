@@ -48,7 +48,7 @@ type search struct {
 	ends  trace.Ends
 	found map[place]int // in all
 	all   []Conflict
-	rest  int // packets that were not asked about
+	rest  int // packets that were not asked about, or met too many rules
 	// How many packets were asked about at all, and how often a rule certainly decides.
 	asked  int
 	always map[place]int
@@ -93,7 +93,11 @@ func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r t
 						packet.SrcType = unix.RTN_UNICAST
 					}
 					s.asked++
-					if !do(packet, s.At(packet, hooks...)) {
+					r := s.At(packet, hooks...)
+					if slices.Contains(r.Unknown, trace.TooMany) {
+						s.rest++
+					}
+					if !do(packet, r) {
 						return
 					}
 				}

@@ -214,7 +214,7 @@ func TestRulesThatMasqueradeWhatIsExemptAreFoundAndNoOthers(t *testing.T) {
 		for _, c := range o.Conflicts {
 			found[c.Rule.Chain+" "+strings.TrimPrefix(c.RuleText()[strings.Index(c.RuleText(), "comment"):], "comment ")] = true
 		}
-		may := s.mayTranslate()
+		may := s.asker().mayTranslate
 		for i := range 9 * 8 * 2 {
 			src, dst, marked := modelAddr(1, i%9), modelAddr(2, i/9%8), i/9/8 == 1
 			rule, hit, _ := m.bound(0, src, dst, marked)
@@ -346,4 +346,80 @@ func (m model) bound(chain int, src, dst netip.Addr, marked bool) (rule string, 
 		}
 	}
 	return "", false, false
+}
+
+// Paths multiply, and so do groups of addresses: the search ends, and says what it did not ask.
+func TestSearchEndsAtItsBounds(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const jumps, depth, rules = 12, 5, 40
+	var paths, many strings.Builder
+	paths.WriteString("table ip t {\nchain c5 { masquerade; }\n")
+	for i := depth - 1; i >= 0; i-- {
+		fmt.Fprintf(&paths, "chain c%d {\n", i)
+		if i == 0 {
+			paths.WriteString("type nat hook postrouting priority 0;\n")
+		}
+		for n := range rules {
+			fmt.Fprintf(&paths, "meta mark %d masquerade\n", n)
+		}
+		for n := range jumps {
+			fmt.Fprintf(&paths, "meta mark %d jump c%d\n", n, i+1)
+		}
+		paths.WriteString("}\n")
+	}
+	paths.WriteString("}\n")
+	many.WriteString("table ip t {\nchain p {\ntype nat hook postrouting priority 0;\n")
+	for i := range maxConflicts + 500 {
+		fmt.Fprintf(&many, "ip daddr 10.%d.%d.0/24 masquerade\n", i/200, i%200)
+	}
+	many.WriteString("}\n}\n")
+	for _, tt := range []struct {
+		text  string
+		found int // at least
+	}{{paths.String(), rules}, {many.String(), maxConflicts}} {
+		ns := nfttest.NewNS(t, "node")
+		nfttest.NFT(t, ns, tt.text, "-f", "-")
+		s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := s.Others()
+		if err != nil || o.Unasked == 0 || len(o.Conflicts) < tt.found || len(o.Conflicts) > maxConflicts+1 {
+			t.Errorf("%d conflicts, at least %d are wanted; %d packets were not asked about: %v", len(o.Conflicts), tt.found,
+				o.Unasked, err)
+		}
+	}
+}
+
+func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	nfttest.NFT(t, ns, `table ip t {
+		set elsewhere { type ipv4_addr; flags interval; elements = { 198.51.100.0/24, 203.0.113.0/25 }; }
+		chain p { type nat hook postrouting priority 0
+			ip saddr 10.244.0.0/17 ip daddr @elsewhere masquerade
+			ip daddr 192.0.2.1 meta l4proto tcp masquerade
+		}
+	}`, "-f", "-")
+	s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, r := s.asker(), rand.New(rand.NewPCG(5, 5))
+	for range 20_000 {
+		src := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(256)), byte(r.IntN(256))})
+		dst := [][4]byte{
+			{198, 51, 100, byte(r.IntN(256))}, {203, 0, 113, byte(r.IntN(256))}, {192, 0, 2, byte(r.IntN(4))},
+		}[r.IntN(3)]
+		near := src.As4()[2] < 128
+		want := near && (dst[0] == 198 || dst[0] == 203 && dst[3] < 128) || dst == [4]byte{192, 0, 2, 1}
+		if got := a.mayTranslate(src, netip.AddrFrom4(dst), false); got != want {
+			t.Fatalf("%s to %v: %t", src, dst, got)
+		}
+	}
+	if n := len(a.known); n > 14 {
+		t.Errorf("asked %d times", n)
+	}
 }

@@ -1,4 +1,34 @@
 package trace
 
-// AtDestination reports whether the rule is met before the packet's source can be translated.
-func (f Finding) AtDestination() bool { return f.Priority == dstPriority }
+import (
+	"context"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Near are the bounds of what is read, less so much.
+type Near struct{ Rules, Memory, Elements int }
+
+// TracerNear reads the chains of all hooks when only so much may be read.
+func TracerNear(ctx context.Context, c *nfnetlink.Conn, left Near) (*Tracer, error) {
+	r := reader{
+		Rules: newRules(), ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{},
+		Scope: Scope{
+			Own:   func(nfnetlink.Chain) bool { return false },
+			Reads: func(nfnetlink.Chain) bool { return true },
+		},
+		rules: maxRules - left.Rules, memory: maxMemory - left.Memory, elements: maxElements - left.Elements,
+	}
+	err := r.read()
+	return New(r.Rules), err
+}
+
+// Content returns how many chains and sets were read.
+func (r *Rules) Content() (chains, sets int) {
+	for _, c := range r.Chains {
+		if !c.Unread {
+			chains++
+		}
+	}
+	return chains, len(r.sets)
+}

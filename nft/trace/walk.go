@@ -116,7 +116,7 @@ func (r Result) Seen() (by []Finding, itself bool) {
 				by = nil
 			}
 			translated = true
-		case f.Sure && f.To.From.IsValid():
+		case f.Sure:
 			by, itself = nil, false
 		}
 		by = append(by, f)
@@ -472,6 +472,9 @@ func (t *Tracer) find(c *Chain, r nfnetlink.Rule, w way, e effect) *Finding {
 	if f.nat {
 		t.unknown(w.open...)
 	}
+	if f.nat && f.Code == Unknown {
+		t.unknown(f.RuleText())
+	}
 	return &t.result.Findings[len(t.result.Findings)-1]
 }
 
@@ -491,6 +494,9 @@ func (t *Tracer) write(c *Chain, r nfnetlink.Rule, w way, e effect) {
 	}
 	f := t.find(c, r, w, e)
 	f.To, f.OfDestination = iprange.Range{From: e.to.To, To: e.to.To}, isDestination(e.to.Field)
+	if !f.OfDestination {
+		t.unknown(w.open...)
+	}
 	switch {
 	case f.OfDestination:
 	case w.reach == Yes && e.to.To.IsValid():

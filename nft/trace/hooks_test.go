@@ -1,18 +1,15 @@
-package foreign_test
+package trace_test
 
 import (
-	"hash/maphash"
 	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/foreign"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 // Each packet passes its own hooks, and what is not known at one may be anything there. The
@@ -21,13 +18,13 @@ func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	cali0, eth0 := routes.Interface{Name: "cali0", Index: 5}, routes.Interface{Name: "eth0", Index: 2}
-	forwarded := foreign.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: eth0}
-	fromNode := foreign.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
-	local := foreign.Packet{DstType: unix.RTN_LOCAL, In: cali0, Out: eth0}
-	unknown := foreign.Packet{}
+	forwarded := trace.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: eth0}
+	fromNode := trace.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
+	local := trace.Packet{DstType: unix.RTN_LOCAL, In: cali0, Out: eth0}
+	unknown := trace.Packet{}
 	for _, tt := range []struct {
 		rule                string
-		packet              foreign.Packet
+		packet              trace.Packet
 		destination, source string
 	}{
 		{"meta l4proto tcp drop", forwarded, "pre", "pre forward post"},
@@ -54,16 +51,13 @@ func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 			text += "chain " + chain + " { type filter hook " + hook + " priority -150; " + tt.rule + "; }\n"
 		}
 		nfttest.NFT(t, ns, text+"}", "-f", "-")
-		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tracer := trace.New(read(t, c))
 		tt.packet.Src, tt.packet.Dst = netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 		destination, source := tracer.Trace(tt.packet)
-		chains := func(x foreign.Trace) string {
+		chains := func(x trace.Result) string {
 			var names []string
-			for _, w := range x.Drops {
-				names = append(names, w.Chain())
+			for _, f := range x.Findings {
+				names = append(names, f.Chain())
 			}
 			return strings.Join(names, " ")
 		}
@@ -80,10 +74,13 @@ func TestTraceOfSeveralHooks(t *testing.T) {
 	for _, tt := range []struct{ first, last, destination, source string }{
 		{"priority -300; notrack", "masquerade", "passes; untracked by notrack", "passes; untracked by notrack"},
 		{
-			"priority -300; meta l4proto tcp notrack", "masquerade", "passes",
-			"masquerade; passes; if whether connection tracking is off, by meta l4proto tcp notrack",
+			"priority -300; meta l4proto tcp notrack", "masquerade", "passes; if whether connection tracking is off",
+			"masquerade; passes; if whether connection tracking is off",
 		},
-		{"priority -300; meta l4proto tcp notrack", "", "passes", "passes"},
+		{
+			"priority -300; meta l4proto tcp notrack", "", "passes; if whether connection tracking is off",
+			"passes; if whether connection tracking is off",
+		},
 		{
 			"priority -300; ip saddr set 192.0.2.7", "ip saddr 192.0.2.7 accept; masquerade", "passes",
 			"write 192.0.2.7; left by ip saddr 192.0.2.7 accept",
@@ -97,19 +94,16 @@ func TestTraceOfSeveralHooks(t *testing.T) {
 		{"priority -300; meta mark set 7", "meta mark 7 masquerade", "passes", "masquerade"},
 		{
 			"priority 0;", strings.Repeat("meta l4proto tcp masquerade; ", 1001), "passes",
-			"… if too many rules to follow, meta l4proto tcp",
+			"… if meta l4proto tcp, too many rules to follow",
 		},
 	} {
 		ns, c := dialNS(t)
 		nfttest.NFT(t, ns, "table ip t {\nchain pre { type filter hook prerouting "+tt.first+"; }\n"+
 			"chain post { type nat hook postrouting priority 100; "+tt.last+"; }\n}\n", "-f", "-")
-		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}
+		tracer := trace.New(read(t, c))
+		p := trace.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}
 		destination, source := tracer.Trace(p)
-		d, s := traced(destination), traced(source)
+		d, s := traced(destination, true), traced(source, false)
 		if rest, long := strings.CutPrefix(tt.source, "…"); long && strings.HasSuffix(s, rest) {
 			s = tt.source
 		}
@@ -129,72 +123,15 @@ func TestTraceOfNATAtEachHook(t *testing.T) {
 		chain out { type nat hook output priority -100; dnat to 192.0.2.3; }
 		chain post { type nat hook postrouting priority 100; snat to 192.0.2.4; }
 	}`, "-f", "-")
-	tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for want, p := range map[string]foreign.Packet{
+	tracer := trace.New(read(t, c))
+	for want, p := range map[string]trace.Packet{
 		"192.0.2.1, 192.0.2.4": {DstType: unix.RTN_UNICAST}, "192.0.2.1, 192.0.2.2": {DstType: unix.RTN_LOCAL},
 		"192.0.2.3, 192.0.2.4": {DstType: unix.RTN_UNICAST, FromNode: true},
 	} {
 		p.Src, p.Dst = netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 		destination, source := tracer.Trace(p)
-		if got := traced(destination) + ", " + traced(source); got != want {
+		if got := traced(destination, true) + ", " + traced(source, false); got != want {
 			t.Errorf("%+v: %s, want %s", p, got, want)
 		}
-	}
-}
-
-// Conflicts are the same as long as what is reported about them is.
-func TestConflictsAreDistinguishedByWhatIsReported(t *testing.T) {
-	rule := func(handle, packets uint64, drop bool) nfnetlink.Rule {
-		verdict := map[bool]expr.VerdictKind{true: expr.VerdictDrop, false: expr.VerdictAccept}[drop]
-		return nfnetlink.Rule{
-			Family: nfnetlink.IPv4, Table: "t", Chain: "c", Handle: handle,
-			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Counter{Packets: packets}, &expr.Verdict{Kind: verdict}),
-		}
-	}
-	base := foreign.Conflict{Source: "s", Destinations: []string{"d"}, Conditions: []string{"c"}}
-	base.Rule, base.Base = rule(1, 1, false), "b"
-	seed := maphash.MakeSeed()
-	for name, tt := range map[string]struct {
-		change func(*foreign.Conflict)
-		same   bool
-	}{
-		"nothing":      {func(*foreign.Conflict) {}, true},
-		"handle":       {func(c *foreign.Conflict) { c.Rule = rule(2, 1, false) }, true},
-		"counter":      {func(c *foreign.Conflict) { c.Rule = rule(1, 2, false) }, true},
-		"rule":         {func(c *foreign.Conflict) { c.Rule = rule(1, 1, true) }, false},
-		"kind":         {func(c *foreign.Conflict) { c.Kind = foreign.Drops }, false},
-		"family":       {func(c *foreign.Conflict) { c.Rule.Family = nfnetlink.IPv6 }, false},
-		"table":        {func(c *foreign.Conflict) { c.Rule.Table = "u" }, false},
-		"chain":        {func(c *foreign.Conflict) { c.Rule.Chain = "d" }, false},
-		"base":         {func(c *foreign.Conflict) { c.Base = "c" }, false},
-		"source":       {func(c *foreign.Conflict) { c.Source = "" }, false},
-		"conditions":   {func(c *foreign.Conflict) { c.Conditions = nil }, false},
-		"destinations": {func(c *foreign.Conflict) { c.Destinations = nil }, false},
-	} {
-		other := base
-		tt.change(&other)
-		if (other.Hash(seed) == base.Hash(seed)) != tt.same {
-			t.Errorf("%s: the same is not %t", name, tt.same)
-		}
-	}
-	if n := base.Packets(); n == nil || *n != 1 {
-		t.Errorf("%v packets", n)
-	}
-	if n := (foreign.Conflict{}).Packets(); n != nil {
-		t.Errorf("%d packets without a counter", *n)
-	}
-	var words []string
-	for kind := foreign.Masquerades; kind <= foreign.Drops; kind++ {
-		one, several := kind.Does()
-		words = append(words, kind.String()+": "+one+", "+several+": "+strings.Fields(kind.Remedy())[0])
-	}
-	const want = "masquerades: masquerades, masquerade: Turn; accepts: accepts, accept: Remove; translates: translates, " +
-		"translate: Turn; untracks: turns off connection tracking for, turn off connection tracking for: Without; writes: " +
-		"writes a source address into, write source addresses into: Remove; drops: drops, drop: Accept"
-	if got := strings.Join(words, "; "); got != want {
-		t.Errorf("%s, want %s", got, want)
 	}
 }

@@ -1,65 +1,77 @@
-package foreign_test
+package trace_test
 
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
-// traced formats a trace: the ways, "passes", the conditions, and what else rules do.
-func traced(x foreign.Trace) string {
+// traced formats what decides which source the far end sees, "passes" if it may be the packet's own,
+// the conditions, and what else rules do.
+func traced(x trace.Result, atDestination bool) string {
 	var words []string
-	name := func(w foreign.Way) string {
+	name := func(f trace.Finding) string {
 		switch {
-		case w.Drops:
+		case f.Ends():
 			return "drop"
-		case w.Masquerade:
+		case f.Code == trace.Masquerades:
 			return "masquerade"
-		case w.Keeps:
+		case f.Keeps:
 			return "keep"
-		case len(w.Among) > 1:
-			return fmt.Sprint(w.Among)
-		case !w.To.From.IsValid():
+		case len(f.Among) > 1:
+			return fmt.Sprint(f.Among)
+		case !f.To.From.IsValid():
 			return "somewhere"
 		}
-		return w.To.String()
+		return f.To.String()
 	}
-	for _, w := range x.Ways {
-		text := name(w)
-		for word, is := range map[string]bool{"direct ": w.Direct, "write ": w.Writes} {
+	ways, itself := x.Seen()
+	if atDestination {
+		itself = x.Keeps != trace.No
+		ways = slices.DeleteFunc(slices.Clone(x.Findings), func(f trace.Finding) bool {
+			return !f.OfDestination || f.Code == trace.Rewrites
+		})
+	}
+	for _, f := range ways {
+		text := name(f)
+		if f.Code == trace.Unknown {
+			text = "anything"
+		}
+		for word, is := range map[string]bool{"direct ": f.Direct, "write ": f.Code == trace.Rewrites} {
 			if is {
 				text = word + text
 			}
 		}
 		words = append(words, text)
 	}
-	if x.Through {
+	if itself {
 		words = append(words, "passes")
 	}
 	if len(x.Unknown) > 0 {
 		words = append(words, "if "+strings.Join(x.Unknown, ", "))
 	}
-	for what, w := range map[string]*foreign.Way{
-		"left by ": x.Left, "untracked by ": x.Untracked,
-		"dropped by ": x.Dropped,
-	} {
-		if w != nil {
-			words = append(words, what+w.RuleText())
+	for _, f := range x.Findings {
+		switch {
+		case f.Code == trace.Accepts && f.Sure:
+			words = append(words, "left by "+f.RuleText())
+		case f.Code == trace.Untracks && f.Sure:
+			words = append(words, "untracked by "+f.RuleText())
+		case f.Ends() && !f.OfSource() && f.Sure:
+			words = append(words, "dropped by "+f.RuleText())
+		case (f.Ends() || f.Code == trace.Unknown) && !f.OfSource():
+			words = append(words, "may be dropped by "+f.RuleText())
+		case f.Code == trace.Rewrites && f.OfDestination:
+			words = append(words, map[bool]string{true: "all "}[f.Direct || f.Sure]+"redirected to "+name(f))
 		}
-	}
-	for _, w := range x.Drops {
-		words = append(words, "may be dropped by "+w.RuleText())
-	}
-	for _, w := range x.Redirects {
-		words = append(words, map[bool]string{true: "all "}[w.Direct]+"redirected to "+name(w))
 	}
 	return strings.Join(words, "; ")
 }
@@ -79,7 +91,6 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		base        string // nat if empty
 		ipv6        bool
 		itself      bool // it is sent to its own source
-		anyone      bool // its source is not known
 	}{
 		{rules: "", want: passes},
 		{rules: "masquerade", want: hit},
@@ -90,23 +101,18 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip daddr 203.0.113.0/24 masquerade", want: "direct masquerade"},
 		{rules: "ip daddr 203.0.113.0-203.0.113.8 masquerade", want: passes},
 		{rules: "ip daddr >= 203.0.113.9 masquerade", want: hit},
-		{rules: "ip daddr > 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr > 203.0.113.9"},
-		{rules: "ip daddr < 203.0.113.9 masquerade", want: hit + "; passes; if ip daddr < 203.0.113.9"},
+		{rules: "ip daddr > 203.0.113.9 masquerade", want: "passes"},
+		{rules: "ip daddr < 203.0.113.9 masquerade", want: "passes"},
 		{
 			rules: "ip daddr & 0.0.0.255 == 0.0.0.9 masquerade",
-			want:  "direct masquerade; passes; if ip daddr & 0.0.0.255 == 0.0.0.9",
+			want:  "direct masquerade",
 		},
-		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: hit + "; passes; if ip saddr & 0.0.0.255 == 0.0.0.9"},
+		{rules: "ip saddr & 0.0.0.255 == 0.0.0.9 masquerade", want: "passes"},
 		{rules: "ip saddr 10.244.0.0/16 masquerade", want: hit},
 		{rules: "ip6 saddr fd00::2 masquerade", want: passes},
 		{rules: "ip6 saddr != fd00::2 masquerade", want: passes},
 		{rules: "ip6 daddr & ::ff != ::9 masquerade", want: passes},
 		{rules: "ip daddr & 0.0.0.255 != 0.0.0.8 masquerade", want: passes, ipv6: true},
-		{
-			rules: "ip saddr 10.0.0.0/8 masquerade\nip saddr 10.0.0.0/9 snat ip to 192.0.2.7\n" +
-				"ip saddr 11.0.0.1 snat ip to 192.0.2.8",
-			want: hit + "; 192.0.2.8; passes; if ip saddr 10.0.0.0/8, ip saddr 11.0.0.1", anyone: true,
-		},
 		{rules: "meta nfproto ipv6 masquerade", want: passes},
 		{rules: "meta nfproto != ipv6 masquerade", want: hit},
 		{rules: "meta protocol ip masquerade", want: hit},
@@ -118,7 +124,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip6 saddr fd00::/8 snat ip6 to 2001:db8::77", want: "2001:db8::77", ipv6: true},
 		{rules: "meta nfproto ipv4 masquerade", want: passes, ipv6: true},
 		{
-			rules: "ip6 daddr & ::ff == ::9 masquerade", want: "direct masquerade; passes; if ip6 daddr & ::ff == ::9",
+			rules: "ip6 daddr & ::ff == ::9 masquerade", want: "direct masquerade",
 			ipv6: true,
 		},
 		{rules: `iifname "cali0" masquerade`, want: hit},
@@ -126,14 +132,13 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: `iifname "cali*" masquerade`, want: hit},
 		{rules: `iifname "vet*" masquerade`, want: passes},
 		{rules: `iifname != "cali*" masquerade`, want: passes},
-		{rules: `iifname { "cali0", "cali1" } masquerade`, want: hit + `; passes; if iifname @__set0`},
-		{rules: `oifname != { "eth0", "eth1" } masquerade`, want: hit + `; passes; if oifname != @__set0`},
-		{rules: `iif { 5, 6 } masquerade`, want: hit + `; passes; if iif @__set0`},
-		{rules: `oif & 3 == 2 masquerade`, want: hit + `; passes; if oif & 3 == 2`},
-		{rules: `ip saddr & 255.255.0.0 { 10.245.0.0, 10.246.0.0 } masquerade`, want: hit +
-			`; passes; if ip saddr & 255.255.0.0 @__set0`},
+		{rules: `iifname { "cali0", "cali1" } masquerade`, want: "masquerade"},
+		{rules: `oifname != { "eth0", "eth1" } masquerade`, want: "passes"},
+		{rules: `iif { 5, 6 } masquerade`, want: "masquerade"},
+		{rules: `oif & 3 == 2 masquerade`, want: "masquerade"},
+		{rules: `ip saddr & 255.255.0.0 { 10.245.0.0, 10.246.0.0 } masquerade`, want: "passes"},
 		{rules: "meta mark { 5, 6 } masquerade", want: hit + `; passes; if meta mark @__set0`},
-		{rules: "fib daddr type vmap { local : jump masking }", want: hit + "; passes; if fib daddr type vmap @__map0"},
+		{rules: "fib daddr type vmap { local : jump masking }", want: "passes"},
 		{rules: "ip saddr . th dport vmap { 10.244.1.2 . 53 : accept }\nmasquerade", want: hit +
 			"; passes; if ip saddr . th dport vmap @__map0"},
 		{rules: "th dport vmap { 53 : accept, * : jump masking }", want: hit + "; passes; if th dport vmap @__map0"},
@@ -174,26 +179,26 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "log prefix \"x\" masquerade", want: hit},
 		{rules: "ct mark set 1 masquerade", want: hit},
 		{rules: "meta priority set 1:2 masquerade", want: hit},
-		{rules: "add @seen { ip saddr } masquerade", want: hit},
-		{rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade", want: hit, itself: true},
+		{rules: "add @seen { ip saddr } masquerade", want: "masquerade; passes; if add @seen { … }"},
+		{rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade", want: "masquerade; passes; if add @self { … }, ip saddr . ip daddr @self", itself: true},
 		{
 			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade",
-			want:  hit + "; passes; if ip saddr . ip daddr @self",
+			want:  "masquerade; passes; if add @self { … }, ip saddr . ip daddr @self",
 		},
 		{
 			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr != @self masquerade",
-			want:  hit + "; passes; if ip saddr . ip daddr != @self", itself: true,
+			want:  "masquerade; passes; if add @self { … }, ip saddr . ip daddr != @self", itself: true,
 		},
 		{
 			rules: "add @seen { ip saddr } ip saddr . ip daddr @self masquerade",
-			want:  hit + "; passes; if ip saddr . ip daddr @self", itself: true,
+			want:  "masquerade; passes; if add @seen { … }, ip saddr . ip daddr @self", itself: true,
 		},
 		{
 			rules: "ip saddr . ip daddr @self masquerade", want: hit + "; passes; if ip saddr . ip daddr @self", itself: true,
 		},
 		{
 			rules: "add @self { ip saddr . ip saddr } ip daddr . ip saddr @self masquerade",
-			want:  hit + "; passes; if ip daddr . ip saddr @self", itself: true,
+			want:  "masquerade; passes; if add @self { … }, ip daddr . ip saddr @self", itself: true,
 		},
 		{rules: "add @seen { ip saddr limit rate 5/second } masquerade", want: hit + "; passes; if add @seen { … }"},
 		{rules: "add @seen { ip saddr limit rate 5/second counter } masquerade", want: hit + "; passes; if add @seen { … }"},
@@ -226,15 +231,15 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip6 saddr vmap { fd00::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff : jump masking }", want: hit, ipv6: true},
 		{
 			rules: "ip saddr . ip saddr vmap { 10.244.1.2 . 10.244.1.2 : jump masking }",
-			want:  hit + "; passes; if ip saddr . ip saddr vmap @__map0",
+			want:  "masquerade",
 		},
 		{
 			rules: "ip daddr . ip daddr vmap { 203.0.113.9 . 203.0.113.9 : jump masking }",
-			want:  "direct " + hit + "; passes; if ip daddr . ip daddr vmap @__map0",
+			want:  "direct masquerade",
 		},
 		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::9 : jump masking }", want: "direct " + hit, ipv6: true},
 		{rules: "ip6 saddr . ip6 daddr vmap { fd00::2 . 2001:db8::8 : jump masking }", want: passes, ipv6: true},
-		{rules: "meta nfproto { ipv4, ipv6 } masquerade", want: hit + "; passes; if meta nfproto @__set0"},
+		{rules: "meta nfproto { ipv4, ipv6 } masquerade", want: "masquerade"},
 		{rules: "ip saddr { 10.244.1.2, 10.9.9.9 } masquerade", want: hit},
 		{rules: "ip saddr { 10.244.1.3, 10.9.9.9 } masquerade", want: passes},
 		{rules: "ip saddr != { 10.244.1.3, 10.9.9.9 } masquerade", want: hit},
@@ -244,7 +249,7 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ip daddr @limited masquerade", want: passes},
 		{
 			rules: "ip saddr . ip daddr vmap { 10.244.0.0/16 . 203.0.113.0/24 : jump masking }",
-			want:  "direct masquerade; passes; if ip saddr . ip daddr vmap @__map0",
+			want:  "direct masquerade",
 		},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "ip daddr 203.0.113.8 accept", want: "drop"},
 		{base: "type nat hook postrouting priority 100; policy drop;", rules: "accept", want: "passes; left by accept"},
@@ -267,12 +272,12 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		},
 		{base: early, rules: "ip saddr vmap { 10.244.1.9 : accept, * : drop }", want: "passes; dropped by " +
 			"meta nfproto ipv4 ip saddr vmap @__map0"},
-		{base: early, rules: "notrack", want: passes},
-		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: "passes; untracked by notrack"},
+		{base: early, rules: "notrack", want: "passes"},
+		{base: "type filter hook postrouting priority -300;", rules: "notrack", want: passes},
 		{base: "type filter hook postrouting priority -300;", rules: "meta l4proto tcp notrack", want: passes},
 		{
 			base: late, rules: "@nh,96,16 set 0xc000",
-			want: "write somewhere; passes; if what that rule writes into the packet",
+			want: "write somewhere",
 		},
 		{base: late, rules: "meta l4proto tcp ip daddr set 192.0.2.7", want: "passes; redirected to 192.0.2.7"},
 		{base: early, rules: "ip saddr set 192.0.2.7", want: "write 192.0.2.7"},
@@ -281,11 +286,11 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{base: late, rules: "ip saddr set 192.0.2.7", want: passes, ipv6: true},
 		{
 			base: late, rules: "meta l4proto tcp ip saddr set 192.0.2.7",
-			want: "write 192.0.2.7; passes; if meta l4proto tcp, what that rule writes into the packet",
+			want: "write 192.0.2.7; passes; if meta l4proto tcp",
 		},
 		{
 			base: late, rules: "ip saddr set ip daddr",
-			want: "write somewhere; passes; if what that rule writes into the packet",
+			want: "write somewhere",
 		},
 		{base: late, rules: "ip dscp set cs1", want: passes},
 		{base: late, rules: "ip daddr set 192.0.2.7", want: "passes; all redirected to 192.0.2.7"},
@@ -309,11 +314,8 @@ func TestTraceReadsEachCondition(t *testing.T) {
 			"set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }\n"+
 			"chain masking { masquerade; }\nchain perhaps { meta l4proto tcp masquerade; }\n"+
 			"chain accepting { accept; }\nchain returning { return; }\nchain base { "+base+"\n"+tt.rules+"\n}\n}\n", "-f", "-")
-		tracer, err := foreign.NewTracer(t.Context(), c, notOwn)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := foreign.Packet{
+		tracer := trace.New(read(t, c))
+		p := trace.Packet{
 			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"),
 			SrcType: unix.RTN_UNICAST, DstType: unix.RTN_UNICAST, Unset: 0x20000,
 			In: routes.Interface{Name: "cali0", Index: 5}, Out: routes.Interface{Name: "eth0", Index: 2},
@@ -324,10 +326,8 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		switch {
 		case tt.itself:
 			p.Dst = p.Src
-		case tt.anyone:
-			p.Src = netip.Addr{}
 		}
-		if got := traced(tracer.TraceAt(p, unix.NF_INET_POST_ROUTING)); got != tt.want {
+		if got := traced(tracer.At(p, unix.NF_INET_POST_ROUTING), false); got != tt.want {
 			t.Errorf("%s %s\n got %s\nwant %s", base, tt.rules, got, tt.want)
 		}
 	}
@@ -359,16 +359,16 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 			"postrouting priority 0; drop; }; }\n"+
 			"table ip asleep { flags dormant; chain a { type nat hook postrouting priority 0; drop; }; }\n", "-f", "-")
 		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
-		tracer, err := foreign.NewTracer(t.Context(), c, own)
+		rules, err := trace.Read(t.Context(), c, trace.Scope{Own: own, Ours: true, Reads: func(nfnetlink.Chain) bool { return true }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := tracer.TraceAt(foreign.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
+		x := trace.New(rules).At(trace.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
 			unix.NF_INET_POST_ROUTING)
-		if got := traced(x); got != tt.want {
+		if got := traced(x, false); got != tt.want {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
 		}
-		for _, w := range x.Ways {
+		for _, w := range x.Findings {
 			if w.Own != (w.Chain() == "a") || w.Base != w.Chain() || w.Table() != "ip t" {
 				t.Errorf("%+v", w)
 			}
