@@ -122,6 +122,10 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 	}
 	src, ways, err := f.packet(s, judged, dst)
+	if tracer != nil && err == nil {
+		mark, open := tracer.Mark(src, dst, ways)
+		ways, err = s.routes(routes.Query{Src: src, Dst: dst, Out: f.out, Mark: mark, Open: open})
+	}
 	switch {
 	case err != nil && readErr == nil:
 		return x, err
@@ -180,8 +184,11 @@ func (f *explainFlags) admit(x *answer.Explanation, s *session, now *inForce, re
 // packet returns the source of the packet to explain, and its routes: without --from a pod of this
 // node, of the policy's if that is known, or else the node itself.
 func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (netip.Addr, routes.Routes, error) {
+	ask := func(src netip.Addr) (routes.Routes, error) {
+		return s.routes(routes.Query{Src: src, Dst: dst, Out: f.out})
+	}
 	if f.from.IsValid() {
-		ways, err := s.routes(f.from, dst, f.out)
+		ways, err := ask(f.from)
 		return f.from, ways, err
 	}
 	pods, err := s.pods(dst.Is6())
@@ -189,7 +196,7 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 		pods = nil // then neither are the routes known
 	}
 	for _, pod := range pods {
-		ways, err := s.routes(pod, dst, f.out)
+		ways, err := ask(pod)
 		if err != nil {
 			return pod, ways, err
 		}
@@ -202,12 +209,13 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 			return pod, ways, nil
 		}
 	}
-	ways, err := s.routes(netip.Addr{}, dst, f.out)
+	ways, err := ask(netip.Addr{})
 	if err != nil || !ways.Own.IsValid() {
 		return ways.Own, ways, err
 	}
-	ways, err = s.routes(ways.Own, dst, f.out)
-	return ways.Own, ways, err
+	src := ways.Own
+	ways, err = ask(src)
+	return src, ways, err
 }
 
 // staleTo counts the stale connections to an address, from any source if src is the

@@ -43,8 +43,8 @@ func init() { //nolint:gochecknoinits // nothing else may name what can be remov
 // A look is how commands read what there is on this node beside our rules.
 type look struct {
 	node   func(*kernel.Kernel) *neighbors.Node
-	routes func(src, dst netip.Addr, out string) (routes.Routes, error) // [routes.Lookup]
-	pods   func(ipv6 bool) ([]netip.Addr, error)                        // [routes.Pods]
+	routes func(routes.Query) (routes.Routes, error) // [routes.Lookup]
+	pods   func(ipv6 bool) ([]netip.Addr, error)     // [routes.Pods]
 }
 
 func theLook() look { return look{node: neighbors.Of, routes: routes.Lookup, pods: routes.Pods} }

@@ -140,17 +140,17 @@ func routeTo(a netip.Addr) routes.Route {
 }
 
 // testRoutes are those of a connection on that node.
-func testRoutes(src, dst netip.Addr, out string) (r routes.Routes, err error) {
-	to := routeTo(dst)
-	if out != "" {
-		to.Interface.Name = out
+func testRoutes(q routes.Query) (r routes.Routes, err error) {
+	to := routeTo(q.Dst)
+	if q.Out != "" {
+		to.Interface.Name = q.Out
 	}
-	if src.IsValid() {
-		r.Back = routeTo(src)
+	if q.Src.IsValid() {
+		r.Back = routeTo(q.Src)
 	}
-	r.Ways, r.Own = []routes.Route{to}, nodeAddresses()[map[bool]int{true: 1}[dst.Is6()]]
+	r.Ways, r.Own = []routes.Route{to}, nodeAddresses()[map[bool]int{true: 1}[q.Dst.Is6()]]
 	if to.Type == unix.RTN_LOCAL {
-		r.Own = dst
+		r.Own = q.Dst
 	}
 	return r, nil
 }

@@ -1,6 +1,7 @@
 package neighbors
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 
@@ -22,9 +23,16 @@ type Path struct {
 	// Wanted is whether our policy masquerades it.
 	Wanted bool
 	// Masqueraded is the source address if a rule masquerades the connection, the
-	// zero address if unknown.
-	Masqueraded netip.Addr
-	Depends     []string // what chooses this path among several ones
+	// zero address if unknown; MasqueradedOf is the interface that has it.
+	Masqueraded   netip.Addr
+	MasqueradedOf string
+	Depends       []string // what chooses this path among several ones
+}
+
+// AddressOf returns the name of the interface whose address masquerading takes, for use in
+// messages.
+func (n Path) AddressOf() string {
+	return nfnetlink.Printable(cmp.Or(n.MasqueradedOf, n.Packet.Out.Name))
 }
 
 // Out returns the name of the interface by which it leaves, for use in messages.
@@ -52,24 +60,45 @@ func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) 
 	})
 }
 
+// Mark returns the mark that a packet has when it is routed, as far as rules set it, and the bits
+// that are not certain. Where a packet of the node itself is routed again, by chains of type route
+// alone, nothing is certain.
+func (t *Tracer) Mark(src, dst netip.Addr, to routes.Routes) (mark, open uint32) {
+	if !src.IsValid() {
+		return 0, 0
+	}
+	p := t.packet(src, dst, to, routes.Route{Type: unix.RTN_UNICAST})
+	if p.FromNode {
+		m := t.rules.At(p, unix.NF_INET_LOCAL_OUT).Mark
+		return 0, m.Open() | m.Value
+	}
+	m := t.rules.At(p, unix.NF_INET_PRE_ROUTING).Mark
+	return m.Value, m.Open()
+}
+
+// packet returns the first packet of a connection, on one of its routes.
+func (t *Tracer) packet(src, dst netip.Addr, to routes.Routes, way routes.Route) trace.Packet {
+	p := trace.Packet{
+		Src: src, Dst: dst, SrcType: to.Back.Type, DstType: way.Type, Out: way.Interface,
+		FromNode: to.Back.Type == unix.RTN_LOCAL,
+	}
+	if !p.FromNode {
+		p.In = to.Back.Interface
+	}
+	if e := t.known.Policy.Enforce; e != nil {
+		for _, m := range e.Marks {
+			p.Unset |= m.Value
+		}
+	}
+	return p
+}
+
 // Trace follows a new connection on each of its routes.
-func (t *Tracer) Trace(src, dst netip.Addr, routes routes.Routes) (paths []Path) {
-	known := t.known
-	for _, way := range routes.Ways {
-		p := trace.Packet{
-			Src: src, Dst: dst, SrcType: routes.Back.Type, DstType: way.Type, Out: way.Interface,
-			FromNode: routes.Back.Type == unix.RTN_LOCAL,
-		}
-		if !p.FromNode {
-			p.In = routes.Back.Interface
-		}
-		if e := known.Policy.Enforce; e != nil {
-			for _, m := range e.Marks {
-				p.Unset |= m.Value
-			}
-		}
-		n := Path{Packet: p, Masqueraded: way.Address, Depends: way.Depends}
-		n.Wanted = judge.Decide(known.Policy, nft.Connection{
+func (t *Tracer) Trace(src, dst netip.Addr, to routes.Routes) (paths []Path) {
+	for _, way := range to.Ways {
+		p := t.packet(src, dst, to, way)
+		n := Path{Packet: p, Masqueraded: way.Address, MasqueradedOf: way.AddressOf, Depends: way.Depends}
+		n.Wanted = judge.Decide(t.known.Policy, nft.Connection{
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
 		}) == nft.Masqueraded
 		n.Destination, n.Source = t.rules.Trace(p)

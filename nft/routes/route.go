@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -23,8 +24,7 @@ type Routes struct {
 	// Own is the address from which the node itself connects to the destination, the zero address
 	// if it has no route there.
 	Own netip.Addr
-	// Ways are the different routes that the packet may take. The first one is that of UDP
-	// without a mark.
+	// Ways are the different routes that the packet may take. The first one is that of its mark.
 	Ways []Route
 }
 
@@ -36,26 +36,36 @@ type Route struct {
 	// Interface is that by which packets leave, the zero value if it is unknown.
 	Interface Interface
 	// Address is the source address after masquerading, the zero address if it is
-	// unknown.
-	Address netip.Addr
+	// unknown; AddressOf is the interface that has it.
+	Address   netip.Addr
+	AddressOf string
 	// Depends names what chooses this way among several ones.
 	Depends []string
 }
 
-// Lookup finds the routes from a source, or from any pod if that is the zero address, to
-// dst. If out is not empty, the packet leaves by that interface; if there is none of that
-// name, the error wraps ENODEV, and the routes are as if there were. The kernel is asked
-// about each kind of packets that rules of policy routing distinguish.
-func Lookup(src, dst netip.Addr, out string) (Routes, error) {
+// A Query is a packet to route.
+type Query struct {
+	Src, Dst netip.Addr // without a source, the node itself sends it
+	// Out is the interface that it leaves by; empty: that of its route.
+	Out string
+	// Mark is that of the packet when it is routed; the bits of Open may differ.
+	Mark, Open uint32
+}
+
+// Lookup finds the routes of a packet: that of its mark, those of other marks that it may have, and
+// one of which nothing is known for each rule of policy routing that selects by what else the
+// packet may have. If there is no interface of the name, the error wraps ENODEV, and the routes
+// are as if there were.
+func Lookup(q Query) (Routes, error) {
 	return read("routes", func(r reader) Routes {
-		l := lookup{reader: r, dst: dst.WithZone(""), links: r.byIndex(), kinds: []kind{{}}}
-		l.find(src, out)
+		l := lookup{reader: r, dst: q.Dst.WithZone(""), links: r.byIndex()}
+		l.find(q)
 		return l.Routes
 	})
 }
 
-// srcBitsAt is an offset in struct rtmsg and struct fib_rule_hdr.
-const srcBitsAt = 2
+// These are offsets in struct rtmsg and struct fib_rule_hdr.
+const dstBitsAt, srcBitsAt = 1, 2
 
 // A lookup collects the routes to a destination.
 type lookup struct {
@@ -64,87 +74,84 @@ type lookup struct {
 	out   uint32 // the interface, if it is given
 	links map[uint32]Interface
 	own   []node.Address
-	kinds []kind
 	Routes
 }
 
-// What chooses among ways besides rules.
-const (
-	onSource = "the source: set --from"
-	byKernel = "the next hop that the kernel chooses"
-)
+// byKernel is what chooses among ways besides rules.
+const byKernel = "the next hop that the kernel chooses"
 
-func (l *lookup) find(src netip.Addr, out string) {
+func (l *lookup) find(of Query) {
 	for _, i := range l.links {
-		if i.Name == out {
+		if i.Name == of.Out {
 			l.out = i.Index
 		}
 	}
 	l.own = l.Addresses(familyOf(l.dst))
-	m := l.route(query{dst: l.dst, out: l.out}, 0)
-	l.Own = m.Address(unix.RTA_PREFSRC)
-	rules := l.rules(familyOf(l.dst))
-	for _, rule := range rules {
-		l.distinguish(kindsOf(rule))
-	}
-	l.explore(src)
-	for _, rule := range rules {
-		from := rule.Address(unix.FRA_SRC)
-		switch network := int(rule.Head[srcBitsAt]) < from.BitLen(); {
-		case src.IsValid(), out != "":
-		case network, rule.Attributes[unix.FRA_IIFNAME] != nil:
-			l.add(Route{Type: unix.RTN_UNICAST, Depends: []string{onSource}}) // more is not known
-		case from.IsValid():
-			l.explore(from, onSource)
-		}
-	}
-	for i := range l.Ways {
-		if out != "" && l.out == 0 {
-			l.Ways[i].Interface, l.Ways[i].Address = Interface{Name: out}, netip.Addr{}
-			l.Err = cmp.Or(l.Err, fmt.Errorf("interface %q: %w", out, unix.ENODEV))
-		}
-	}
-}
-
-// distinguish adds the kinds of packets that a rule distinguishes.
-func (l *lookup) distinguish(kinds []kind) {
-	const most = 500
-	for _, k := range kinds {
-		k.open = k.open || len(l.kinds) > most
-		for _, have := range l.kinds[:min(len(l.kinds), most)] {
-			l.kinds = append(l.kinds, kind{slices.Concat(have.attrs, k.attrs), k.open, slices.Concat(have.rules, k.rules)})
-		}
-	}
-}
-
-// explore adds the ways of packets from a source. Unless it is the given one, they depend
-// on something, and no pod has an address of the node.
-func (l *lookup) explore(src netip.Addr, on ...string) {
-	m := l.route(query{dst: src}, 0)
-	back := Route{Type: routeType(m), Interface: l.links[l.hops(m)[0].index]}
-	if len(on) == 0 {
-		l.Back = back
-	} else if back.Type == unix.RTN_LOCAL {
-		return
-	}
-	q := query{dst: l.dst, out: l.out}
+	own := l.route(query{dst: l.dst, out: l.out}, 0)
+	l.Own = own.Address(unix.RTA_PREFSRC)
+	back := l.route(query{dst: of.Src}, 0)
+	l.Back = Route{Type: routeType(back), Interface: l.links[l.hops(back)[0].index]}
+	q := query{dst: l.dst, out: l.out, mark: of.Mark}
 	if l.out == 0 {
-		q.src = src
-		if back.Type != unix.RTN_LOCAL {
-			q.in = back.Interface.Index
+		q.src = of.Src
+		if l.Back.Type != unix.RTN_LOCAL {
+			q.in = l.Back.Interface.Index
 		}
 	}
-	for _, q.kind = range l.kinds {
-		l.follow(q, slices.Concat(on, q.rules))
+	l.follow(q)
+	for _, rule := range l.rules(familyOf(l.dst)) {
+		l.perhaps(rule, q, of)
+	}
+	for i, w := range l.Ways {
+		if of.Out != "" && l.out == 0 {
+			l.Ways[i].Interface, l.Ways[i].Address = Interface{Name: of.Out}, netip.Addr{}
+			l.Err = cmp.Or(l.Err, fmt.Errorf("interface %q: %w", of.Out, unix.ENODEV))
+		}
+		for _, a := range l.own {
+			if a.Local == w.Address && w.AddressOf != w.Interface.Name {
+				l.Ways[i].AddressOf = l.links[a.Index].Name
+			}
+		}
 	}
 }
 
-// follow adds the ways of one kind of packets, and what they depend on.
-func (l *lookup) follow(q query, on []string) {
-	if q.open {
-		l.add(Route{Type: unix.RTN_UNICAST, Depends: on}) // more is not known
-		return
+// perhaps adds the way of a rule that the packet may meet, by a mark or by what else it may have.
+func (l *lookup) perhaps(rule node.Message, q query, of Query) {
+	const invertAt = 8 // struct fib_rule_hdr
+	not := node.Number(rule.Head[invertAt:])&unix.FIB_RULE_INVERT != 0
+	mark, mask := rule.Number(unix.FRA_FWMARK), rule.Number(unix.FRA_FWMASK)
+	on := fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))
+	switch certain := (mark^of.Mark)&mask&^of.Open != 0; {
+	case !not && (certain || !l.concerns(rule, of)):
+	case selectsMore(rule, l.Back.Type == unix.RTN_LOCAL):
+		l.add(Route{Type: unix.RTN_UNICAST, Depends: []string{on}}) // more is not known
+	case mask&of.Open != 0:
+		q.mark = of.Mark&^mask | mark&mask
+		l.follow(q, on)
 	}
+}
+
+// concerns reports whether a packet has the addresses and interfaces by which a rule selects.
+func (l *lookup) concerns(rule node.Message, of Query) bool {
+	within := func(attr uint16, bitsAt int, a netip.Addr) bool {
+		network := rule.Address(attr)
+		p, err := a.Prefix(int(rule.Head[bitsAt]))
+		return !network.IsValid() || err == nil && p.Addr() == network
+	}
+	named := func(attr uint16, name string) bool {
+		want, _, _ := strings.Cut(string(rule.Attributes[attr]), "\x00")
+		return want == "" || want == name
+	}
+	in := l.Back.Interface.Name
+	if l.Back.Type == unix.RTN_LOCAL {
+		in = "lo"
+	}
+	return within(unix.FRA_DST, dstBitsAt, l.dst) && within(unix.FRA_SRC, srcBitsAt, of.Src) &&
+		named(unix.FRA_IIFNAME, in) && named(unix.FRA_OIFNAME, of.Out)
+}
+
+// follow adds the ways of a packet, and what they depend on.
+func (l *lookup) follow(q query, on ...string) {
 	m := l.route(q, 0)
 	if routeType(m) == unix.RTN_UNSPEC { // perhaps the kernel rejects the source on that interface
 		q.src, q.in = netip.Addr{}, 0
@@ -160,7 +167,7 @@ func (l *lookup) follow(q query, on []string) {
 		hops, on = all, append(on, byKernel)
 	}
 	for _, h := range hops {
-		l.add(Route{routeType(m), l.links[h.index], l.masquerade(q, h, entry), on})
+		l.add(Route{Type: routeType(m), Interface: l.links[h.index], Address: l.masquerade(q, h, entry), Depends: on})
 	}
 	if all[0].index == 0 && entry.Attributes[nexthopID] != nil { // net.ipv4.nexthop_compat_mode is 0
 		l.add(Route{Type: unix.RTN_UNICAST, Depends: append(on, byKernel)})
@@ -217,7 +224,7 @@ const nexthopID = 30
 type query struct {
 	src, dst netip.Addr
 	in, out  uint32 // interfaces, 0 for none
-	kind
+	mark     uint32
 }
 
 // hashesAddresses reports whether the kernel chooses the next hop of a packet by its
@@ -239,13 +246,19 @@ func (r reader) route(q query, flags uint32) node.Message {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = familyOf(q.dst), byte(q.dst.BitLen())
 	binary.NativeEndian.PutUint32(head[flagsAt:], flags)
-	attrs := append(slices.Clip(q.attrs), node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out),
-		netlink.Attribute{Type: unix.RTA_DST, Data: q.dst.AsSlice()})
+	attrs := []netlink.Attribute{
+		node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out), node.Numbered(unix.RTA_MARK, q.mark),
+		{Type: unix.RTA_DST, Data: q.dst.AsSlice()},
+	}
 	if q.src.IsValid() {
 		head[srcBitsAt] = byte(q.src.BitLen())
 		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_SRC, Data: q.src.AsSlice()})
 	}
 	replies := r.Request(unix.RTM_GETROUTE, 0, head, attrs...)
+	if errors.Is(r.Err, unix.EMSGSIZE) && q.in != 0 { // of IPv6 multicast
+		r.Err, q.in = nil, 0
+		return r.route(q, flags)
+	}
 	for _, prohibited := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV} {
 		if errors.Is(r.Err, prohibited) {
 			r.Err = nil

@@ -107,45 +107,43 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		rules        string // with priority 9, 10 and so on
 		sysctl       string // those of net
 		src, out     string
+		mark, open   uint32
 		want, on     string
 	}{
 		{name: "one route", want: eth0},
-		{name: "one route, any pod", src: "any", want: eth0},
 		{name: "the node", src: "node", want: eth0},
 		{name: "given interface", routes: defaults + "route add DST via W metric 9\n", out: "eth1", want: eth1},
-		{name: "mark", rules: "fwmark 0x10/0x30 lookup 100", want: several, on: "ip rule 9"},
-		{name: "mark, the node", rules: "fwmark 0x10 lookup 100", src: "node", want: several, on: "ip rule 9"},
-		{name: "mark, given interface", rules: "fwmark 0x10/0x30 lookup 100", out: "eth0", want: eth0},
-		{name: "no mark", rules: "fwmark 0x0/0x30 lookup 100", want: eth1 + ", " + eth0, on: "ip rule 9"},
-		{name: "not a mark", rules: "not fwmark 0x10 lookup 100", want: eth1 + ", " + eth0, on: "ip rule 9"},
-		{name: "mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", want: eth0},
-		{name: "mark with the same route", rules: "fwmark 0x10 lookup main", want: eth0},
-		{name: "protocol", rules: "ipproto tcp lookup 100", want: several, on: "ip rule 9"},
-		{name: "unusual protocol", rules: "ipproto sctp lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "port", rules: "dport 53 lookup 100", want: several, on: "ip rule 9"},
-		{name: "source port", rules: "sport 1000-2000 lookup 100", want: several, on: "ip rule 9"},
-		{name: "part of a range", rules: "dport 80 lookup main\ndport 80-443 lookup 100", want: several, on: "ip rule 10"},
-		{
-			name: "mark and port", rules: "not fwmark 0x1 lookup main\ndport 53 lookup 100",
-			want: several, on: "ip rule 9; ip rule 10",
-		},
+		{name: "another mark", rules: "fwmark 0x10/0x30 lookup 100", want: eth0},
+		{name: "its mark", rules: "fwmark 0x10/0x30 lookup 100", mark: 0x50, want: eth1},
+		{name: "a mark that it may have", rules: "fwmark 0x10/0x30 lookup 100", open: 0x10, want: several, on: "ip rule 9"},
+		{name: "a mark that it may lack", rules: "fwmark 0x10/0x30 lookup 100", mark: 0x10, open: 0x10, want: eth1},
+		{name: "a mark of which it lacks a bit", rules: "fwmark 0x30/0x30 lookup 100", open: 0x10, want: eth0},
+		{name: "a mark, the node", rules: "fwmark 0x10 lookup 100", src: "node", open: 0x10, want: several, on: "ip rule 9"},
+		{name: "a mark, given interface", rules: "fwmark 0x10/0x30 lookup 100", out: "eth0", open: 0x10, want: eth0},
+		{name: "no mark", rules: "fwmark 0x0/0x30 lookup 100", want: eth1},
+		{name: "not a mark", rules: "not fwmark 0x10 lookup 100", want: eth1},
+		{name: "not a mark that it may have", rules: "not fwmark 0x10 lookup 100", open: 0x10, want: eth1 + ", " + eth0, on: "ip rule 9"},
+		{name: "a mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", open: 0x10, want: eth0},
+		{name: "a mark from another network", rules: "fwmark 0x10 from HERE lookup 100", open: 0x10, want: eth0},
+		{name: "a mark on another interface", rules: "fwmark 0x10 iif eth1 lookup 100", open: 0x10, want: eth0},
+		{name: "a mark on its interface", rules: "fwmark 0x10 iif pod0 lookup 100", open: 0x10, want: several, on: "ip rule 9"},
+		{name: "a mark with the same route", rules: "fwmark 0x10 lookup main", open: 0x10, want: eth0},
+		{name: "protocol", rules: "ipproto tcp lookup 100", want: anotherOne, on: "ip rule 9"},
+		{name: "port", rules: "dport 53 lookup 100", want: anotherOne, on: "ip rule 9"},
+		{name: "port to another network", rules: "dport 53 to ELSEWHERE lookup 100", want: eth0},
+		{name: "port and another mark", rules: "dport 53 fwmark 0x10 lookup 100", want: eth0},
+		{name: "source port", rules: "sport 1000-2000 lookup 100", want: anotherOne, on: "ip rule 9"},
 		{name: "TOS", rules: "tos 0x10 lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "user", rules: "uidrange 7-7 lookup 100", src: "node", want: several, on: "ip rule 9"},
+		{name: "user", rules: "uidrange 7-7 lookup 100", src: "node", want: anotherOne, on: "ip rule 9"},
+		{name: "user, of a packet of others", rules: "uidrange 7-7 lookup 100", want: eth0},
 		{name: "interface", rules: "iif pod0 lookup 100", want: eth1},
-		{name: "interface, any pod", rules: "iif pod0 lookup 100", src: "any", want: anotherOne, on: onSource},
-		{
-			name: "interface, any pod, given interface", rules: "iif pod0 lookup 100\n" + from, src: "any", out: "eth0",
-			want: eth0,
-		},
 		{name: "source", rules: from, want: eth1},
-		{name: "source, any pod", rules: from, src: "any", want: several, on: onSource},
 		{name: "network of the source", rules: "from RANGE lookup 100", want: eth1},
-		{name: "network, any pod", rules: "from RANGE lookup 100", src: "any", want: anotherOne, on: onSource},
-		{name: "the node's source, any pod", rules: "from HERE lookup 100", src: "any", want: eth0},
-		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", want: eth0 + ", type 0", on: "ip rule 9"},
+		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", mark: 0x10, want: "type 0"},
+		{name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0", on: "ip rule 9"},
 		{
-			name: "to a proxy on the node by a mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200",
-			want: eth0 + ", lo type 2 192.0.2.1", on: "ip rule 9",
+			name: "to a proxy on the node by its mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200", mark: 0x10,
+			want: "lo type 2 192.0.2.1",
 		},
 		{name: "next hops by ports", routes: severalHop, sysctl: byPorts, want: several, on: byKernel},
 		{name: "next hop objects by ports", routes: objects, sysctl: byPorts, want: several, on: byKernel},
@@ -154,7 +152,6 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 			want: ", " + eth0, on: byKernel,
 		},
 		{name: "next hops for the node", routes: severalHop, src: "node", want: several, on: byKernel},
-		{name: "next hops for any pod", routes: severalHop, src: "any", want: several, on: byKernel},
 		{name: "no route", routes: "route add default via W table 100\n", want: "type 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -179,16 +176,15 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 				{"10.244.1.2", "192.0.2.1", "203.0.113.9"}, {"fd00:10:244:1::2", "2001:db8::1", "2001:db8:7::9"},
 			} {
 				src, want := netip.MustParseAddr(of.pod), tt.want
-				switch tt.src {
-				case "any":
-					src = netip.Addr{}
-				case "node":
+				if tt.src == "node" {
 					src = netip.MustParseAddr(of.node)
 				}
 				if src.Is6() || of.dst == "2001:db8:7::9" {
 					want = strings.NewReplacer("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1").Replace(want)
 				}
-				got := nfttest.In(t, ns, func() (Routes, error) { return Lookup(src, netip.MustParseAddr(of.dst), tt.out) })
+				got := nfttest.In(t, ns, func() (Routes, error) {
+					return Lookup(Query{src, netip.MustParseAddr(of.dst), tt.out, tt.mark, tt.open})
+				})
 				text, on := ways(got)
 				if diff := cmp.Diff([]string{want, tt.on}, []string{text, on}); diff != "" {
 					t.Errorf("to %s (-want +got):\n%s", of.dst, diff)
@@ -214,7 +210,7 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 	}
 	for a, typ := range want {
 		err := top.Node.Do(func() error {
-			got, err := Lookup(netip.Addr{}, a, "")
+			got, err := Lookup(Query{Dst: a})
 			if len(got.Ways) != 1 || got.Ways[0].Type != typ || got.Ways[0].Interface.Name == "" {
 				t.Errorf("%s: %+v, want type %d", a, got, typ)
 			}
@@ -230,7 +226,7 @@ func TestNoRouteHasNoType(t *testing.T) {
 	ns := nfttest.NewNS(t, "alone")
 	for _, a := range []string{"198.51.100.1", "2001:db8::1"} {
 		err := ns.Do(func() error {
-			got, err := Lookup(netip.Addr{}, netip.MustParseAddr(a), "")
+			got, err := Lookup(Query{Dst: netip.MustParseAddr(a)})
 			if diff := cmp.Diff([]Route{{}}, got.Ways, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 				t.Errorf("%s: %+v", a, got)
 			}
@@ -369,7 +365,7 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 				want string
 			}{{top.PodV4, "203.0.113.9", tt.v4}, {top.PodV6, "2001:db8:1::1", tt.v6}} {
 				dst := netip.MustParseAddr(of.dst)
-				r := nfttest.In(t, top.Node, func() (Routes, error) { return Lookup(of.src, dst, "") })
+				r := nfttest.In(t, top.Node, func() (Routes, error) { return Lookup(Query{Src: of.src, Dst: dst}) })
 				flow := nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, To: top.Outside, Dst: netip.AddrPortFrom(dst, 7000)}
 				seen := nfttest.MustSend(t, top, flow).Seen.Addr()
 				got := ""
@@ -392,7 +388,7 @@ func TestInterfaceThatDoesNotExistIsAnErrorWithItsName(t *testing.T) {
 	ns := newRouter(t, both(defaults))
 	var got Routes
 	err := ns.Do(func() (err error) {
-		got, err = Lookup(netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9"), "eth7")
+		got, err = Lookup(Query{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), Out: "eth7"})
 		return err
 	})
 	if text, _ := ways(got); !errors.Is(err, unix.ENODEV) || text != "eth7" || got.Back.Interface.Name != "pod0" {
@@ -414,7 +410,7 @@ func TestRouteBackIsByTheInterfaceOfTheSource(t *testing.T) {
 		if from.Is6() {
 			dst = netip.MustParseAddr("2001:db8:7::9")
 		}
-		back := nfttest.In(t, ns, func() (Routes, error) { return Lookup(from, dst, "") }).Back
+		back := nfttest.In(t, ns, func() (Routes, error) { return Lookup(Query{Src: from, Dst: dst}) }).Back
 		if got := fmt.Sprintf("%s type %d", back.Interface.Name, back.Type); got != want {
 			t.Errorf("%s: %s, want %s", src, got, want)
 		}
@@ -425,7 +421,9 @@ func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both("route add DST via V\n"))
 	for src, dst := range map[string]string{"10.99.9.9": "203.0.113.9", "fd00:99::9": "2001:db8:7::9"} {
-		got := nfttest.In(t, ns, func() (Routes, error) { return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "") })
+		got := nfttest.In(t, ns, func() (Routes, error) {
+			return Lookup(Query{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst)})
+		})
 		if text, _ := ways(got); !strings.HasPrefix(text, "eth0 ") || len(got.Ways) != 1 || got.Back.Type != unix.RTN_UNSPEC {
 			t.Errorf("%s: %+v", src, got)
 		}
@@ -435,14 +433,17 @@ func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
 func TestErrorsOfTheKernelAreReturned(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both(defaults))
-	sctp := kind{attrs: []netlink.Attribute{{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}}}}
+	head := make([]byte, unix.SizeofRtMsg)
+	head[0], head[dstBitsAt] = unix.AF_INET, 32
+	to := netip.MustParseAddr("203.0.113.9")
 	err := ns.Do(func() error {
-		_, err := read("routes", func(r reader) node.Message {
-			m := r.route(query{dst: netip.MustParseAddr("203.0.113.9"), kind: sctp}, 0)
-			if again := r.route(query{dst: netip.MustParseAddr("203.0.113.9")}, 0); routeType(again) != unix.RTN_UNSPEC {
+		_, err := read("routes", func(r reader) []node.Message {
+			all := r.Request(unix.RTM_GETROUTE, 0, head, netlink.Attribute{Type: unix.RTA_DST, Data: to.AsSlice()},
+				netlink.Attribute{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}})
+			if again := r.route(query{dst: to}, 0); routeType(again) != unix.RTN_UNSPEC {
 				t.Errorf("after an error: %+v", again)
 			}
-			return m
+			return all
 		})
 		return err
 	})

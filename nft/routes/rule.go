@@ -1,7 +1,6 @@
 package routes
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -11,60 +10,26 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// A kind of packets is what rules of policy routing (ip-rule(8)) can select besides
-// addresses and interfaces. The zero value is UDP without a mark.
-type kind struct {
-	attrs []netlink.Attribute // of a request for the route; of two of a type the last one counts
-	open  bool                // there is more, which no such request has
-	rules []string            // that select it, for use in messages
-}
-
-// selectors are the attributes of rules by which they select, and those of requests for a
-// route that carry the same.
-var selectors = []struct {
-	rule, request uint16
-}{
-	{unix.FRA_FWMASK, unix.RTA_MARK}, // of a rule for packets without a mark
-	{unix.FRA_FWMARK, unix.RTA_MARK},
-	{unix.FRA_UID_RANGE, unix.RTA_UID}, // of the node's own packets
-	{unix.FRA_IP_PROTO, unix.RTA_IP_PROTO},
-	{unix.FRA_SPORT_RANGE, unix.RTA_SPORT},
-	{unix.FRA_DPORT_RANGE, unix.RTA_DPORT},
-}
-
 // Attributes of rules since Linux 6.15: the bits of a port that are compared.
 const sportMask, dportMask = 28, 29 // FRA_SPORT_MASK, FRA_DPORT_MASK
 
-// kindsOf returns the kinds of packets that a rule selects: two with the ends of ranges, as
-// another rule may have one of them; none if it selects by addresses and interfaces alone.
-// With `not`, it selects all others.
-func kindsOf(rule node.Message) (kinds []kind) {
+// selectsMore reports whether a rule of policy routing (ip-rule(8)) selects by more than addresses,
+// interfaces and the mark: by what a packet of which no more is known may have or not. Packets
+// that others send have no user.
+func selectsMore(rule node.Message, ofNode bool) bool {
 	const tosAt = 3 // struct fib_rule_hdr
-	for end := range 2 {
-		k := kind{open: rule.Head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))}}
-		for _, s := range selectors {
-			value := rule.Attributes[s.rule]
-			if value == nil {
-				continue
-			}
-			switch s.rule {
-			case unix.FRA_UID_RANGE: // struct fib_rule_uid_range
-				value = value[4*end:][:4]
-			case unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE: // struct fib_rule_port_range
-				value = binary.BigEndian.AppendUint16(nil, binary.NativeEndian.Uint16(value[2*end:]))
-			case unix.FRA_IP_PROTO: // a request has few of them
-				k.open = k.open || value[0] != unix.IPPROTO_TCP && value[0] != unix.IPPROTO_UDP
-			}
-			k.attrs = append(k.attrs, netlink.Attribute{Type: s.request, Data: value})
-		}
-		for attr := range rule.Attributes {
-			k.open = k.open || attr == unix.FRA_TUN_ID || attr > unix.FRA_DPORT_RANGE && attr != sportMask && attr != dportMask
-		}
-		if k.attrs != nil || k.open {
-			kinds = append(kinds, k)
+	more := rule.Head[tosAt] != 0
+	for attr := range rule.Attributes {
+		switch attr {
+		case unix.FRA_UID_RANGE:
+			more = more || ofNode
+		case unix.FRA_IP_PROTO, unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE, unix.FRA_TUN_ID, sportMask, dportMask:
+			more = true
+		default:
+			more = more || attr > unix.FRA_DPORT_RANGE
 		}
 	}
-	return kinds
+	return more
 }
 
 // Leftovers returns the commands that remove the rules of policy routing which a fork of

@@ -35,6 +35,15 @@ type Packet struct {
 	Known bool
 }
 
+// Delivered reports whether the packet is for this node itself.
+func (p Packet) Delivered() bool {
+	switch p.DstType {
+	case unix.RTN_LOCAL, unix.RTN_ANYCAST:
+		return true
+	}
+	return p.DstType == unix.RTN_BROADCAST && !p.FromNode
+}
+
 // Bits of the packet mark with which these programs mark what they will masquerade:
 // kube-proxy's default, and that of the CNI plugin portmap.
 const (
@@ -344,6 +353,9 @@ type Mark struct {
 	Value, Known uint32
 	changed      uint32 // the bits that a rule may have changed
 }
+
+// Open returns the bits that are not certain because of a rule.
+func (m Mark) Open() uint32 { return m.changed &^ m.Known }
 
 // set returns the mark after a rule that sets it, or may do so.
 func (m Mark) set(to rule.NewMark, sure bool) Mark {

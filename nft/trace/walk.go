@@ -198,7 +198,7 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 	switch {
 	case p.FromNode:
 		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
-	case p.DstType == unix.RTN_LOCAL:
+	case p.Delivered():
 		later, p.Out, out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}, routes.Interface{}
 	default:
 		p.Out = routes.Interface{} // not yet known

@@ -74,7 +74,7 @@ func distinct(texts []string) []string { return slices.Compact(slices.Sorted(sli
 
 // leads reports whether a path leads to another host.
 func leads(n neighbors.Path) bool {
-	return n.Packet.DstType != unix.RTN_LOCAL && n.Packet.DstType != unix.RTN_UNSPEC
+	return !n.Packet.Delivered() && n.Packet.DstType != unix.RTN_UNSPEC
 }
 
 // follow is Follow for one path.
@@ -101,7 +101,7 @@ func (x *Explanation) follow(n neighbors.Path) {
 			x.Destination, keptWords(n.Packet.Src), r)
 		x.turnOff(f)
 		return
-	case n.Packet.DstType == unix.RTN_LOCAL && len(by) == 0:
+	case n.Packet.Delivered() && len(by) == 0:
 		x.Why.Code, x.Sees = "local", src
 		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.", x.Destination, src)
 		return
@@ -171,7 +171,7 @@ func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees stri
 	}
 	of, masquerade := "", f.Code == trace.Masquerades
 	if masquerade {
-		of = ", the address of " + n.Out()
+		of = ", the address of " + n.AddressOf()
 	}
 	switch {
 	case f.Ends():
