@@ -154,7 +154,7 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 			if words := text(t, name, "exempt.txt"); words != "" {
 				exempt = words
 			}
-			found, err := older.Find(c, c.EachRule, notOwn)
+			found, err := older.Find(c, c.EachRule, notOwn, rule.String)
 			if err != nil {
 				t.Fatal(err)
 			}

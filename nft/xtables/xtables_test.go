@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -473,12 +474,12 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 			t.Errorf("%s: found %q", tt.name, texts)
 			continue
 		}
-		d := s.Differences()[at]
+		d := s.Differences(nil)[at]
 		if rules := d.Rules; !errors.Is(d.Err, tt.err) || tt.rules != "" &&
 			fmt.Sprint(rules.Name, " ", len(rules.Jumps), rules.Rules, rules.RandomFully) != tt.rules {
 			t.Errorf("%s: %v, %+v", tt.name, d.Err, rules)
 		}
-		for i, other := range s.Differences() {
+		for i, other := range s.Differences(nil) {
 			if other.Err != nil && i != at {
 				t.Errorf("%s: also %v", tt.name, other.Err)
 			}
@@ -574,7 +575,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
 	insert(n, xtables.Postrouting)
-	found := n.Read(t, want, layout.Ours).Differences()
+	found := n.Read(t, want, layout.Ours).Differences(rule.String)
 	if !slices.ContainsFunc(found, func(d layout.Difference) bool {
 		return d.Kind == layout.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
 	}) {

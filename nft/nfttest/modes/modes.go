@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/rule"
 )
 
 // A Reader reads the state of a mode.
@@ -59,7 +60,7 @@ var kinds = map[layout.Kind]string{
 // Texts returns the differences of a state: the kind, unless rules are written again, and
 // the text.
 func Texts(s layout.State) (all []string) {
-	for _, d := range s.Differences() {
+	for _, d := range s.Differences(rule.String) {
 		text := kinds[d.Kind] + d.Text
 		for _, e := range d.Emptied {
 			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Chain)
