@@ -43,7 +43,7 @@ func explain(f nft.FamilyPolicy, c nft.Connection, answers func(nft.Question) bo
 	}
 	for _, q := range f.Questions {
 		entry, name, yes := answer(q, c)
-		if answers != nil && AsksSource(q) {
+		if answers != nil && q.AsksSource() {
 			entry, name, yes = config.CIDR{}, "", answers(q)
 		}
 		step := Step{
@@ -61,11 +61,6 @@ func explain(f nft.FamilyPolicy, c nft.Connection, answers func(nft.Question) bo
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: nft.Masqueraded})
 }
 
-// AsksSource reports whether the question is about the source or the input interface.
-func AsksSource(q nft.Question) bool {
-	return q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
-}
-
 // answer returns whether the question matches, with the entry that contains the
 // address, or the position and name of the entry that matches the interface.
 func answer(q nft.Question, c nft.Connection) (entry config.CIDR, name string, yes bool) {
@@ -81,14 +76,10 @@ func answer(q nft.Question, c nft.Connection) (entry config.CIDR, name string, y
 	case config.DestinationAddress:
 		entry, yes = q.Find(c.Dst)
 	default:
-		unknown(q)
+		q.Unknown()
 	}
 	return entry, "", yes
 }
-
-// unknown ends the program because of a condition about something that the caller does not know:
-// no answer would be right, and tests ask about all conditions.
-func unknown(q nft.Question) { panic("condition about " + string(q.Asks)) }
 
 func matching(q nft.Question, name string) (config.CIDR, string, bool) {
 	for _, i := range q.Interfaces {

@@ -168,7 +168,7 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
 	f, _ := p.Family(ipv6)
 	for _, q := range f.Questions {
-		if judge.AsksSource(q) {
+		if q.AsksSource() {
 			asks = append(asks, q)
 		}
 	}
