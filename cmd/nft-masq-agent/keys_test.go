@@ -1,7 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -33,6 +38,49 @@ func TestHeadlineKnowsEachKey(t *testing.T) {
 					t.Fatalf("the headline, of the policy (judge.Explain, neighbors.Trace) or of the answer, is wrong about %s:\n%s",
 						k.Name, text)
 				}
+			}
+		}
+	})
+}
+
+// check says what a key is set to, and diff what another value changes: as text and as JSON, besides
+// the hash. Values of other types than bool are named.
+func TestCheckAndDiffNameEachKey(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	hash, name := regexp.MustCompile(`\b[0-9a-f]{8}\b`), regexp.MustCompile(`[0-9a-z][0-9a-z.:-]+`)
+	run := func(args ...string) string { return hash.ReplaceAllString(runHere(t, args...).stdout, "HASH") }
+	cases.EachKey(t, func(t *testing.T, k cases.Key) {
+		if k.NoPolicy {
+			return
+		}
+		var paths [2]string
+		answers := map[string][2]string{}
+		for i, text := range k.Files() {
+			paths[i] = filepath.Join(dir, fmt.Sprint(k.Name, i))
+			if err := os.WriteFile(paths[i], []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			for _, form := range []string{"text", "json"} {
+				all := answers[form]
+				all[i] = strings.ReplaceAll(run("check", paths[i], "-o", form), paths[i], "FILE")
+				answers[form] = all
+			}
+		}
+		for form, of := range answers {
+			if of[0] == of[1] {
+				t.Errorf("check -o %s does not tell %q from %q: Meaning and Check.SetMeaning of package answer\n%s", form, k.Values[0],
+					k.Values[1], of[0])
+			}
+			same, differ := run("diff", paths[0], paths[0], "-o", form), run("diff", paths[0], paths[1], "-o", form)
+			named := false
+			for _, value := range k.Values {
+				for _, word := range name.FindAllString(value, -1) {
+					named = named || word == "true" || word == "false" || strings.Contains(differ, word)
+				}
+			}
+			if strings.ReplaceAll(differ, paths[1], paths[0]) == same || !named {
+				t.Errorf("diff -o %s does not name %q or %q: NewDiff of package answer\n%s", form, k.Values[0], k.Values[1], differ)
 			}
 		}
 	})
