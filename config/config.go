@@ -256,9 +256,6 @@ func (r Row) LimitsSources() bool { return r.AsksSource() && r.Outside }
 // know: no answer would be right. Tests ask everybody about all conditions.
 func (r Row) Unknown() { panic("condition about " + string(r.Asks)) }
 
-// HasInterfaces reports whether the key takes a list of interfaces.
-func (r Row) HasInterfaces() bool { return r.entryKind == &interfaces }
-
 // in returns a pointer to the key's field of a config.
 func (r Row) in(c *Config) any {
 	return reflect.ValueOf(c).Elem().FieldByName(r.field).Addr().Interface()

@@ -6,22 +6,26 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // The headline of explain is what the far end sees, or says what that depends on, whatever keys
-// the config has, and whatever port the connection goes to.
+// the config has, and whatever port the connection goes to. So is the answer of the policy, or one
+// of several.
 func TestHeadlineKnowsEachKey(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	n.assign("198.51.100.12")
 	cases.EachKey(t, func(t *testing.T, k cases.Key) {
+		defer func(all testing.TB) { n.t = all }(n.t)
+		n.t = t
 		for _, text := range k.Files() {
 			n.enforce(text)
 			for _, dst := range []string{"10.9.0.9", "10.8.0.9", "203.0.113.9", "198.51.100.9", "2001:db8:1::1"} {
@@ -32,11 +36,17 @@ func TestHeadlineKnowsEachKey(t *testing.T) {
 				var x answer.Explanation
 				n.here(&x, "explain", dst, "--from", src.String(), "--config", n.path)
 				for _, port := range []uint16{53, 443, 7777} {
-					n.judge(x, n.seen(netip.MustParseAddr(dst), port))
-				}
-				if n.t.Failed() {
-					t.Fatalf("the headline, of the policy (judge.Explain, neighbors.Trace) or of the answer, is wrong about %s:\n%s",
-						k.Name, text)
+					seen, verdict := n.seen(netip.MustParseAddr(dst), port), nft.Masqueraded
+					if seen == src {
+						verdict = nft.Exempt
+					}
+					if n.judge(x, seen); t.Failed() {
+						t.Fatalf("the headline (Explanation.Follow) is wrong about %s:\n%s", k.Name, text)
+					}
+					if !slices.ContainsFunc(x.Answers, func(a answer.Answer) bool { return a.Verdict == verdict }) {
+						t.Fatalf("port %d of %s: %s, but the answer of the policy is %+v: Explanation.Ask does not know %s:\n%s", port, dst,
+							verdict, x.Answers, k.Name, text)
+					}
 				}
 			}
 		}
