@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"fmt"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -71,20 +70,24 @@ func TestJudgeOfTrackedConnectionsKnowsEachKey(t *testing.T) {
 			for _, of := range hosts {
 				for _, src := range of {
 					for _, dst := range of {
-						at := func(host string, port uint16) string {
-							return fmt.Sprint(netip.AddrPortFrom(netip.MustParseAddr(host), port))
-						}
-						e := entryOf(unix.IPPROTO_TCP, at(src, 40000), "", at(dst, 53), at(src, 40000))
-						now := j.Now(&e)
-						for _, conn := range variants(t, &e) {
-							if is := judge.Decide(p, conn); now != "" && now != is {
-								t.Fatalf("Judge.Now says %s of %s to %s, but %+v is %s: it, or the Region that it asks, does not know "+
-									"%s\n%s", now, src, dst, conn, is, k.Name, text)
-							}
+						for _, port := range []uint16{53, 443, 7777} {
+							from := netip.AddrPortFrom(netip.MustParseAddr(src), 40000).String()
+							e := entryOf(unix.IPPROTO_TCP, from, "", netip.AddrPortFrom(netip.MustParseAddr(dst), port).String(), from)
+							checkVariants(t, p, j, &e, k.Name+"\n"+text)
 						}
 					}
 				}
 			}
 		}
 	})
+}
+
+func checkVariants(t *testing.T, p nft.Policy, j *Judge, e *Entry, about string) {
+	t.Helper()
+	now := j.Now(e)
+	for _, c := range variants(t, e) {
+		if is := judge.Decide(p, c); now != "" && now != is {
+			t.Fatalf("Judge.Now says %s, but %+v is %s: it, or the Region that it asks, does not know %s", now, c, is, about)
+		}
+	}
 }
