@@ -101,7 +101,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
-		"nft/nfttest/modes": {"nft", "nft/layout", "nft/nfnetlink", "nft/nfttest", "nft/rule"},
+		"nft/nfttest/modes": {"nft", "nft/facts", "nft/layout", "nft/nfnetlink", "nft/nfttest"},
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {

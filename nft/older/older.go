@@ -132,7 +132,6 @@ type search struct {
 type chain struct {
 	nfnetlink.Chain
 	base        *nfnetlink.Chain
-	words       facts.Words
 	own         bool
 	rules       int
 	randomFully bool
