@@ -229,18 +229,32 @@ func (r Row) Question() string {
 		return "received on one of " + r.Key
 	case LeavingBy:
 		return "leaving by one of " + r.Key
+	case SourceAddress, DestinationAddress:
+		return string(r.Asks) + " in " + r.Key
 	}
-	return string(r.Asks) + " in " + r.Key
+	r.Unknown()
+	return ""
+}
+
+// AsksSource reports whether the condition is about which pod or interface a packet is from.
+func (r Row) AsksSource() bool {
+	switch r.Asks {
+	case SourceAddress, ReceivedOn:
+		return true
+	case SentByNode, LeavingBy, DestinationAddress, "":
+	default:
+		r.Unknown()
+	}
+	return false
 }
 
 // LimitsSources reports whether the condition lists all sources that are
 // masqueraded.
-func (r Row) LimitsSources() bool {
-	return r.Outside && (r.Asks == SourceAddress || r.Asks == ReceivedOn)
-}
+func (r Row) LimitsSources() bool { return r.AsksSource() && r.Outside }
 
-// HasInterfaces reports whether the key takes a list of interfaces.
-func (r Row) HasInterfaces() bool { return r.entryKind == &interfaces }
+// Unknown ends the program because of a condition about something that the caller does not
+// know: no answer would be right. Tests ask everybody about all conditions.
+func (r Row) Unknown() { panic("condition about " + string(r.Asks)) }
 
 // in returns a pointer to the key's field of a config.
 func (r Row) in(c *Config) any {

@@ -130,13 +130,15 @@ func schema(t *testing.T) []byte {
 	for _, c := range config.Conditions() {
 		description := strings.ToUpper(c.Means[:1]) + c.Means[1:] + "."
 		switch {
-		case c.HasInterfaces():
+		case c.Asks == config.ReceivedOn, c.Asks == config.LeavingBy:
 			properties[c.Key] = list(description, interfacePattern, "eth0", "veth*")
 			properties[c.Key].(object)["items"].(object)["not"] = object{"enum": []string{".", ".."}}
-		case c.Set == "": // it does not have a list
+		case c.Asks == config.SentByNode:
 			properties[c.Key] = boolean("If false: "+c.Means+".", true)
-		default:
+		case c.Asks == config.SourceAddress, c.Asks == config.DestinationAddress:
 			properties[c.Key] = list(description, cidrPattern, "10.0.0.0/8", "fd00::/8")
+		default:
+			t.Errorf("which type has %s, a condition about %s?", c.Key, c.Asks)
 		}
 	}
 	for _, row := range config.Translations() {

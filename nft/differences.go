@@ -15,7 +15,7 @@ func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r
 
 // Differences returns the missing and the unexpected rules of a chain in the
 // kernel, or that their order is wrong.
-func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
+func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule, words facts.Words) []string {
 	wanted := c.Bytecode(t, live)
 	if slices.EqualFunc(wanted, got, sameRule) {
 		return nil
@@ -36,7 +36,7 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	for _, r := range got[head : len(got)-tail] {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, facts.Words(r)))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, words.Of(r)))
 		}
 	}
 	if len(diffs) == 0 {

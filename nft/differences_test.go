@@ -63,7 +63,7 @@ func changeEachByte(t *testing.T, chain nft.Chain, table nft.Table, live nft.Sid
 	}
 	differs := func(what string, want bool) {
 		t.Helper()
-		if diffs := chain.Differences("here", table, live, rules); (len(diffs) > 0) != want {
+		if diffs := chain.Differences("here", table, live, rules, nil); (len(diffs) > 0) != want {
 			t.Errorf("chain %s: %s: %s: differences %q", chain.Name, chain.Rules[0], what, diffs)
 		}
 	}

@@ -2,8 +2,6 @@ package nft_test
 
 import (
 	"reflect"
-	"slices"
-	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
@@ -12,72 +10,71 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// Each key that has a meaning for connections has it in the hash: a config without it, one with
-// it, and one with another value have three rulesets.
+// Two values of a key that has a meaning for connections have two hashes, and two rulesets.
 func TestEachKeyOfThePolicyChangesHashAndRuleset(t *testing.T) {
-	const other = "198.51.100.0/24"
-	values := map[string][]string{ // the lists are [203.0.113.0/24] and [198.51.100.0/24]
-		"masqueradeHost":                  {"false"},
-		config.KeyEnforceNonMasquerade:    {"true"},
-		config.KeyDropInvalid:             {"true"},
-		config.KeyPortsPerPod:             {"1024", "2000"},
-		config.KeyMasqueradeSrcInterfaces: {"[cni0]", "[cni1]"},
-		"nonMasqueradeOutInterfaces":      {"[wg0]", "[wg1]"},
-		"masqueradeOutInterfaces":         {"[eth0]", "[eth1]"},
-		config.KeySNATRules: {
-			"[{to: [192.0.2.0/24], addresses: [198.51.100.8]}]", "[{to: [192.0.2.0/24], addresses: [198.51.100.9]}]",
-		},
-	}
-	for _, row := range slices.Concat(config.Conditions(), config.Translations()) {
-		all := values[row.Key]
-		if all == nil {
-			all = []string{"[203.0.113.0/24]", "[" + other + "]"}
-		}
-		base := "masqueradeSrcCIDRs: [10.0.0.0/8]\n"
-		if row.Key == config.KeyMasqueradeSrcCIDRs {
-			base = ""
-		}
+	cases.EachKey(t, func(t *testing.T, k cases.Key) {
 		var rulesets []nft.Ruleset
-		for _, text := range append([]string{""}, all...) {
-			if text != "" {
-				text = row.Key + ": " + text + "\n"
-			}
+		files := k.Files()
+		for _, text := range files {
 			b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}},
-				config.Source{Name: "f", Data: []byte(base + text)})
-			if b.Ruleset == nil {
-				t.Fatalf("%s: %v", text, b.Problems)
-			}
-			for _, r := range rulesets {
-				if r.Hash() == b.Ruleset.Hash() || r.Same(*b.Ruleset) || b.Ruleset.Same(r) {
-					t.Errorf("%q is the same as something else: %s", strings.TrimSpace(text), r.Hash())
-				}
+				config.Source{Name: "f", Data: []byte(text)})
+			if b.Ruleset == nil || b.Problems.Err() != nil {
+				t.Fatalf("%s%v", text, b.Problems)
 			}
 			rulesets = append(rulesets, *b.Ruleset)
 		}
-	}
+		a, b := rulesets[0], rulesets[1]
+		if equal := a.Hash() == b.Hash(); equal != k.NoPolicy {
+			t.Errorf("equal hashes %t, want %t: Policy.digest has not %s, or newFamilyPolicy has not its entries:\n%s\n%s", equal,
+				k.NoPolicy, k.Name, files[0], files[1])
+		}
+		if same := a.Same(b) || b.Same(a); same != k.NoPolicy {
+			t.Errorf("Ruleset.Same is %t, want %t:\n%s\n%s", same, k.NoPolicy, files[0], files[1])
+		}
+	})
 }
 
-// A key that the maker of random configs does not set is in no test with random policies.
-func TestRandomConfigsHaveEachFieldOfAConfig(t *testing.T) {
-	// These do not concern a policy, and the last two are flags, too: they are in the random options.
-	noPolicy := []string{"ResyncInterval", "StaleConnections", "CIDRLimit", "ToPorts", "RandomFully"}
-	unset := map[string]bool{}
-	typ := reflect.TypeFor[config.Config]()
-	for i := range typ.NumField() {
-		if f := typ.Field(i); f.IsExported() && !slices.Contains(noPolicy, f.Name) {
-			unset[f.Name] = true
-		}
-	}
-	m := cases.NewMaker(1)
-	for range 2000 {
-		v := reflect.ValueOf(m.Config())
-		for name := range unset {
-			if !v.FieldByName(name).IsZero() {
-				delete(unset, name)
+// neverSet returns the fields that no value of a random type has, also those of the entries of
+// its lists.
+func neverSet(random func() any) []string {
+	set, all := map[string]bool{}, []string{}
+	var look func(prefix string, v reflect.Value)
+	look = func(prefix string, v reflect.Value) {
+		for i := range v.NumField() {
+			f, name := v.Type().Field(i), prefix+v.Type().Field(i).Name
+			if !f.IsExported() || f.Type == reflect.TypeFor[config.Position]() {
+				continue
+			}
+			if _, seen := set[name]; !seen {
+				set[name], all = false, append(all, name)
+			}
+			set[name] = set[name] || !v.Field(i).IsZero()
+			if f.Type == reflect.TypeFor[[]config.SNATRule]() {
+				for j := range v.Field(i).Len() {
+					look(name+".", v.Field(i).Index(j))
+				}
 			}
 		}
 	}
-	for name := range unset {
-		t.Errorf("random configs never have %s", name)
+	for range 2000 {
+		look("", reflect.ValueOf(random()))
+	}
+	var never []string
+	for _, name := range all {
+		if !set[name] {
+			never = append(never, name)
+		}
+	}
+	return never
+}
+
+// What the maker of random configs and connections does not set is in no test with random ones.
+func TestRandomConfigsAndConnectionsHaveEachField(t *testing.T) {
+	m := cases.NewMaker(1)
+	if never := neverSet(func() any { return m.Config() }); len(never) > 0 {
+		t.Errorf("random configs never have %q: cases.Maker.Config", never)
+	}
+	if never := neverSet(func() any { return m.Connection(m.Near(m.Config(), false), m.Near(m.Config(), true)) }); len(never) > 0 {
+		t.Errorf("random connections never have %q: cases.Maker.Connection", never)
 	}
 }

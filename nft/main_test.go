@@ -6,13 +6,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
 func TestMain(m *testing.M) {
-	facts.Words = counterName // which is not ours to decode here
 	os.Exit(nfttest.Main(m))
 }
 

@@ -41,7 +41,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 				t.Errorf("chain %s: %+v, %v", w.Name, got, err)
 			}
 			rules, _, err := n.Conn.FirstRules(table.Family, table.Name, w.Name, func(nfnetlink.Rule) bool { return false })
-			if diffs := w.Differences("chain "+w.Name, table, nil, rules); err != nil || len(diffs) > 0 {
+			if diffs := w.Differences("chain "+w.Name, table, nil, rules, nil); err != nil || len(diffs) > 0 {
 				t.Errorf("%v %v", diffs, err)
 			}
 		}
@@ -105,7 +105,7 @@ func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 		for _, letter := range tt.got {
 			got.Rules = append(got.Rules, ruleOf(letter))
 		}
-		diffs := strings.Join(c.Differences("c", nft.Table{}, nil, got.Bytecode(nft.Table{}, nil)), " ")
+		diffs := strings.Join(c.Differences("c", nft.Table{}, nil, got.Bytecode(nft.Table{}, nil), counterName), " ")
 		diffs = strings.NewReplacer("c: missing rule: ", "-", "c: unexpected rule: counter name ", "+",
 			"c has its rules in another order", "order").Replace(diffs)
 		if diffs != tt.diffs {

@@ -43,7 +43,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		}
 		r.nl = nl
 		return netlink.NewConn(r, nl.PID()), nil
-	}))
+	}), nil)
 	_, err = k.Apply(context.Background(), want, layout.Ours)
 	return r.msgs, errors.Join(err, k.Close())
 }

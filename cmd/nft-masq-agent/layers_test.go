@@ -72,7 +72,7 @@ func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	dir := withoutLooking(t)
 	program := filepath.Join(dir, "program")
-	commands := []string{"build -o program ./cmd/nft-masq-agent"}
+	commands := []string{"build -tags agentonly -o program ./cmd/nft-masq-agent"}
 	if nfttest.Long() {
 		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/agent ./nft")
 	}

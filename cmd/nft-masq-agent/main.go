@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
 )
@@ -31,19 +32,19 @@ func main() {
 
 // commands returns the commands, in the order of the help.
 func commands() []command {
-	return slices.Concat([]command{runCommand(), readyCommand()}, lookCommands(), []command{
+	return slices.Concat([]command{runCommand(), readyCommand()}, wired().commands, []command{
 		monitorCommand(), cleanupCommand(), completionCommand(), versionCommand(), helpCommand(),
 	})
 }
 
-// What looks at the node beside our rules, which is nothing without the file look.go.
-var (
-	lookCommands = func() []command { return nil }
-	// observed adds observers to an agent. It returns the kernel for the agent's loop.
-	observed = func(_ context.Context, k *kernel.Kernel, _ options.Options) (agent.Kernel, func(*agent.Agent)) {
-		return k, func(*agent.Agent) {}
-	}
-)
+// A wiring links to the agent what looks at the node beside our rules: everything in look.go, and
+// nothing in agentonly.go.
+type wiring struct {
+	words    facts.Words // of rules of other programs
+	commands []command   // that look, in the order of the help
+	// observe adds observers to an agent. It returns the kernel for the agent's loop.
+	observe func(context.Context, *kernel.Kernel, options.Options) (agent.Kernel, func(*agent.Agent))
+}
 
 // An environment is what a command uses besides its arguments.
 type environment struct {
@@ -75,7 +76,7 @@ func theEnvironment() environment {
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,
-		kernel:    kernel.Open,
+		kernel:    func() *kernel.Kernel { return kernel.Open(wired().words) },
 		addresses: node.Addresses,
 	}
 }

@@ -113,7 +113,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
 		kernel: func() *kernel.Kernel {
-			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
+			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }), nil)
 		},
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}

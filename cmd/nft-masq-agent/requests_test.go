@@ -110,7 +110,7 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 					return nil, err
 				}
 				return netlink.NewConn(&counted{real: nl, lists: lists}, nl.PID()), nil
-			}))
+			}), nil)
 		}
 		n.check(n.Do(func() error {
 			if code := dispatch(

@@ -73,7 +73,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"),
 			zap.String("path", path))
 	}
-	k := kernel.Open()
+	k := kernel.Open(wired().words)
 	defer func() { _ = k.Close() }()
 	if s, err := k.Read(ctx, nft.Ruleset{Layout: o.NFT().Layout}, layout.Ours); err == nil && s.Foreign() != nil {
 		return exitUsage, usagef("--masq-chain: %w", s.Foreign())
@@ -102,7 +102,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	generations := nfnetlink.DialGeneration()
-	own, observe := observed(ctx, k, o)
+	own, observe := wired().observe(ctx, k, o)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,

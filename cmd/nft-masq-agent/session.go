@@ -4,20 +4,39 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/routes"
 )
 
 // lookFlags are the flags of a command that looks at this node.
 type lookFlags struct {
 	*nodeFlags
 	look
+}
+
+// A look is how commands read what there is on this node beside our rules.
+type look struct {
+	node   func(*kernel.Kernel) *neighbors.Node
+	routes func(routes.Query) (routes.Routes, error) // [routes.Lookup]
+	pods   func(ipv6 bool) ([]netip.Addr, error)                        // [routes.Pods]
+}
+
+func theLook() look { return look{node: neighbors.Of, routes: routes.Lookup, pods: routes.Pods} }
+
+// commands returns the commands that look, in the order of the help.
+func (l look) commands() []command {
+	return []command{
+		checkCommand(), diffCommand(l), renderCommand(), statusCommand(l), explainCommand(l), connectionsCommand(l),
+	}
 }
 
 // A session is what a command knows: which agent runs here, the config, and the kernel.

@@ -56,7 +56,7 @@ func openBench(ctx context.Context, binary string) (*bench, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	b.from = []netip.Addr{b.top.NodeV4, b.top.NodeV6}
-	b.kernel = kernel.New(nfnetlink.New(b.dial))
+	b.kernel = kernel.New(nfnetlink.New(b.dial), nil)
 	// The first netlink socket of a process gets its PID as port, others a
 	// different one: keep the first one open, so that attackers have distinct
 	// ports.

@@ -83,9 +83,17 @@ func RandomFully(r nfnetlink.Rule) bool {
 	return fully
 }
 
-// Words words a rule that is not ours, for messages. The agent alone has its handle only; package
-// rule decodes it.
-var Words = func(r nfnetlink.Rule) string { return fmt.Sprintf("handle %d", r.Handle) }
+// Words word a rule that is not ours, for messages, such as String of package rule. Without a
+// function it is named by its handle.
+type Words func(nfnetlink.Rule) string
+
+// Of words a rule.
+func (w Words) Of(r nfnetlink.Rule) string {
+	if w == nil {
+		return fmt.Sprintf("handle %d", r.Handle)
+	}
+	return w(r)
+}
 
 // Comments is the type of nft's comment in the user data of a rule.
 const Comments = 0 // NFTNL_UDATA_RULE_COMMENT

@@ -59,7 +59,7 @@ func Masqueraded(f nft.FamilyPolicy) Region {
 				r.Dst = keepAddresses(q, r.Dst)
 			}
 		default:
-			unknown(q)
+			q.Unknown()
 		}
 	}
 	if len(forced) > 0 {

@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 // A busySocket makes another program commit after every request to list the
@@ -58,7 +59,7 @@ func busyKernel(t *testing.T, ns *nfttest.NS) (k *Kernel, busy *bool, lists map[
 		}
 		s := &busySocket{&faultySocket{real: nl, faults: &faults{}}, busy, lists, write}
 		return netlink.NewConn(s, nl.PID()), nil
-	}))
+	}), rule.String)
 	return k, busy, lists, write
 }
 

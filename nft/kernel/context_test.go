@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
@@ -77,7 +78,7 @@ func TestLongReadEndsWithItsContext(t *testing.T) {
 		}
 		return netlink.NewConn(&cancelingSocket{&faultySocket{real: nl, faults: &faults{}}, &lists, cancel, &after},
 			nl.PID()), nil
-	}))
+	}), rule.String)
 	defer k.Close()
 	if _, err := k.Diff(ctx, want, layout.Ours); !errors.Is(err, context.Canceled) || after != 1 {
 		t.Errorf("%d parts of the list were read: %v", after, err)

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 // hammerTargets are exempt or masqueraded in both rulesets of halves.
@@ -137,7 +138,7 @@ func TestHammerDetectsATableReplacedInOneTransaction(t *testing.T) {
 		nft.Compile(whole, nft.Options{Layout: native.Layout{}}),
 		nft.Compile(halved, nft.Options{Layout: native.Layout{}}),
 	}
-	apply(t, New(c), rulesets[0], layout.Ours)
+	apply(t, New(c, rule.String), rulesets[0], layout.Ours)
 	h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
 	replaced := 0
 	for ; replaced < 1000 && h.SoFar().Leaked()+h.SoFar().Wronged() == 0; replaced++ {

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/rule"
 )
 
 // An interposedSocket calls a function before each transaction.
@@ -40,7 +41,7 @@ func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {
 			return nil, err
 		}
 		return netlink.NewConn(&interposedSocket{&faultySocket{real: nl, faults: &faults{}}, &n, before}, nl.PID()), nil
-	}))
+	}), rule.String)
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }

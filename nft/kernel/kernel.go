@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -23,6 +24,7 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
+	words          facts.Words
 	xtables        func() ([]older.XTable, error) // of the thread's namespace
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
@@ -32,16 +34,17 @@ type Kernel struct {
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
-// made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
-func Open() *Kernel {
-	k := New(nfnetlink.Dial())
+// made. Without CAP_NET_ADMIN or nf_tables, all requests fail. Rules of other programs are in
+// messages as words has them.
+func Open(words facts.Words) *Kernel {
+	k := New(nfnetlink.Dial(), words)
 	k.xtables = func() ([]older.XTable, error) { return older.XTables("/proc/thread-self/net") }
 	return k
 }
 
 // New uses the caller's connection, and reads nothing else.
-func New(c *nfnetlink.Conn) *Kernel {
-	return &Kernel{conn: c, scraping: c.Another(), xtables: func() ([]older.XTable, error) { return nil, nil }}
+func New(c *nfnetlink.Conn, words facts.Words) *Kernel {
+	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: func() ([]older.XTable, error) { return nil, nil }}
 }
 
 // In returns the connection, whose requests end when ctx does.

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -34,7 +35,7 @@ func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
 // onANewSocket applies twice over sockets that have received nothing before.
 func onANewSocket(ctx context.Context, ns *nfttest.NS, want nft.Ruleset) (first, second Applied, err error) {
 	err = ns.Do(func() (err error) {
-		k := New(nfnetlink.Dial())
+		k := New(nfnetlink.Dial(), rule.String)
 		defer k.Close()
 		if first, err = k.Apply(ctx, want, layout.Everything); err != nil {
 			return err

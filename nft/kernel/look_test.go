@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -161,7 +162,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 				var agents sync.WaitGroup
 				for i := range 4 {
 					agents.Go(func() {
-						k := New(nfnetlink.New(dialIn(r.ns)))
+						k := New(nfnetlink.New(dialIn(r.ns)), rule.String)
 						defer k.Close()
 						for j := range 5 {
 							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], layout.Ours); err != nil {
@@ -174,7 +175,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 				if effective := tr.effective(t, r.conn); !tr.may(effective) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
-				apply(t, New(r.conn), a, layout.Ours)
+				apply(t, New(r.conn, rule.String), a, layout.Ours)
 				inSync(t, r.ns, a)
 			}
 		})

@@ -8,7 +8,6 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -17,7 +16,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	facts.Words = rule.String
 	os.Exit(nfttest.Main(m))
 }
 
@@ -42,7 +40,7 @@ func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 // open returns the kernel of the namespace as in a new process, without state.
 func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
-	k := New(connect(t, ns))
+	k := New(connect(t, ns), rule.String)
 	t.Cleanup(func() {
 		if err := k.scraping.Close(); err != nil {
 			t.Error(err)

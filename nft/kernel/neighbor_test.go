@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 // A transaction is one of ours, before it is sent.
@@ -67,7 +68,7 @@ func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction) bool) *Kernel {
 			return nil, err
 		}
 		return netlink.NewConn(&neighborSocket{&faultySocket{real: nl, faults: &faults{}}, before}, nl.PID()), nil
-	}))
+	}), rule.String)
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }

@@ -20,6 +20,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -223,7 +224,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 				first()
 			}
 			return dialIn(ns)()
-		}))
+		}), rule.String)
 		go func() {
 			_, err := k.Apply(t.Context(), want, layout.Ours)
 			done <- err

@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -41,7 +42,7 @@ func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		want := xtOf(config.Default(config.Defaults{}))
 		owner := own(t, ns, nfnetlink.IPv4, xtables.NATTable, flagOwner)
-		apply(t, New(owner), want, layout.Ours)
+		apply(t, New(owner, rule.String), want, layout.Ours)
 		k := open(t, ns)
 		if diffs := apply(t, k, want, everything); len(diffs) > 0 {
 			t.Fatalf("wrote %q", diffs)

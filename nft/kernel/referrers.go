@@ -29,7 +29,7 @@ func (k *Kernel) referrers(to layout.ChainID) string {
 	_ = k.conn.EachRule(to.Family, to.Table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
 			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table),
-				nfnetlink.Printable(r.Chain), facts.Words(r)))
+				nfnetlink.Printable(r.Chain), k.words.Of(r)))
 		}
 		return nil
 	})

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 // A countingSocket counts transactions that do not fit its buffer.
@@ -44,7 +45,7 @@ func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 		// The default limit of distributions.
 		return netlink.NewConn(&countingSocket{&faultySocket{real: nl, faults: &faults{}}, &tooLong}, nl.PID()),
 			nl.SetWriteBuffer(212992)
-	}))
+	}), rule.String)
 	t.Cleanup(func() { _ = k.Close() })
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	for i := range 40_000 {

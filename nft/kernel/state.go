@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -20,6 +21,7 @@ type State struct {
 	Want       nft.Ruleset
 	depth      layout.Depth
 	conn       *nfnetlink.Conn
+	words      facts.Words
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
@@ -44,7 +46,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
+	s := &State{Want: want, depth: depth, conn: k.conn, words: k.words, generation: generation}
 	for i, r := range readers() {
 		var earlier, now layout.State
 		if staged != nil {
@@ -60,7 +62,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		}
 	}
 	if depth == layout.TakeOver {
-		if s.legacy, err = older.Find(c, c.EachRule, s.Owns); err != nil {
+		if s.legacy, err = older.Find(c, c.EachRule, s.Owns, s.words); err != nil {
 			return nil, err
 		}
 	}
@@ -126,7 +128,7 @@ func (s *State) Differences() (diffs []layout.Difference) {
 	}
 	for _, m := range s.modes {
 		if m != nil {
-			diffs = append(diffs, m.Differences()...)
+			diffs = append(diffs, m.Differences(s.words)...)
 		}
 	}
 	return diffs

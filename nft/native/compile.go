@@ -131,11 +131,14 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.
 // decides. One rule can check that an interface is none of several; checking that
 // it is one of them takes a rule for each.
 func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
-	switch {
-	case q.Asks == config.SentByNode:
+	switch q.Asks {
+	case config.SentByNode:
 		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
-	case q.Asks == config.SourceAddress, q.Asks == config.DestinationAddress:
+	case config.SourceAddress, config.DestinationAddress:
 		return [][]nft.Node{{implying(f.IPv6, inSet(f.IPv6, q.Asks == config.SourceAddress, q.Outside, q.Name(f)))}}
+	case config.ReceivedOn, config.LeavingBy:
+	default:
+		q.Unknown()
 	}
 	var all [][]nft.Node
 	none := []nft.Node{ofFamily(f.IPv6)}

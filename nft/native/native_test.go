@@ -18,7 +18,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -30,7 +29,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	facts.Words = rule.String
 	os.Exit(nfttest.Main(m))
 }
 
@@ -66,7 +64,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		}
 		theirs.Load(t, want.String())
 		s := theirs.Read(t, want, layout.Ours)
-		if diffs := modes.Texts(s); len(diffs) > 0 {
+		if diffs := modes.Texts(s, rule.String); len(diffs) > 0 {
 			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)
 		}
 		installed, ok := s.Installed()
@@ -281,7 +279,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			names := strings.NewReplacer("TABLE", "inet nft-masq-agent", "SET", "non-masq-v4-a", "OTHER", "non-masq-v4-b")
 			n.Load(t, names.Replace(tt.does))
 			s := n.Read(t, want, layout.Ours)
-			found := modes.Texts(s)
+			found := modes.Texts(s, rule.String)
 			if !matches(found, tt.finds, names) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
@@ -401,7 +399,7 @@ func TestElementsThatDoMoreThanMatchAreFound(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", tt.set, err)
 		}
-		found := modes.Texts(n.Read(t, want, layout.Ours))
+		found := modes.Texts(n.Read(t, want, layout.Ours), rule.String)
 		text := fmt.Sprintf("set %s: 1 elements have a limit, a timeout or another condition", tt.set)
 		if !slices.Contains(found, text) {
 			t.Errorf("%s: found %q", tt.set, found)
@@ -507,7 +505,7 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 				t.Error(err)
 			}
 			s.Switch(now, after)
-			if got := modes.Texts(s); !slices.Equal(got, found) || now.Len() != inNow || after.Len() != inAfter {
+			if got := modes.Texts(s, rule.String); !slices.Equal(got, found) || now.Len() != inNow || after.Len() != inAfter {
 				t.Errorf("mode %q: %q, %d and %d messages", tt.want.Mode(), got, now.Len(), after.Len())
 			}
 			for _, b := range []*nfnetlink.Batch{now, after} {
@@ -629,7 +627,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
+		return slices.Contains(modes.Texts(s, rule.String), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
 	if !differs(want, layout.Ours, nil) || differs(want, layout.Frame, nil) || differs(other, layout.Ours, nil) {
@@ -697,8 +695,8 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		if err := s.(layout.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := native.Read(n.Conn, want, layout.Ours, s); err != nil || len(s.Differences()) > 0 != (most > 1) {
-			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
+		if s, err := native.Read(n.Conn, want, layout.Ours, s); err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
+			t.Errorf("%s: %v; then there are %v", does, err, s.Differences(nil))
 		}
 		n.Apply(t, want, layout.Ours)
 		if diff := cmp.Diff(before, listing(t, n)); diff != "" || calls != 1 {

@@ -121,7 +121,7 @@ func (s *State) next(w nft.Set) string {
 }
 
 // Differences implements [layout.State].
-func (s *State) Differences() []layout.Difference {
+func (s *State) Differences(words facts.Words) []layout.Difference {
 	var out []layout.Difference
 	add := func(kind layout.Kind, format string, args ...any) {
 		out = append(out, layout.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
@@ -145,13 +145,13 @@ func (s *State) Differences() []layout.Difference {
 	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
 		add(layout.Odd, "%s has something that is not in the config, such as a flowtable", name)
 	}
-	s.chainDifferences(add)
+	s.chainDifferences(words, add)
 	s.setDifferences(add)
 	s.objectDifferences(add)
 	return out
 }
 
-func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
+func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string, ...any)) {
 	live := nft.Sides{}
 	for _, w := range s.want.Sets {
 		if name := s.now(w); name != "" {
@@ -169,7 +169,7 @@ func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 		case got.Hook != nil && got.Policy != nfnetlink.Accept:
 			add(layout.Drift, "chain %s has another policy than accept", w.Name)
 		}
-		for _, text := range w.Differences("chain "+w.Name, *s.want, live, s.held.rules[w.Name]) {
+		for _, text := range w.Differences("chain "+w.Name, *s.want, live, s.held.rules[w.Name], words) {
 			add(layout.Drift, "%s", text)
 		}
 	}

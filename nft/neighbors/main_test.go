@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/rule"
 )
 
 func TestMain(m *testing.M) {
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) {
 // open returns the node of the namespace as in a new process, without its interfaces.
 func open(tb testing.TB, ns *nfttest.NS) *Node {
 	tb.Helper()
-	n := New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })))
+	n := New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) }), rule.String))
 	tb.Cleanup(func() {
 		if err := n.Close(); err != nil {
 			tb.Error(err)

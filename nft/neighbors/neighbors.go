@@ -16,6 +16,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/trace"
 )
 
@@ -32,7 +33,7 @@ type Node struct {
 }
 
 // Open returns the node of the network namespace in which the first request is made.
-func Open() *Node { return Of(kernel.Open()) }
+func Open() *Node { return Of(kernel.Open(rule.String)) }
 
 // Of is Open for the caller's kernel.
 func Of(k *kernel.Kernel) *Node {
@@ -66,7 +67,7 @@ func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	return s, kernel.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Owns, Reads: concerns}); err == nil {
-			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns)
+			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns, rule.String)
 		}
 		return err
 	})

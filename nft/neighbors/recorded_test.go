@@ -11,13 +11,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/rule"
@@ -129,9 +126,7 @@ func TestOurChainsAreNoConflicts(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.LoadForeign(t, ns, filepath.Join(recorded, "ip-masq-agent-two-jumps"), nil)
-	n := New(kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })))
-	defer n.Close()
-	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
+	n, want := open(t, ns), cases.Load(t, "default").Compile(nft.ModeIPTables)
 	o, err := others(t, n, want)
 	if err != nil || len(o.Conflicts) > 0 {
 		t.Errorf("conflicts %v, %v", o.Conflicts, err)

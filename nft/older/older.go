@@ -71,9 +71,9 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 // unknown for agents is found only if it is reachable from a postrouting chain, and is kept
 // unless all of its rules are an agent's. each reads the rules of a chain, as the connection
 // does.
-func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool) ([]Chain, error) {
+func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, words facts.Words) ([]Chain, error) {
 	l := search{
-		conn: c, each: each, own: own,
+		conn: c, each: each, own: own, words: words,
 		chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{},
 	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
@@ -118,6 +118,7 @@ const maxRules = 60_000
 type search struct {
 	conn   *nfnetlink.Conn
 	each   EachRule
+	words  facts.Words
 	own    func(nfnetlink.Chain) bool
 	rules  int // the number of rules read
 	chains map[id]*chain
@@ -211,7 +212,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		switch ofAgent := agentRule.MatchString(text) && !fromAgent; {
 		case named:
 		case !ofAgent && c.kept == "":
-			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, facts.Words(r))
+			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, l.words.Of(r))
 		case ofAgent && !agents:
 			agents = true
 			l.order = append(l.order, at)

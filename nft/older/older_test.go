@@ -12,7 +12,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/older"
@@ -20,7 +19,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	facts.Words = rule.String
 	os.Exit(nfttest.Main(m))
 }
 
@@ -46,7 +44,7 @@ func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Cha
 	t.Helper()
 	generation, err := c.Generation()
 	if err == nil {
-		found, err = older.Find(c, c.EachRule, func(nfnetlink.Chain) bool { return false })
+		found, err = older.Find(c, c.EachRule, func(nfnetlink.Chain) bool { return false }, rule.String)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -321,7 +319,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
-	found, err := older.Find(c, c.EachRule, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" })
+	found, err := older.Find(c, c.EachRule, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" }, rule.String)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -161,6 +161,9 @@ func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 // list returns a rule for each entry of a list.
 func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
 	rules, same := make([]nft.Rule, len(q.Written)), x.rule(q.View, verdict).Nodes
+	if q.Asks != config.SourceAddress && q.Asks != config.DestinationAddress {
+		q.Unknown()
+	}
 	for i, c := range q.Written {
 		rules[i].Nodes = append([]nft.Node{x.ofPrefix(c.Prefix, q.Asks == config.SourceAddress)}, same...)
 	}

@@ -12,9 +12,9 @@ import (
 )
 
 // Differences implements [layout.State].
-func (s *State) Differences() (out []layout.Difference) {
+func (s *State) Differences(words facts.Words) (out []layout.Difference) {
 	for _, n := range s.families {
-		for _, text := range s.drift(n) {
+		for _, text := range s.drift(n, words) {
 			out = append(out, layout.Difference{Text: text})
 		}
 		out = append(out, s.prevented(n)...)
@@ -86,10 +86,10 @@ func (n *shared) jumpsTo(chain string) []nfnetlink.Rule {
 }
 
 // differs reports whether our part of a shared table has to be written again.
-func (s *State) differs(n *shared) bool { return len(s.drift(n)) > 0 || len(s.prevented(n)) > 0 }
+func (s *State) differs(n *shared) bool { return len(s.drift(n, nil)) > 0 || len(s.prevented(n)) > 0 }
 
 // drift describes how our part of a shared table differs from the wanted one.
-func (s *State) drift(n *shared) (diffs []string) {
+func (s *State) drift(n *shared, words facts.Words) (diffs []string) {
 	if n.want == nil {
 		return nil
 	}
@@ -126,7 +126,7 @@ func (s *State) drift(n *shared) (diffs []string) {
 			for i := range plain {
 				plain[i].UserData = nil
 			}
-			diffs = append(diffs, w.Differences(where+": chain "+name, *n.want, nil, plain)...)
+			diffs = append(diffs, w.Differences(where+": chain "+name, *n.want, nil, plain, words)...)
 		}
 	}
 	return diffs

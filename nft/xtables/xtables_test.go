@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -80,7 +81,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 			nfttest.Run(t, theirs.NS, want.String(), "ip6tables-nft-restore", "--noflush")
 		}
 		s := theirs.Read(t, want, layout.Everything)
-		for _, diff := range modes.Texts(s) {
+		for _, diff := range modes.Texts(s, rule.String) {
 			if !strings.HasPrefix(diff, "unsigned: ") {
 				t.Errorf("%s: of what iptables wrote differs %s", c.Name, diff)
 			}
@@ -202,7 +203,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			if tt.nft != "" {
 				n.Load(t, tt.nft)
 			}
-			found := modes.Texts(n.Read(t, want, layout.Ours))
+			found := modes.Texts(n.Read(t, want, layout.Ours), rule.String)
 			if !matches(found, tt.finds) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
@@ -467,18 +468,18 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 			restore(t, n, "*nat\n"+tt.iptables+"COMMIT\n")
 		}
 		s := n.Read(t, want, layout.Ours)
-		texts := modes.Texts(s)
+		texts := modes.Texts(s, rule.String)
 		at := slices.Index(texts, tt.finds)
 		if at < 0 {
 			t.Errorf("%s: found %q", tt.name, texts)
 			continue
 		}
-		d := s.Differences()[at]
+		d := s.Differences(nil)[at]
 		if rules := d.Rules; !errors.Is(d.Err, tt.err) || tt.rules != "" &&
 			fmt.Sprint(rules.Name, " ", len(rules.Jumps), rules.Rules, rules.RandomFully) != tt.rules {
 			t.Errorf("%s: %v, %+v", tt.name, d.Err, rules)
 		}
-		for i, other := range s.Differences() {
+		for i, other := range s.Differences(nil) {
 			if other.Err != nil && i != at {
 				t.Errorf("%s: also %v", tt.name, other.Err)
 			}
@@ -487,12 +488,12 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 	// Rules of ours for another policy are not another agent's.
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, want, layout.Ours)
-	found := modes.Texts(n.Read(t, wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil }), layout.Ours))
+	found := modes.Texts(n.Read(t, wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil }), layout.Ours), rule.String)
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "A"}})
 	without := modes.New(t, xtables.Read)
 	without.Apply(t, plain, layout.Ours)
 	restore(t, without, "*nat\n-D A 5\nCOMMIT\n") // the rule that has the hash
-	if texts := modes.Texts(without.Read(t, plain, layout.Ours)); !slices.Contains(texts,
+	if texts := modes.Texts(without.Read(t, plain, layout.Ours), rule.String); !slices.Contains(texts,
 		"unsigned: table ip nat: chain A was written by another agent or version") {
 		t.Errorf("without a hash: found %q", texts)
 	}
@@ -574,7 +575,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
 	insert(n, xtables.Postrouting)
-	found := n.Read(t, want, layout.Ours).Differences()
+	found := n.Read(t, want, layout.Ours).Differences(rule.String)
 	if !slices.ContainsFunc(found, func(d layout.Difference) bool {
 		return d.Kind == layout.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
 	}) {

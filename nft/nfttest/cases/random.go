@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -134,12 +135,21 @@ func (m Maker) list(most int) []config.CIDR {
 	return list
 }
 
-// Config generates a config.
+// Config generates a config. A test holds that each field is set in some of them.
 func (m Maker) Config() config.Config {
 	c := config.Config{
 		NonMasqueradeCIDRs: m.list(12), ForceMasqueradeCIDRs: m.list(4),
 		NonMasqueradeSrcCIDRs: m.list(4), MasqueradeSrcCIDRs: m.list(6),
 		MasqLinkLocal: m.IntN(2) == 0, MasqLinkLocalIPv6: m.IntN(2) == 0, EnableIPv6: m.IntN(4) > 0,
+		ResyncInterval:   time.Duration(m.IntN(60)) * time.Minute,
+		StaleConnections: []config.Stale{config.StaleKeep, config.StaleUDP, config.StaleAll}[m.IntN(3)],
+		CIDRLimit:        m.IntN(100),
+	}
+	if ranges := m.ports(); m.IntN(4) == 0 {
+		c.ToPorts = &ranges
+	}
+	if random := m.IntN(2) == 0; m.IntN(3) == 0 {
+		c.RandomFully = &random
 	}
 	if m.IntN(4) == 0 {
 		c.ExemptHost = &config.Position{}
@@ -224,10 +234,12 @@ func (m Maker) interfaces() []config.Interface {
 	return list
 }
 
-// Connection generates a connection between two addresses.
+// Connection generates a connection between two addresses, mostly not to the node. A test holds
+// that each field is set in some of them.
 func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 	names := append(Interfaces(), "veth123456789ab", "lo")
 	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, Out: names[m.IntN(len(names))]}
+	c.ToNode = m.IntN(8) == 0
 	if !c.FromNode {
 		c.In = names[m.IntN(len(names))]
 	}
@@ -243,11 +255,16 @@ func ForView(c config.Config) config.Config {
 
 // Options generates options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
-	o := nft.Options{Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Marks: Marks()[:1+m.IntN(2)]}
-	for from := 1024; m.IntN(3) == 0; from += 10000 {
-		o.Ports = append(o.Ports, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
+	return nft.Options{
+		Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Ports: m.ports(), Marks: Marks()[:1+m.IntN(2)],
 	}
-	return o
+}
+
+func (m Maker) ports() (ranges []nft.PortRange) {
+	for from := 1024; m.IntN(3) == 0; from += 10000 {
+		ranges = append(ranges, nft.PortRange{Min: uint16(from), Max: uint16(from + m.IntN(5000))})
+	}
+	return ranges
 }
 
 // Near returns an address for a config: often the first or last address of one of

@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -58,8 +59,8 @@ var kinds = map[layout.Kind]string{
 
 // Texts returns the differences of a state: the kind, unless rules are written again, and
 // the text.
-func Texts(s layout.State) (all []string) {
-	for _, d := range s.Differences() {
+func Texts(s layout.State, words facts.Words) (all []string) {
+	for _, d := range s.Differences(words) {
 		text := kinds[d.Kind] + d.Text
 		for _, e := range d.Emptied {
 			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Chain)
@@ -89,9 +90,9 @@ func (n *Node) Commit(t testing.TB) layout.Commit {
 func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth layout.Depth) (found []string) {
 	t.Helper()
 	s := n.Read(t, want, depth)
-	found = Texts(s)
+	found = Texts(s, nil)
 	n.Write(t, s)
-	if left := Texts(n.Read(t, want, depth)); len(left) > 0 {
+	if left := Texts(n.Read(t, want, depth), nil); len(left) > 0 {
 		t.Errorf("after the differences %q were removed, there are %q", found, left)
 	}
 	return found

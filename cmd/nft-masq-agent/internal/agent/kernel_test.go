@@ -29,7 +29,7 @@ func openKernel(t *testing.T, ns *nfttest.NS) *kernel.Kernel {
 			return err
 		})
 		return nl, err
-	}))
+	}), nil)
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
 			t.Error(err)

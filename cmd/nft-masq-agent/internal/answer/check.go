@@ -126,7 +126,7 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 	r := familyReport{Family: familyKey(f.IPv6), Lists: []listReport{}}
 	for _, q := range f.Questions {
 		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
-		if q.Set == "" && !q.HasInterfaces() {
+		if q.Asks == config.SentByNode {
 			list.Place = q.At
 		}
 		for _, i := range q.Interfaces {

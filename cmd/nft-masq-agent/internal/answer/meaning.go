@@ -82,7 +82,7 @@ func sourcePorts(p nft.Policy) string {
 func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 	for _, q := range f.Questions {
 		printf(w, "\n%s %s: %s\n", familyName(f.IPv6), q.Key, q.Means)
-		if q.Set == "" && !q.HasInterfaces() {
+		if q.Asks == config.SentByNode {
 			printf(w, "  %-18s%s\n", "false", q.At)
 		}
 		for _, i := range q.Interfaces {
