@@ -229,43 +229,54 @@ func (s *stalled) flush() {
 	s.check(c.Commit(b, 0))
 }
 
-// exchange exchanges one CIDR.
-func (s *stalled) exchange() {
+// tamper changes what is exempt, and returns how to see that it was restored.
+func (s *stalled) tamper() (restored func(nft.Ruleset) bool) {
+	c, b := s.connect(), &nfnetlink.Batch{}
+	defer c.Close()
 	if s.mode == nft.ModeIPTables {
-		c, b := s.connect(), &nfnetlink.Batch{}
-		defer c.Close()
 		family, table, name := s.chain()
 		b.DelRule(family, table, name, s.rules()[1])
 		s.check(c.Commit(b, 0))
-		return
+		return s.restored
 	}
-	nftScript("delete element TABLE SET { 20.0.0.0 }; add element TABLE SET { 8.8.8.8 }")(s.testNode)
+	set := s.set()
+	b.AddElements(nfnetlink.Inet, nft.TableName, set, []netip.Prefix{netip.MustParsePrefix("8.8.8.8/32")})
+	s.check(c.Commit(b, 0))
+	return func(nft.Ruleset) bool { return s.set() != set } // the other one is filled
 }
 
-// comes waits until the kernel has what is wanted, which the stall may delay beyond the bound. A
-// fault of what the agent does delays it for ever.
-func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset, depth layout.Depth) {
-	s.t.Helper()
+// restored reports whether the kernel has the wanted rules, without the elements of sets.
+func (s *stalled) restored(want nft.Ruleset) bool { return s.reads(want, layout.Frame) }
+
+func (s *stalled) reads(want nft.Ruleset, depth layout.Depth) bool {
 	k := s.kernel()
 	defer k.Close()
+	state, err := k.Read(s.t.Context(), want, depth)
+	return err == nil && len(state.Drift()) == 0
+}
+
+// comes waits for something that the stall may delay beyond its bound. A fault of what the agent
+// does delays it for ever. Then the kernel has all that is wanted.
+func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset, came func(nft.Ruleset) bool) {
+	s.t.Helper()
 	begun := time.Now()
-	for {
-		read := time.Now()
-		state, err := k.Read(s.t.Context(), want, depth)
-		took := time.Since(begun)
-		if err == nil && len(state.Drift()) == 0 {
-			s.t.Logf("%s after %v", what, took.Round(time.Millisecond))
-			return
-		}
-		if took > nfttest.Patient(within+timeout) {
-			s.t.Fatalf("%s: not after %v", what, took)
-		}
-		select {
-		case <-time.After(max(20*time.Millisecond, 4*time.Since(read))):
-		case <-s.Done():
-			s.t.Fatalf("%s: the agent ended", what)
+	await := func(came func() bool) {
+		for !came() {
+			if time.Since(begun) > nfttest.Patient(within+timeout) {
+				s.t.Fatalf("%s: not after %v; differences: %q", what, time.Since(begun), s.differences(want))
+			}
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-s.Done():
+				s.t.Fatalf("%s: the agent ended", what)
+			}
 		}
 	}
+	await(func() bool { return came(want) })
+	took := time.Since(begun)
+	begun = time.Now()
+	await(func() bool { return s.reads(want, layout.Ours) })
+	s.t.Logf("%s after %v", what, took.Round(time.Millisecond))
 }
 
 // Whatever keeps the agent from its work, next to whichever neighbor: a change of the file takes
@@ -322,11 +333,11 @@ func (s *stalled) try(t *testing.T) {
 
 	n.swap(second)
 	want = s.wants(second)
-	s.comes("change of the file", 30*time.Second, want, layout.Ours)
+	s.comes("change of the file", 30*time.Second, want, s.restored)
 	s.flush()
-	s.comes("rules", 10*time.Second, want, layout.Frame)
-	s.exchange()
-	s.comes("elements", 30*time.Second, want, layout.Ours)
+	s.comes("rules", 10*time.Second, want, s.restored)
+	elements := s.tamper()
+	s.comes("elements", 30*time.Second, want, elements)
 
 	rules := s.rules()
 	n.swap(second + "- 10.0.0.0/33\n")
@@ -334,12 +345,12 @@ func (s *stalled) try(t *testing.T) {
 		reason, err := running.Probe(n.socket, "/readyz")
 		return err == nil && strings.Contains(reason, "config rejected")
 	})
-	s.comes("bad file", 0, want, layout.Ours)
+	s.comes("bad file", 0, want, s.restored)
 	if now := s.rules(); !slices.Equal(now, rules) {
 		t.Errorf("the bad file changed the rules from %v to %v", rules, now)
 	}
 	s.flush()
-	s.comes("rules next to a bad file", 10*time.Second, want, layout.Frame)
+	s.comes("rules next to a bad file", 10*time.Second, want, s.restored)
 
 	end()
 	_, metrics := n.get("/metrics")
