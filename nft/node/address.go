@@ -28,6 +28,23 @@ func (r *reader) usable() (found []netip.Addr) {
 	return slices.Compact(found)
 }
 
+// With returns the interfaces that have an address, by index: none if the node does not have it. It
+// says whose address connections get by masquerading, because the kernel takes that of another
+// interface if the one they leave by has none.
+func With(a netip.Addr) ([]Interface, error) {
+	return read(dial, "addresses", func(r *reader) []Interface { return r.with(a) })
+}
+
+func (r *reader) with(addr netip.Addr) (all []Interface) {
+	own := r.addresses(familyOf(addr))
+	for _, i := range r.interfaces() {
+		if slices.ContainsFunc(own, func(a address) bool { return a.index == i.Index && a.local == addr }) {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
 // An address is an address of an interface. Several interfaces, and one of them several
 // times, can have the same one.
 type address struct {

@@ -73,3 +73,36 @@ func TestAddressStaysUntilItIsNowhereOnTheNode(t *testing.T) {
 		}
 	}
 }
+
+// The kernel masquerades with an address of another interface where the one that packets leave by
+// has none.
+func TestInterfaceOfAnAddressIsFoundWhicheverPacketsLeaveBy(t *testing.T) {
+	t.Parallel()
+	ns := newNode(t, links("eth0", "eth1"), `address add 198.51.100.11/24 dev eth1
+address add 198.51.100.11/32 dev lo
+address add 10.1.1.1 peer 10.1.1.2/32 dev eth1
+address add 2001:db8::11/64 dev eth1 nodad
+route add default dev eth0`)
+	for addr, want := range map[string]string{
+		"198.51.100.11": "lo eth1", "10.1.1.1": "eth1", "10.1.1.2": "", "198.51.100.12": "", "127.0.0.1": "lo",
+		"2001:db8::11": "eth1", "2001:db8::12": "",
+	} {
+		if got := namesOf(in(t, ns, func() ([]Interface, error) { return With(netip.MustParseAddr(addr)) })); got != want {
+			t.Errorf("%s is an address of %q, want %q", addr, got, want)
+		}
+	}
+	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
+	way := in(t, ns, func() (Routes, error) { return Lookup(pod, dst, "") }).Ways[0]
+	of := namesOf(in(t, ns, func() ([]Interface, error) { return With(way.Address) }))
+	if way.Interface.Name != "eth0" || of != "lo eth1" {
+		t.Errorf("by %s, %s is the address of %q", way.Interface.Name, way.Address, of)
+	}
+}
+
+func namesOf(all []Interface) string {
+	var names []string
+	for _, i := range all {
+		names = append(names, i.Name)
+	}
+	return strings.Join(names, " ")
+}
