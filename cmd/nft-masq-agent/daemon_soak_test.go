@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -298,24 +299,42 @@ func manifestMemory(t *testing.T) (limit int64, gomemlimit string) {
 	return mebibytes << 20, string(found[1])
 }
 
-// memoryCgroup creates a cgroup with a memory limit; "" if that is not permitted.
-func memoryCgroup(t *testing.T, limit int64) string {
+// A cgroupLimit is a limit of a cgroup of version 1 and of version 2.
+type cgroupLimit struct {
+	controller string            // of version 1
+	v1, v2     map[string]string // values by file
+}
+
+// cgroup creates a cgroup with a limit; "" if that is not permitted, after which the log says
+// what is done instead.
+func cgroup(t *testing.T, limit cgroupLimit, instead string) string {
 	t.Helper()
-	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	root, files := filepath.Join("/sys/fs/cgroup", limit.controller), limit.v1
 	if _, err := os.Stat(root); err != nil {
-		root, file = "/sys/fs/cgroup", "memory.max"
+		root, files = "/sys/fs/cgroup", limit.v2
 	}
 	//nolint:usetesting // a cgroup cannot be in the test's directory
 	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-")
 	if err == nil {
 		t.Cleanup(func() { _ = os.Remove(dir) })
-		err = os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0)
+		for file, value := range files {
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), []byte(value), 0))
+		}
 	}
 	if err != nil {
-		t.Logf("no memory cgroup, only the agent's own memory is held to the limit: %v", err)
+		t.Logf("no cgroup, %s: %v", instead, err)
 		return ""
 	}
 	return dir
+}
+
+// memoryCgroup creates a cgroup with a memory limit; "" if that is not permitted.
+func memoryCgroup(t *testing.T, limit int64) string {
+	t.Helper()
+	bytes := strconv.FormatInt(limit, 10)
+	return cgroup(t, cgroupLimit{
+		"memory", map[string]string{"memory.limit_in_bytes": bytes}, map[string]string{"memory.max": bytes},
+	}, "only the agent's own memory is held to the limit")
 }
 
 // limited returns the command that runs the program within the limits of the

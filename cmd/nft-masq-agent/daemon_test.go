@@ -14,10 +14,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -45,6 +47,8 @@ const (
 	withCaps = "NFT_MASQ_AGENT_TEST_CAPS"
 	// withMount bind-mounts the file before the colon over the one after it.
 	withMount = "NFT_MASQ_AGENT_TEST_MOUNT"
+	// withoutBarrier lets membarrier(2) fail with this number.
+	withoutBarrier = "NFT_MASQ_AGENT_TEST_NO_MEMBARRIER"
 )
 
 // prepare sets up the environment that a test wants for the program. It is in a
@@ -52,6 +56,9 @@ const (
 func prepare() {
 	if from, to, ok := strings.Cut(os.Getenv(withMount), ":"); ok {
 		must(unix.Mount(from, to, "", unix.MS_BIND, ""))
+	}
+	if errno, ok := os.LookupEnv(withoutBarrier); ok {
+		must(refuse(unix.SYS_MEMBARRIER, errno))
 	}
 	list, ok := os.LookupEnv(withCaps)
 	if !ok {
@@ -76,6 +83,30 @@ func limitCapabilities(keep []uintptr) error {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 			return err
 		}
+	}
+	return nil
+}
+
+// refuse lets a system call of all threads fail with the number of an error.
+func refuse(call uint32, errno string) error {
+	number, err := strconv.ParseUint(errno, 10, 16)
+	if err != nil {
+		return err
+	}
+	filter := []unix.SockFilter{ // see seccomp(2); the number of the call is the first word
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: call},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(number)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	_, _, refused := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&program)))
+	if refused != 0 {
+		return refused
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ type lookFlags struct {
 type look struct {
 	node   func(*kernel.Kernel) *neighbors.Node
 	routes func(routes.Query) (routes.Routes, error) // [routes.Lookup]
-	pods   func(ipv6 bool) ([]netip.Addr, error)                        // [routes.Pods]
+	pods   func(ipv6 bool) ([]netip.Addr, error)     // [routes.Pods]
 }
 
 func theLook() look { return look{node: neighbors.Of, routes: routes.Lookup, pods: routes.Pods} }

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -15,6 +16,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/rule"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A busySocket makes another program commit after every request to list the
@@ -111,6 +113,66 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	}
 	*busy = true
 	if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
+		t.Errorf("Cleanup removed %q, %v", removed, err)
+	}
+}
+
+// So is a chain of as many rules as mode iptables-nft may have.
+func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t) // reads and writes them often
+	nfttest.Require(t, "nft")
+	const chain = "ip nat " + cases.DefaultChain
+	want, other := neighborConfigs(nft.ModeIPTables, xtables.MaxCIDRs)
+	ns := nfttest.NewNS(t, "node")
+	k, busy, lists, _ := busyKernel(t, ns)
+	apply(t, k, want, layout.Ours)
+	script := func(text string) func() {
+		return func() { nfttest.NFT(t, ns, text, "-f", "-") }
+	}
+	first := func(chain string) func() {
+		return func() {
+			rules, _, err := connect(t, ns).FirstRules(nfnetlink.IPv4, xtables.NATTable, chain,
+				func(nfnetlink.Rule) bool { return false })
+			if err != nil {
+				t.Fatal(err)
+			}
+			script(fmt.Sprintf("delete rule ip nat %s handle %d", chain, rules[0].Handle))()
+		}
+	}
+	for _, step := range []struct {
+		name  string
+		do    func()
+		want  nft.Ruleset
+		depth layout.Depth
+	}{
+		{"another config", func() {}, other, layout.Ours},
+		{"back, with all checks", func() {}, want, layout.TakeOver},
+		{"the chain is flushed", script("flush chain " + chain), want, layout.Ours},
+		{"a rule is deleted", first(cases.DefaultChain), want, layout.Ours},
+		{"a rule is deleted, with all checks", first(cases.DefaultChain), want, layout.TakeOver},
+		{"a rule is added", script("add rule " + chain + " accept"), want, layout.Ours},
+		{"the jump is deleted", first(xtables.Postrouting), want, layout.Ours},
+		{"the chain is renamed", script("rename chain " + chain + " x"), want, layout.Ours},
+		{"the table is gone", script("delete table ip nat"), want, layout.Ours},
+		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, layout.Ours},
+	} {
+		step.do()
+		clear(lists)
+		*busy = true
+		a, err := k.Apply(t.Context(), step.want, step.depth)
+		*busy = false
+		if err != nil || len(a.Differences) == 0 {
+			t.Errorf("%s: Apply found %q, %v", step.name, a.Differences, err)
+		}
+		// A difference counts if two reads agree. After that, the chain is not listed again.
+		if n := lists[unix.NFT_MSG_GETRULE]; n > 2 {
+			t.Errorf("%s: %d lists of rules", step.name, n)
+		}
+		inSync(t, ns, step.want)
+	}
+	*busy = true
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
 		t.Errorf("Cleanup removed %q, %v", removed, err)
 	}
 }

@@ -25,9 +25,9 @@ const (
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
 	k.settled = nil
+	var s *State
 	err = Again(ctx, func() error {
-		s, err := k.removable(ctx, what)
-		if err != nil {
+		if s, err = k.removable(ctx, what, s); err != nil {
 			return err
 		}
 		diffs := s.Differences()
@@ -47,7 +47,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 // Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
 	err = Again(ctx, func() error {
-		s, err := k.removable(ctx, what)
+		s, err := k.removable(ctx, what, nil)
 		if err == nil {
 			found = names(s.Differences())
 		}
@@ -56,13 +56,16 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 	return found, err
 }
 
-// removable reads what can be removed.
-func (k *Kernel) removable(ctx context.Context, what Removal) (*State, error) {
+// removable reads what can be removed, with the state of an earlier attempt.
+func (k *Kernel) removable(ctx context.Context, what Removal, earlier *State) (*State, error) {
 	depth := layout.TakeOver
 	if what == Ours {
 		depth = layout.Everything
 	}
-	s, err := k.read(ctx, nft.Ruleset{}, depth, nil)
+	if what == LegacyOnly {
+		earlier = nil
+	}
+	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
 	if err == nil && what == LegacyOnly {
 		s.modes = nil
 	}

@@ -81,8 +81,8 @@ type Applied struct {
 	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
 	Replaced []string
-	// Generation of the ruleset at which everything was right; 0 if it is not known,
-	// because another program wrote in the meantime.
+	// Generation of the ruleset at which everything was right. If another program wrote in the
+	// meantime, it is 0, or not the last one.
 	Generation uint32
 	// Recreated is set if our table was deleted and created again, because it had something
 	// that is not ours.

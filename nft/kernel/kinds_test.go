@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ import (
 const (
 	translated = "translated"
 	isInvalid  = "dropped by dropInvalid"
-	untracked  = "untracked, so that it leaves with the pod's IP"
+	untracked  = "not translated"
 )
 
 // A packetKind is a first packet that a pod may send.
@@ -36,6 +37,9 @@ type packetKind struct {
 	checksum int                        // offset of the Internet checksum; 0: none
 	ipv4     bool                       // otherwise IPv6
 	fate     string                     // or several, of several kernels
+	// untracked: dropInvalid drops it all the same if it was routed.
+	untracked bool
+	hops      byte // 0: 64
 }
 
 // kinds are packets that conntrack treats in other ways than new connections, and some of the
@@ -43,7 +47,7 @@ type packetKind struct {
 func kinds() (all []packetKind) {
 	add := func(name string, protocol int, fate string, checksum int, ipv4 bool, head ...byte) {
 		payload := func(cookie []byte) []byte { return append(slices.Clone(head), cookie...) }
-		all = append(all, packetKind{name, byte(protocol), payload, checksum, ipv4, fate})
+		all = append(all, packetKind{name, byte(protocol), payload, checksum, ipv4, fate, false, 0})
 	}
 	message := func(kind byte, ipv4 bool, fate, name string) {
 		add(name, map[bool]int{true: unix.IPPROTO_ICMP, false: unix.IPPROTO_ICMPV6}[ipv4], fate, 2, ipv4,
@@ -53,10 +57,11 @@ func kinds() (all []packetKind) {
 		130: "MLD query", 131: "MLD report", 132: "MLD done", 133: "router solicitation", 134: "router advertisement",
 		135: "neighbor solicitation", 136: "neighbor advertisement", 143: "MLDv2 report",
 	} {
-		message(kind, false, untracked, name)
+		message(kind, false, isInvalid, name)
+		all[len(all)-1].untracked = true
 	}
 	for kind, name := range map[byte]string{151: "advertisement", 152: "solicitation"} {
-		message(kind, false, untracked+" or "+isInvalid, "multicast router "+name)
+		message(kind, false, isInvalid, "multicast router "+name)
 	}
 	for _, kind := range []byte{1, 2, 3, 4, 137, 144, 145, 146, 147, 160, 200} {
 		message(kind, false, isInvalid, fmt.Sprint("ICMPv6 type ", kind))
@@ -125,7 +130,8 @@ func (k packetKind) packetOf(src, dst netip.Addr, cookie []byte) []byte {
 	if k.ipv4 { // the kernel sets the length and the checksum
 		return slices.Concat([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, k.protocol, 0, 0}, src.AsSlice(), dst.AsSlice(), payload)
 	}
-	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, 64}, src.AsSlice(), dst.AsSlice(), payload)
+	hops := cmp.Or(k.hops, 64)
+	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, hops}, src.AsSlice(), dst.AsSlice(), payload)
 }
 
 // sendRaw sends an IP packet from a namespace.
@@ -147,44 +153,94 @@ func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	for _, k := range kinds() {
+		src, dst := w.PodV6, netip.MustParseAddr("2001:db8:77::8")
+		if k.ipv4 {
+			src, dst = w.PodV4, netip.MustParseAddr("203.0.113.8")
+		}
+		if got := w.become(t, w.Pod, src, dst, k); !strings.Contains(k.fate, got) {
+			t.Errorf("%s, IPv4 %t: %s, want %s", k.name, k.ipv4, got, k.fate)
+		}
+	}
+}
+
+// Only what was routed and would be masqueraded is beyond its link: neither what the node sends
+// nor what leaves with the pod's IP anyway, nor any of it without dropInvalid.
+func TestDiscoveryIsDroppedOnlyWhereConnectionsOfPodsAreMasqueraded(t *testing.T) {
+	t.Parallel()
+	w := newWire(t)
+	k := open(t, w.Node)
+	pod, node := w.PodV6, netip.MustParseAddr("2001:db8::1")
+	for _, on := range []bool{true, false} {
+		c := droppingInvalid()
+		if !on {
+			c.DropInvalid = nil
+		}
+		apply(t, k, nft.Compile(c, enforcingOptions()), layout.Ours)
+		for _, tt := range []struct {
+			name string
+			from *nfttest.NS
+			src  netip.Addr
+			dst  string
+			hops byte
+			drop bool
+		}{
+			{"masqueraded", w.Pod, pod, "2001:db8:77::8", 64, true},
+			{"masqueraded, as on a link", w.Pod, pod, "2001:db8:77::8", 255, true},
+			{"forced", w.Pod, pod, "fd00:9::7", 64, true},
+			{"exempt", w.Pod, pod, "fd00:8::1", 64, false},
+			{"the node", w.Node, node, "2001:db8:77::8", 64, false},
+			{"the node, as on a link", w.Node, node, "2001:db8:77::8", 255, false},
+		} {
+			for _, kind := range kinds() {
+				if !kind.untracked {
+					continue
+				}
+				kind.hops = tt.hops
+				want := untracked
+				if tt.drop && on {
+					want = isInvalid
+				}
+				if got := w.become(t, tt.from, tt.src, netip.MustParseAddr(tt.dst), kind); got != want {
+					t.Errorf("dropInvalid %t, %s, %s: %s, want %s", on, tt.name, kind.name, got, want)
+				}
+			}
+		}
+	}
+}
+
+// become returns what becomes of a packet.
+func (w *wire) become(t *testing.T, from *nfttest.NS, src, dst netip.Addr, k packetKind) string {
+	t.Helper()
 	c := connect(t, w.Node)
 	tap, done, err := w.Outside.BorrowTap()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer done()
-	for _, k := range kinds() {
-		src, dst := w.PodV6, netip.MustParseAddr("2001:db8:77::8")
-		if k.ipv4 {
-			src, dst = w.PodV4, netip.MustParseAddr("203.0.113.8")
-		}
-		if err := tap.Watch(netns.OfProtocol(int(k.protocol))); err != nil {
+	if err := tap.Watch(netns.OfProtocol(int(k.protocol))); err != nil {
+		t.Fatal(err)
+	}
+	w.port++
+	cookie := []byte{0xc0, 0x0c, byte(w.port >> 8), byte(w.port)}
+	before := dropped(t, c, !k.ipv4)
+	if err := sendRaw(from, k.packetOf(src, dst, cookie), dst); err != nil {
+		t.Fatalf("%s: %v", k.name, err)
+	}
+	buf := make([]byte, 2000)
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		switch b, err := tap.Receive(buf); {
+		case dropped(t, c, !k.ipv4) > before:
+			return isInvalid
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil:
 			t.Fatal(err)
-		}
-		w.port++
-		cookie := []byte{0xc0, 0x0c, byte(w.port >> 8), byte(w.port)}
-		before := dropped(t, c, !k.ipv4)
-		if err := sendRaw(w.Pod, k.packetOf(src, dst, cookie), dst); err != nil {
-			t.Fatalf("%s: %v", k.name, err)
-		}
-		got := "neither dropped nor seen"
-		buf := make([]byte, 2000)
-		for end := time.Now().Add(5 * time.Second); got == "neither dropped nor seen" && time.Now().Before(end); {
-			switch b, err := tap.Receive(buf); {
-			case dropped(t, c, !k.ipv4) > before:
-				got = isInvalid
-			case errors.Is(err, os.ErrDeadlineExceeded):
-			case err != nil:
-				t.Fatal(err)
-			case bytes.HasSuffix(b, cookie):
-				got = translated
-				if from, _, _ := netns.Addresses(b); from == src {
-					got = untracked
-				}
+		case bytes.HasSuffix(b, cookie):
+			if seen, _, _ := netns.Addresses(b); seen == src {
+				return untracked
 			}
-		}
-		if !strings.Contains(k.fate, got) {
-			t.Errorf("%s, IPv4 %t: %s, want %s", k.name, k.ipv4, got, k.fate)
+			return translated
 		}
 	}
+	return "neither dropped nor seen"
 }

@@ -164,19 +164,26 @@ func (s *State) carryOut(ctx context.Context) error {
 			return err
 		}
 	}
-	now, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	now, after, atAny := &nfnetlink.Batch{}, &nfnetlink.Batch{}, true
 	for _, m := range s.modes {
 		if m != nil {
-			m.Switch(now, after)
+			before := now.Len()
+			right := m.Switch(now, after)
+			atAny = atAny && (right || now.Len() == before)
 		}
 	}
 	for _, l := range older.Removable(s.legacy) {
 		l.Remove(now)
+		atAny = false
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.commitAt(now, s.generation); err != nil || after.Len() == 0 {
+	commit := s.commit
+	if !atAny {
+		commit = func(b *nfnetlink.Batch) error { return s.commitAt(b, s.generation) }
+	}
+	if err := commit(now); err != nil || after.Len() == 0 {
 		return err
 	}
 	nfnetlink.AwaitPackets()

@@ -35,8 +35,9 @@ type State interface {
 	Stage(ctx context.Context, commit Commit) error
 	// Switch adds to the transaction that changes what packets see, and to one after it,
 	// when no packet sees the old rules any more: that one names what it deletes, and may
-	// come after other programs' transactions.
-	Switch(now, after *nfnetlink.Batch)
+	// come after other programs' transactions. It reports whether the first is right after
+	// them, too.
+	Switch(now, after *nfnetlink.Batch) (atAny bool)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
 	// Owns reports whether a chain is ours or will be.

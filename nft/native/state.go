@@ -360,7 +360,7 @@ func (s *State) create(b *nfnetlink.Batch) {
 // then both modes apply, with the old verdict or the new one. In the other
 // direction, a packet reaches the chain that is emptied first, and sees both or
 // one, never neither.
-func (s *State) Switch(now, after *nfnetlink.Batch) {
+func (s *State) Switch(now, after *nfnetlink.Batch) (atAny bool) {
 	switch {
 	case s.want != nil:
 		s.write(now, after)
@@ -370,6 +370,7 @@ func (s *State) Switch(now, after *nfnetlink.Batch) {
 	default:
 		now.DelTable(s.held.Family, s.held.Name)
 	}
+	return false
 }
 
 // write replaces all rules, and deletes what the wanted table does not have: in the same

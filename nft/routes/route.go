@@ -108,8 +108,9 @@ func (l *lookup) find(of Query) {
 			l.Err = cmp.Or(l.Err, fmt.Errorf("interface %q: %w", of.Out, unix.ENODEV))
 		}
 		for _, a := range l.own {
-			if a.Local == w.Address && w.AddressOf != w.Interface.Name {
-				l.Ways[i].AddressOf = l.links[a.Index].Name
+			name := l.links[a.Index].Name
+			if a.Local == w.Address && (l.Ways[i].AddressOf == "" || name == w.Interface.Name) {
+				l.Ways[i].AddressOf = name
 			}
 		}
 	}

@@ -33,7 +33,7 @@ func newRouter(t *testing.T, commands string) *nfttest.NS {
 			t.Fatal(err)
 		}
 	}
-	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1", "pod0"), `address add 192.0.2.1/24 dev eth0
+	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1", "eth2", "pod0"), `address add 192.0.2.1/24 dev eth0
 address add 198.51.100.1/24 dev eth1
 address add 2001:db8::1/64 dev eth0 nodad
 address add 2001:db8:1::1/64 dev eth1 nodad
@@ -449,5 +449,23 @@ func TestErrorsOfTheKernelAreReturned(t *testing.T) {
 	})
 	if !errors.Is(err, unix.EOPNOTSUPP) || !strings.HasPrefix(err.Error(), "routes of this node: ") {
 		t.Error(err)
+	}
+}
+
+// The kernel masquerades with an address of another interface where the one that packets leave by
+// has none.
+func TestInterfaceOfTheAddressIsNamedWhicheverPacketsLeaveBy(t *testing.T) {
+	t.Parallel()
+	for routes, want := range map[string]string{
+		"route add default dev eth2": "lo", "route add default via 198.51.100.9 dev eth1": "eth1",
+	} {
+		ns := newRouter(t, routes)
+		nfttest.IP(t, ns, "address add 198.51.100.1/32 dev lo")
+		got := nfttest.In(t, ns, func() (Routes, error) {
+			return Lookup(Query{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")})
+		}).Ways[0]
+		if got.AddressOf != want || !got.Address.IsValid() {
+			t.Errorf("%s: %+v, want the address of %s", routes, got, want)
+		}
 	}
 }

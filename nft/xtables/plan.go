@@ -3,6 +3,7 @@ package xtables
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	"nft-masq-agent/nft/facts"
@@ -10,31 +11,59 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Stage implements [layout.State]: it wakes dormant tables. The kernel does not wake a table
-// and create a base chain in it in one transaction.
-func (s *State) Stage(_ context.Context, commit layout.Commit) error {
-	b := &nfnetlink.Batch{}
+// Stage implements [layout.State]: it wakes dormant tables, and writes those of our chains that
+// no packet enters. The kernel does not wake a table and create a base chain in it in one
+// transaction.
+func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
+	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	var unseen []*shared
 	for _, n := range s.families {
-		if n.want != nil && n.Dormant() {
-			b.WakeTable(n.Table)
+		if n.want == nil {
+			continue
+		}
+		if n.Dormant() {
+			wake.WakeTable(n.Table)
+		}
+		if len(n.jumpsTo(s.chain)) == 0 && !n.inUse(s.chain) && !n.staged {
+			s.write(b, n)
+			unseen = append(unseen, n)
 		}
 	}
-	return commit(b)
+	if err := errors.Join(ctx.Err(), commit(wake)); err != nil {
+		return err
+	}
+	err := commit(b)
+	for _, n := range unseen {
+		n.staged = err == nil
+	}
+	return err
 }
 
-// Switch implements [layout.State].
-func (s *State) Switch(now, _ *nfnetlink.Batch) {
+// Switch implements [layout.State]. Our chains are right at any generation, because they are
+// written again as a whole; what leads to them, and what goes, was planned for one.
+func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
+	atAny = true
 	for _, n := range s.families {
 		if n.want != nil && s.differs(n) {
-			s.write(now, n)
+			if !n.staged {
+				s.write(now, n)
+			}
+			written := now.Len()
+			if n.post == nil {
+				now.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
+			}
+			s.writeJump(now, n)
+			atAny = atAny && now.Len() == written
 		}
 		if left := s.leftovers(n); len(left) > 0 {
 			s.remove(now, n, left)
+			atAny = false
 		}
 	}
+	return atAny
 }
 
-// write writes our part of a shared table again. What other programs have there is not touched.
+// write writes our chains in a shared table again. What other programs have there is not touched.
 func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	if !n.exists {
 		b.AddTable(n.want.Family, NATTable)
@@ -45,8 +74,7 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 			b.FlushChain(n.Family, NATTable, name)
 		}
 	}
-	// Chains before the rules that refer to them, in the order of WithSubchains,
-	// and ours before POSTROUTING, as iptables creates them.
+	// Chains before the rules that refer to them, in the order of WithSubchains.
 	for _, name := range names {
 		got, wanted := n.chains[name], len(n.want.Chain(name).Rules) > 0
 		if got != nil && (got.Hook != nil || !wanted && !n.inUse(name)) { // nothing can jump to a base chain
@@ -55,16 +83,15 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 		if wanted {
 			b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
 		}
-	}
-	if n.post == nil {
-		b.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
+		if wanted && got == nil { // another agent may have created it since
+			b.FlushChain(n.want.Family, NATTable, name)
+		}
 	}
 	for _, name := range names {
 		for _, r := range s.bytecode(*n.want, name) {
 			b.AddRule(r)
 		}
 	}
-	s.writeJump(b, n)
 }
 
 // writeJump leaves one jump to our chain in POSTROUTING.

@@ -29,7 +29,9 @@ type shared struct {
 	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
 	rest   int              // the number of its other rules
 	named  []string         // the chains in the comments of such jumps
+	lost   []string         // other chains with rules of ours
 	chains map[string]*chain
+	staged bool // our chains have been written, which nothing led to
 }
 
 // A chain is a chain of a shared table.
@@ -48,20 +50,25 @@ type chain struct {
 // our memory.
 const slack = 5_000
 
-// Read reads our chains: the wanted one, and with [layout.Everything] those of any name.
-func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, _ layout.State) (layout.State, error) {
+// Read reads our chains: the wanted one, and with [layout.Everything] those of any name. With a
+// state of an earlier attempt to write, rules are read only of chains that have others since.
+func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
 	s := &State{}
+	earlier, _ := staged.(*State)
 	if want.Mode() == nft.ModeIPTables {
 		s.chain, s.hash = want.Chain(), want.Hash()
 	}
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n := &shared{chains: map[string]*chain{}}
+	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		n, was := &shared{chains: map[string]*chain{}}, &shared{}
+		if earlier != nil {
+			was = earlier.families[i]
+		}
 		for i := range want.Tables {
 			if s.chain != "" && want.Tables[i].Family == f {
 				n.want = &want.Tables[i]
 			}
 		}
-		if err := s.read(c, n, f, depth); err != nil {
+		if err := s.read(c, n, was, f, depth); err != nil {
 			return nil, err
 		}
 		s.families = append(s.families, n)
@@ -69,7 +76,7 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, _ layout.Stat
 	return s, nil
 }
 
-func (s *State) read(c *nfnetlink.Conn, n *shared, f nfnetlink.Family, depth layout.Depth) (err error) {
+func (s *State) read(c *nfnetlink.Conn, n, was *shared, f nfnetlink.Family, depth layout.Depth) (err error) {
 	n.Table, err = c.Table(f, NATTable)
 	if nfnetlink.IsNotExist(err) {
 		n.Table.Family = f
@@ -87,7 +94,12 @@ func (s *State) read(c *nfnetlink.Conn, n *shared, f nfnetlink.Family, depth lay
 		return err
 	}
 	if depth > layout.Ours {
-		for _, own := range n.named {
+		if s.chain == "" {
+			if err := n.findLost(c, was); err != nil {
+				return err
+			}
+		}
+		for _, own := range slices.Concat(n.named, n.lost) {
 			names = append(names, WithSubchains(own)...)
 		}
 	}
@@ -95,14 +107,11 @@ func (s *State) read(c *nfnetlink.Conn, n *shared, f nfnetlink.Family, depth lay
 		if n.chains[name] != nil {
 			continue
 		}
-		most, wanted := slack, n.want != nil && slices.Contains(WithSubchains(s.chain), name)
-		if wanted {
-			most += len(n.want.Chain(name).Rules)
-		}
-		if err := n.readChain(c, name, most, wanted); err != nil {
+		if err := s.readChain(c, n, was, name); err != nil {
 			return err
 		}
 	}
+	n.staged = was.staged && n.chains[s.chain] != nil
 	return nil
 }
 
@@ -147,9 +156,34 @@ func (n *shared) hides() bool { return n.post != nil && len(n.jumps)+n.rest < in
 
 var errEnough = errors.New("enough was read")
 
+// findLost finds the chains with rules of ours that no jump names: another program has renamed
+// them, or the agent was killed before it wrote the jump.
+func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
+	if n.lost = was.lost; was.exists {
+		return nil
+	}
+	var found []string
+	err := c.EachRule(n.Family, NATTable, "", func(r nfnetlink.Rule) error {
+		if signed(r) && !slices.Contains(found, r.Chain) {
+			found = append(found, r.Chain)
+		}
+		return nil
+	})
+	for _, name := range found {
+		part := func(own string) bool { return own != name && slices.Contains(WithSubchains(own), name) }
+		if !slices.Contains(n.named, name) && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
+			n.lost = append(n.lost, name)
+		}
+	}
+	if errors.Is(err, nfnetlink.ErrInterrupted) { // it may lack a rule, but hardly all of a chain
+		return nil
+	}
+	return err
+}
+
 // readChain reads a chain. Of a wanted one, or one to which other programs have added rules,
 // it does not read many more rules than that.
-func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool) error {
+func (s *State) readChain(c *nfnetlink.Conn, n, was *shared, name string) error {
 	head, err := c.Chain(n.Family, NATTable, name)
 	if err != nil {
 		if nfnetlink.IsNotExist(err) {
@@ -157,8 +191,12 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool
 		}
 		return fmt.Errorf("read chain %s: %w", nfnetlink.Printable(name), err)
 	}
+	most, wanted := slack, n.want != nil && slices.Contains(WithSubchains(s.chain), name)
+	if wanted {
+		most += len(n.want.Chain(name).Rules)
+	}
 	ch := &chain{Chain: head, targets: map[string]int{}}
-	err = c.EachRule(n.Family, NATTable, name, func(r nfnetlink.Rule) error {
+	add := func(r nfnetlink.Rule) error {
 		ch.total++
 		switch {
 		case !signed(r):
@@ -175,7 +213,17 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool
 			return errEnough
 		}
 		return nil
-	})
+	}
+	switch earlier := was.chains[name]; {
+	case wanted && was.staged:
+		for _, r := range s.bytecode(*n.want, name) {
+			_ = add(r) // fewer than most
+		}
+	case earlier != nil && earlier.Use == head.Use:
+		*ch = *earlier
+	default:
+		err = c.EachRule(n.Family, NATTable, name, add)
+	}
 	if err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
@@ -214,7 +262,7 @@ func ofAgent(r nfnetlink.Rule) bool {
 
 // leftovers returns the chains that are ours and not wanted.
 func (s *State) leftovers(n *shared) (left []string) {
-	for _, c := range n.named {
+	for _, c := range slices.Concat(n.named, n.lost) {
 		if !(c == s.chain && n.want != nil) && n.owned(c) {
 			left = append(left, c)
 		}
@@ -232,7 +280,7 @@ func (s *State) Owns(c nfnetlink.Chain) bool {
 	}
 	return slices.ContainsFunc(s.families, func(n *shared) bool {
 		return n.Family == c.Family && (n.want != nil && slices.Contains(WithSubchains(s.chain), c.Name) ||
-			slices.ContainsFunc(n.named, func(own string) bool {
+			slices.ContainsFunc(slices.Concat(n.named, n.lost), func(own string) bool {
 				return n.owned(own) && slices.Contains(WithSubchains(own), c.Name)
 			}))
 	})

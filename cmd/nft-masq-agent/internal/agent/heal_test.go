@@ -59,7 +59,7 @@ func TestStalledChecksDelayNoRepairs(t *testing.T) {
 						w.next(3*time.Second, every)
 					}
 					w.locked(func() { w.stall = 0 })
-					w.next(elementsPause, every) // whatever is stalled ends
+					w.next(2*time.Second+size.elements, every) // a check that is stalled ends, but no long pause
 					synctest.Wait()
 					w.messages()
 					w.tamper()
