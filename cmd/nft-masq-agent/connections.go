@@ -159,13 +159,13 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	}
 	table := conntrack.Open()
 	if f.ports {
-		if r.Ports, err = f.listPorts(table, policy); err != nil {
+		if r.Ports, err = f.listPorts(ctx, table, policy); err != nil {
 			return exitFailed, err
 		}
 		r.Total = len(r.Ports)
 		return e.reply(f.output, &r)
 	}
-	listed, total, err := f.find(table, j)
+	listed, total, err := f.find(ctx, table, j)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -319,16 +319,17 @@ func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool 
 }
 
 // find returns the first connections that match, and how many there are.
-func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int,
-	err error,
+func (f *connectionsFlags) find(ctx context.Context, table *conntrack.Table, j *conntrack.Judge) (
+	listed []conntrack.Entry, total int, err error,
 ) {
-	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
+	err = table.Dump(ctx, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) error {
 		if !f.matches(e, j) {
-			return
+			return nil
 		}
 		if total++; total <= f.limit {
 			listed = append(listed, *e)
 		}
+		return nil
 	})
 	slices.SortStableFunc(listed, func(a, b conntrack.Entry) int {
 		return cmp.Or(
@@ -337,17 +338,6 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 		)
 	})
 	return listed, total, err
-}
-
-// dump reads the entries. If it has to begin again, it calls begin again.
-func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit func(*conntrack.Entry)) error {
-	return table.Dump(filter, func() func(*conntrack.Entry) error {
-		begin()
-		return func(e *conntrack.Entry) error {
-			visit(e)
-			return nil
-		}
-	})
 }
 
 // delete deletes the stale connections that were listed, judged again.
@@ -386,26 +376,29 @@ const (
 
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
-func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]answer.PortsOf, error) {
+func (f *connectionsFlags) listPorts(ctx context.Context, table *conntrack.Table, p nft.Policy) (
+	[]answer.PortsOf, error,
+) {
 	ports := conntrack.Ports(judge.SourcePorts(p))
 	filter := f.filter()
 	filter.Translated = true
 	var tally conntrack.Tally
-	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
+	err := table.Dump(ctx, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) error {
 		if f.matches(e, nil) {
 			tally.Add(e, ports)
 		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	fullest := tally.Fullest(min(f.limit, mostTuples))
 	byPod := make([]map[netip.Addr]int, len(fullest))
-	err = dump(table, filter, func() {
+	err = table.Dump(ctx, filter, func() {
 		for i := range byPod {
 			byPod[i] = map[netip.Addr]int{}
 		}
-	}, func(e *conntrack.Entry) {
+	}, func(e *conntrack.Entry) error {
 		if k, ok := ports.Key(e); ok {
 			for i, u := range fullest {
 				if u.PortKey == k {
@@ -413,6 +406,7 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]an
 				}
 			}
 		}
+		return nil
 	})
 	if err != nil {
 		return nil, err

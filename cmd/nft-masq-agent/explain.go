@@ -153,12 +153,12 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	}
 	x = answered
 	if readErr == nil {
-		if err := legacyTables(&x, s.proc, f.from, dst); err != nil {
+		if err := legacyTables(ctx, &x, s.proc, f.from, dst); err != nil {
 			return x, err
 		}
 	}
 	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := staleTo(now.known, f.from, dst); err == nil {
+		if n, err := staleTo(ctx, now.known, f.from, dst); err == nil {
 			x.SetStale(n)
 		}
 	}
@@ -225,7 +225,7 @@ func aboutPods(
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(held *neighbors.State, src, dst netip.Addr) (int, error) {
+func staleTo(ctx context.Context, held *neighbors.State, src, dst netip.Addr) (int, error) {
 	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
 	if src.IsValid() {
 		f.from = netip.PrefixFrom(src, src.BitLen())
@@ -234,13 +234,13 @@ func staleTo(held *neighbors.State, src, dst netip.Addr) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	_, n, err := f.find(conntrack.Open(), j)
+	_, n, err := f.find(ctx, conntrack.Open(), j)
 	return n, err
 }
 
 // legacyTables completes an answer by the tables of legacy ip_tables of the family that decide,
 // too, and by the open connections, which show what they do.
-func legacyTables(x *answer.Explanation, proc string, src, dst netip.Addr) error {
+func legacyTables(ctx context.Context, x *answer.Explanation, proc string, src, dst netip.Addr) error {
 	tables, err := older.LegacyTables(proc + "/thread-self/net")
 	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool { return (t.Family == nfnetlink.IPv6) != dst.Is6() })
 	if err != nil || len(tables) == 0 {
@@ -251,10 +251,11 @@ func legacyTables(x *answer.Explanation, proc string, src, dst netip.Addr) error
 	if src.IsValid() {
 		f.from = netip.PrefixFrom(src, src.BitLen())
 	}
-	err = dump(conntrack.Open(), f.filter(), func() { clear(open) }, func(e *conntrack.Entry) {
+	err = conntrack.Open().Dump(ctx, f.filter(), func() { clear(open) }, func(e *conntrack.Entry) error {
 		if f.matches(e, nil) {
 			open[e.SeenAs().Addr()]++
 		}
+		return nil
 	})
 	x.SetLegacy(tables, open)
 	return err

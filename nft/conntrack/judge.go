@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -141,17 +142,17 @@ func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
 		start()
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
-	err = t.Dump(Filter{}, func() func(*Entry) error {
+	var visit func(*Entry)
+	err = t.Dump(context.Background(), Filter{}, func() {
 		s.Examined = 0
-		visit := start()
-		return func(e *Entry) error {
-			visit(e)
-			if s.Examined++; s.Examined < t.sample {
-				return nil
-			}
-			s.Partial = s.Entries > s.Examined
-			return errStop
+		visit = start()
+	}, func(e *Entry) error {
+		visit(e)
+		if s.Examined++; s.Examined < t.sample {
+			return nil
 		}
+		s.Partial = s.Entries > s.Examined
+		return errStop
 	})
 	return s, err
 }

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 
@@ -102,12 +103,9 @@ func (t *Table) Pressure(ports Ports) (Pressure, error) {
 		return Pressure{}, err
 	}
 	var tally Tally
-	err = t.Dump(Filter{Translated: true}, func() func(*Entry) error {
-		tally = Tally{}
-		return func(e *Entry) error {
-			tally.Add(e, ports)
-			return nil
-		}
+	err = t.Dump(context.Background(), Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
+		tally.Add(e, ports)
+		return nil
 	})
 	if err != nil {
 		return Pressure{}, err

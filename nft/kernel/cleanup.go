@@ -25,7 +25,7 @@ const (
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
 	k.settled = nil
-	err = Again(ctx, func() error {
+	err = nfnetlink.Again(ctx, func() error {
 		s, err := k.removable(ctx, what)
 		if err != nil {
 			return err
@@ -46,7 +46,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 
 // Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
-	err = Again(ctx, func() error {
+	err = nfnetlink.Again(ctx, func() error {
 		s, err := k.removable(ctx, what)
 		if err == nil {
 			found = names(s.Differences())
@@ -121,7 +121,7 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		var chains []nfnetlink.Chain
-		err := Again(ctx, func() (err error) {
+		err := nfnetlink.Again(ctx, func() (err error) {
 			chains, err = k.conn.In(ctx).Chains(f)
 			return err
 		})

@@ -137,7 +137,7 @@ func (s *State) Differences() (diffs []layout.Difference) {
 // commit sends a transaction that is right at any generation.
 func (s *State) commit(b *nfnetlink.Batch) error {
 	err := s.commitAt(b, 0)
-	if isAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
+	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
 		// It may have met what another program has just written.
 		if now, _ := s.conn.Generation(); now != s.generation {
 			return nfnetlink.ErrInterrupted

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
@@ -60,7 +61,7 @@ func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
 		return nil, err
 	}
 	s, c := &State{State: ours, node: n}, n.In(ctx)
-	return s, kernel.Again(ctx, func() (err error) {
+	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = foreign.Read(ctx, c, s.Owns); err == nil {
 			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns, rule.String)
 		}

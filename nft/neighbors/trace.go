@@ -9,7 +9,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/foreign"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
 )
@@ -40,7 +39,7 @@ type Tracer struct {
 // ruleset that the kernel has, as far as it is known.
 func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
 	t := &Tracer{known: known}
-	return t, kernel.Again(ctx, func() (err error) {
+	return t, nfnetlink.Again(ctx, func() (err error) {
 		t.rules, err = foreign.NewTracer(ctx, s.node.In(ctx), s.Owns)
 		return err
 	})
