@@ -87,7 +87,7 @@ func (l *lookup) find(src netip.Addr, out string) {
 		from := rule.Address(unix.FRA_SRC)
 		switch network := int(rule.Head[srcBitsAt]) < from.BitLen(); {
 		case src.IsValid(), out != "":
-		case network, rule.Attributes[unix.FRA_IIFNAME] != nil:
+		case network, rule.Attr(unix.FRA_IIFNAME) != nil:
 			l.add(Route{Type: unix.RTN_UNICAST, Depends: []string{onSource}}) // more is not known
 		case from.IsValid():
 			l.explore(from, onSource)
@@ -116,7 +116,7 @@ func (l *lookup) distinguish(kinds []kind) {
 // on something, and no pod has an address of the node.
 func (l *lookup) explore(src netip.Addr, on ...string) {
 	m := l.route(query{dst: src}, 0)
-	back := Route{Type: routeType(m), Interface: l.links[l.hops(m)[0].index]}
+	back := Route{Type: routeType(m), Interface: l.links[hops(m)[0].index]}
 	if len(on) == 0 {
 		l.Back = back
 	} else if back.Type == unix.RTN_LOCAL {
@@ -150,14 +150,14 @@ func (l *lookup) follow(q query, on []string) {
 		return
 	}
 	entry := l.route(q, unix.RTM_F_FIB_MATCH)
-	hops, all := l.hops(m), l.hops(entry)
+	hops, all := hops(m), hops(entry)
 	if len(all) > 1 && !q.hashesAddresses() {
 		hops, on = all, append(on, byKernel)
 	}
 	for _, h := range hops {
 		l.add(Route{routeType(m), l.links[h.index], l.masquerade(q, h, entry), on})
 	}
-	if all[0].index == 0 && entry.Attributes[nexthopID] != nil { // net.ipv4.nexthop_compat_mode is 0
+	if all[0].index == 0 && entry.Attr(nexthopID) != nil { // net.ipv4.nexthop_compat_mode is 0
 		l.add(Route{Type: unix.RTN_UNICAST, Depends: append(on, byKernel)})
 	}
 }
@@ -181,7 +181,7 @@ func (l *lookup) masquerade(q query, h hop, entry node.Message) netip.Addr {
 	if q.dst.Is6() {
 		q.in, q.out, never = 0, h.index, unix.IFA_F_DEPRECATED // unless there is no other
 		m := l.route(q, 0)
-		if entry.Attributes[unix.RTA_PREFSRC] == nil && entry.Attributes[nexthopID] == nil && l.hops(m)[0].index == h.index {
+		if entry.Attr(unix.RTA_PREFSRC) == nil && entry.Attr(nexthopID) == nil && hops(m)[0].index == h.index {
 			return m.Address(unix.RTA_PREFSRC)
 		}
 	}
@@ -262,11 +262,11 @@ type hop struct {
 }
 
 // hops returns the next hops of a route, at least one.
-func (r reader) hops(m node.Message) (all []hop) {
+func hops(m node.Message) (all []hop) {
 	const indexAt, align = 4, 4 // struct rtnexthop
-	for b := m.Attributes[unix.RTA_MULTIPATH]; len(b) >= unix.SizeofRtNexthop; {
+	for b := m.Attr(unix.RTA_MULTIPATH); len(b) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(b))
-		all = append(all, hop{node.Number(b[indexAt:]), r.Parse(b[unix.SizeofRtNexthop:size]).Address(unix.RTA_GATEWAY)})
+		all = append(all, hop{node.Number(b[indexAt:]), node.Message{Attrs: b[unix.SizeofRtNexthop:size]}.Address(unix.RTA_GATEWAY)})
 		b = b[min(len(b), (size+align-1)/align*align):]
 	}
 	if len(all) == 0 {
@@ -320,8 +320,8 @@ func (r reader) networks(links map[uint32]Interface, table byte) (all []Network)
 				dst = netip.IPv6Unspecified()
 			}
 		}
-		for _, h := range r.hops(m) {
-			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attributes[unix.RTA_GATEWAY] == nil
+		for _, h := range hops(m) {
+			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attr(unix.RTA_GATEWAY) == nil
 			all = append(all, Network{netip.PrefixFrom(dst, int(m.Head[bitsAt])), links[h.index].Name, connected})
 		}
 	}

@@ -43,7 +43,7 @@ func kindsOf(rule node.Message) (kinds []kind) {
 	for end := range 2 {
 		k := kind{open: rule.Head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))}}
 		for _, s := range selectors {
-			value := rule.Attributes[s.rule]
+			value := rule.Attr(s.rule)
 			if value == nil {
 				continue
 			}
@@ -57,7 +57,7 @@ func kindsOf(rule node.Message) (kinds []kind) {
 			}
 			k.attrs = append(k.attrs, netlink.Attribute{Type: s.request, Data: value})
 		}
-		for attr := range rule.Attributes {
+		for attr := range rule.All() {
 			k.open = k.open || attr == unix.FRA_TUN_ID || attr > unix.FRA_DPORT_RANGE && attr != sportMask && attr != dportMask
 		}
 		if k.attrs != nil || k.open {
@@ -78,7 +78,7 @@ func (r reader) leftovers() (commands []string) {
 		to := rule.Address(unix.FRA_DST)
 		left := to.IsValid() && node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
 			rule.Number(unix.FRA_PRIORITY) == priority && rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
-		for attr := range rule.Attributes {
+		for attr := range rule.All() {
 			left = left && slices.Contains(plain, attr)
 		}
 		if left {
