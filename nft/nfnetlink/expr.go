@@ -62,7 +62,8 @@ func Masquerade(fullyRandom bool, minPort, maxPort uint32) Expr {
 
 // SourceNAT is `snat to` the address in a register, and to the ports in two
 // registers if those are not 0. It is encoded as the kernel lists it: with both
-// ends of the address range, and with the flags that the kernel adds.
+// ends of the address range, and with the flags that the kernel adds. The library's expression
+// lacks NF_NAT_RANGE_MAP_IPS, so every comparison would need an exception.
 func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32) Expr {
 	flags := uint32(NATAddresses)
 	if fullyRandom {
