@@ -225,16 +225,17 @@ func aboutPods(
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(ctx context.Context, held *neighbors.State, src, dst netip.Addr) (int, error) {
-	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
-	if src.IsValid() {
-		f.from = netip.PrefixFrom(src, src.BitLen())
-	}
+func staleTo(ctx context.Context, held *neighbors.State, src, dst netip.Addr) (n int, err error) {
 	j, err := held.Judge()
 	if err != nil {
 		return 0, err
 	}
-	_, n, err := f.find(ctx, conntrack.Open(), j)
+	of := between(src, dst)
+	err = of.each(ctx, false, func() { n = 0 }, func(e *conntrack.Entry) {
+		if j.Stale(e) {
+			n++
+		}
+	})
 	return n, err
 }
 
@@ -247,16 +248,8 @@ func legacyTables(ctx context.Context, x *answer.Explanation, proc string, src, 
 		return err
 	}
 	open := map[netip.Addr]int{}
-	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen())}
-	if src.IsValid() {
-		f.from = netip.PrefixFrom(src, src.BitLen())
-	}
-	err = conntrack.Open().Dump(ctx, f.filter(), func() { clear(open) }, func(e *conntrack.Entry) error {
-		if f.matches(e, nil) {
-			open[e.SeenAs().Addr()]++
-		}
-		return nil
-	})
+	of := between(src, dst)
+	err = of.each(ctx, false, func() { clear(open) }, func(e *conntrack.Entry) { open[e.SeenAs().Addr()]++ })
 	x.SetLegacy(tables, open)
 	return err
 }

@@ -174,13 +174,11 @@ func countStale(ctx context.Context, r *answer.Status, held *neighbors.State) {
 	r.SetStale(stale)
 	r.SetPorts(tally, func(k conntrack.PortKey) []netip.Addr {
 		pods := map[netip.Addr]bool{}
-		_ = conntrack.Open().Dump(ctx, conntrack.Filter{Translated: true}, func() { clear(pods) },
-			func(e *conntrack.Entry) error {
-				if of, ok := ports.Key(e); ok && of == k {
-					pods[e.Original.Src.Addr()] = true
-				}
-				return nil
-			})
+		_ = (&selection{}).each(ctx, true, func() { clear(pods) }, func(e *conntrack.Entry) {
+			if of, ok := ports.Key(e); ok && of == k {
+				pods[e.Original.Src.Addr()] = true
+			}
+		})
 		return slices.SortedFunc(maps.Keys(pods), netip.Addr.Compare)
 	})
 }
