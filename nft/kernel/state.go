@@ -28,6 +28,9 @@ type State struct {
 	legacy     []older.Chain
 }
 
+// Unread returns a state of which only is known what is wanted.
+func Unread(want nft.Ruleset) *State { return &State{Want: want} }
+
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
@@ -71,6 +74,9 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 
 // Owns reports whether a chain is ours, or will be.
 func (s *State) Owns(c nfnetlink.Chain) bool {
+	if s.modes == nil {
+		return s.Want.Owns(c)
+	}
 	for _, m := range s.modes {
 		if m != nil && m.Owns(c) {
 			return true

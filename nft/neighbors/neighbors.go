@@ -60,6 +60,15 @@ func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
+	return n.beside(ctx, ours)
+}
+
+// Around reads the rules of other programs alone, as an observer of the loop, which reads ours.
+func (n *Node) Around(ctx context.Context, want nft.Ruleset) (*State, error) {
+	return n.beside(ctx, kernel.Unread(want))
+}
+
+func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = foreign.Read(ctx, c, s.Owns); err == nil {

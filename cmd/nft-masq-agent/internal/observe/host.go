@@ -70,12 +70,12 @@ func (h *Node) alone(ctx context.Context, task func() error) error {
 	return task()
 }
 
-// apart reads the kernel with a connection of its own, and calls a task.
+// apart reads others' rules with a connection of its own, and calls a task.
 func (h *Node) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors.State) error) error {
 	return h.alone(ctx, func() error {
 		n := neighbors.Open()
 		defer func() { _ = n.Close() }()
-		s, err := n.Survey(ctx, want)
+		s, err := n.Around(ctx, want)
 		if err != nil {
 			return err
 		}
