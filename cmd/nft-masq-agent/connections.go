@@ -285,7 +285,7 @@ func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s 
 			answer.Plural(len(listed), "connection"), tcp)
 	}
 	p := conntrack.Pass{
-		Table: conntrack.Open(), Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
+		Tracker: conntrack.Open(), Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
 		Read: func(ctx context.Context) (*conntrack.Judge, error) {
 			j, _, err := f.judge(ctx, s)
 			return j, err

@@ -18,15 +18,15 @@ var (
 		"modprobe nf_conntrack_netlink on the node")
 )
 
-// A Table is the connection-tracking table of a network namespace.
-type Table struct {
+// A Tracker is the connection tracking of a network namespace.
+type Tracker struct {
 	dial   func() *nfnetlink.Conn
 	sample int // the most entries of a sample
 }
 
-// Open returns the table of the network namespace in which its methods are called. Each call
+// Open returns that of the network namespace in which its methods are called. Each call
 // opens a connection of its own.
-func Open() *Table { return &Table{nfnetlink.Dial, sampleSize} }
+func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize} }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
@@ -39,7 +39,7 @@ var errStop = errors.New("stop")
 
 // Dump visits the entries that match, in the kernel's hash order. It calls begin first, and
 // again if the dump was interrupted and is restarted. Any error of visit ends the dump.
-func (t *Table) Dump(ctx context.Context, f Filter, begin func(), visit func(*Entry) error) error {
+func (t *Tracker) Dump(ctx context.Context, f Filter, begin func(), visit func(*Entry) error) error {
 	var status nfnetlink.Attrs
 	if f.Translated {
 		status.AddUint32(ctaStatus, uint32(SrcNAT))
@@ -77,7 +77,7 @@ type Stats struct {
 }
 
 // Stats reads the counters.
-func (t *Table) Stats() (s Stats, err error) {
+func (t *Tracker) Stats() (s Stats, err error) {
 	sums := map[uint16]*uint64{
 		ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop, ctaStatsEarlyDrop: &s.EarlyDrop,
 	}

@@ -28,8 +28,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
 // newTable returns a table that dials with dial.
-func newTable(dial func() (*netlink.Conn, error)) *Table {
-	return &Table{func() *nfnetlink.Conn { return nfnetlink.New(dial) }, sampleSize}
+func newTable(dial func() (*netlink.Conn, error)) *Tracker {
+	return &Tracker{func() *nfnetlink.Conn { return nfnetlink.New(dial) }, sampleSize}
 }
 
 // anyTime is the beginning of a dump of which nothing is kept.
@@ -53,7 +53,7 @@ func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
 }
 
 // entries collects a whole dump.
-func entries(t *testing.T, table *Table, f Filter) []Entry {
+func entries(t *testing.T, table *Tracker, f Filter) []Entry {
 	t.Helper()
 	var all []Entry
 	err := table.Dump(t.Context(), f, func() { all = nil }, func(e *Entry) error {
@@ -66,7 +66,7 @@ func entries(t *testing.T, table *Table, f Filter) []Entry {
 	return all
 }
 
-func find(t *testing.T, table *Table, protocol uint8, src netip.AddrPort) Entry {
+func find(t *testing.T, table *Tracker, protocol uint8, src netip.AddrPort) Entry {
 	t.Helper()
 	all := entries(t, table, Filter{})
 	for _, e := range all {
@@ -79,7 +79,7 @@ func find(t *testing.T, table *Table, protocol uint8, src netip.AddrPort) Entry 
 }
 
 // remove deletes an entry as one that is stale, and reports whether it did.
-func remove(t *testing.T, table *Table, e Entry) bool {
+func remove(t *testing.T, table *Tracker, e Entry) bool {
 	t.Helper()
 	j := judgeOf(exemptAll)
 	if e.SeenAs() == e.Original.Src {
@@ -88,7 +88,7 @@ func remove(t *testing.T, table *Table, e Entry) bool {
 	return removeBy(t, table, e, j)
 }
 
-func removeBy(t *testing.T, table *Table, e Entry, j *Judge) bool {
+func removeBy(t *testing.T, table *Tracker, e Entry, j *Judge) bool {
 	t.Helper()
 	c := table.dial()
 	defer func() { _ = c.Close() }()

@@ -20,7 +20,7 @@ import (
 //
 // It keeps about twenty bytes for each connection that it is to delete.
 type Pass struct {
-	Table   *Table
+	Tracker *Tracker
 	Matches func(*Entry) bool
 	// Read returns a judge for the policy in force. It is called before the stale
 	// connections are listed, and again after that: the second judge knows each rule that
@@ -54,9 +54,9 @@ func (p *Pass) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(flushStep * time.Second / flushRate)
 	defer tick.Stop()
-	c := p.Table.dial()
+	c := p.Tracker.dial()
 	defer func() { _ = c.Close() }()
-	return p.Table.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
+	return p.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
 		if !p.listed[p.hash(e)] {
 			return nil
 		}
@@ -88,7 +88,7 @@ func (p *Pass) list(ctx context.Context) error {
 	}
 	p.seed = maphash.MakeSeed()
 	listed := map[uint64]bool{}
-	err = p.Table.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
+	err = p.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
 		if p.Matches(e) && j.Stale(e) {
 			listed[p.hash(e)] = true
 		}

@@ -131,8 +131,8 @@ type Sample struct {
 	Partial  bool // there were more entries than were examined
 }
 
-// Sample is like [Table.Dump], but stops after 200,000 entries.
-func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
+// Sample is like [Tracker.Dump], but stops after 200,000 entries.
+func (t *Tracker) Sample(start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Sample{}, err
@@ -166,7 +166,7 @@ type Stale struct {
 
 // CountStale counts the connections whose translation contradicts the policy. Each one that is
 // examined is also passed to the functions that begin, if any, return.
-func (t *Table) CountStale(j *Judge, begin ...func() func(*Entry)) (Stale, error) {
+func (t *Tracker) CountStale(j *Judge, begin ...func() func(*Entry)) (Stale, error) {
 	var s Stale
 	sample, err := t.Sample(func() func(*Entry) {
 		s = Stale{}

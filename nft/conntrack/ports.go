@@ -97,7 +97,7 @@ type Pressure struct {
 }
 
 // Pressure reads the counters and all connections whose source was translated to one of the ports.
-func (t *Table) Pressure(ports Ports) (Pressure, error) {
+func (t *Tracker) Pressure(ports Ports) (Pressure, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Pressure{}, err

@@ -22,7 +22,7 @@ type State struct {
 	conn  *nfnetlink.Conn
 	want  *nft.Table // nil: none
 	last  bool       // another mode is wanted, whose rules come first
-	held  *table
+	held  *ourTable
 	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
 	diffs []string                 // of the elements that were read
 }

@@ -74,7 +74,7 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, words facts.Words) ([]Chain, error) {
 	l := search{
 		conn: c, each: each, own: own, words: words,
-		chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{},
+		chains: map[id]*candidate{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{},
 	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
@@ -121,15 +121,15 @@ type search struct {
 	words  facts.Words
 	own    func(nfnetlink.Chain) bool
 	rules  int // the number of rules read
-	chains map[id]*chain
+	chains map[id]*candidate
 	jumps  map[id][]nfnetlink.Rule // by target chain, without their expressions
 	order  []id                    // what may be an agent's chain, as it was found
 	agent  map[id]bool             // agents' chains not collected yet
 }
 
-// A chain is what the search needs of a chain. Other programs have tens of thousands of
+// A candidate is what the search needs of a chain. Other programs have tens of thousands of
 // rules, which are not kept.
-type chain struct {
+type candidate struct {
 	nfnetlink.Chain
 	base        *nfnetlink.Chain
 	own         bool
@@ -191,7 +191,7 @@ func (l *search) readFamily(family nfnetlink.Family) error {
 // read reads a chain, and notes it if it is an agent's, and the agents' chains that its
 // rules jump to.
 func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
-	c, at := &chain{Chain: of, base: base, own: l.own(of)}, id{of.Family, of.Table, of.Name}
+	c, at := &candidate{Chain: of, base: base, own: l.own(of)}, id{of.Family, of.Table, of.Name}
 	l.chains[at] = c
 	agents := agentChains[of.Name]
 	if agents {

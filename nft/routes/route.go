@@ -45,7 +45,7 @@ type Route struct {
 // about each kind of packets that rules of policy routing distinguish.
 func Lookup(src, dst netip.Addr, out string) (Routes, error) {
 	return read("routes", func(r reader) Routes {
-		l := lookup{reader: r, dst: dst.WithZone(""), links: r.byIndex(), kinds: []kind{{}}}
+		l := lookup{reader: r, dst: dst.WithZone(""), links: r.byIndex(), kinds: []traffic{{}}}
 		l.find(src, out)
 		return l.Routes
 	})
@@ -61,7 +61,7 @@ type lookup struct {
 	out   uint32 // the interface, if it is given
 	links map[uint32]Interface
 	own   []node.Address
-	kinds []kind
+	kinds []traffic
 	Routes
 }
 
@@ -102,12 +102,12 @@ func (l *lookup) find(src netip.Addr, out string) {
 }
 
 // distinguish adds the kinds of packets that a rule distinguishes.
-func (l *lookup) distinguish(kinds []kind) {
+func (l *lookup) distinguish(kinds []traffic) {
 	const most = 500
 	for _, k := range kinds {
 		k.open = k.open || len(l.kinds) > most
 		for _, have := range l.kinds[:min(len(l.kinds), most)] {
-			l.kinds = append(l.kinds, kind{slices.Concat(have.attrs, k.attrs), k.open, slices.Concat(have.rules, k.rules)})
+			l.kinds = append(l.kinds, traffic{slices.Concat(have.attrs, k.attrs), k.open, slices.Concat(have.rules, k.rules)})
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (l *lookup) explore(src netip.Addr, on ...string) {
 			q.in = back.Interface.Index
 		}
 	}
-	for _, q.kind = range l.kinds {
+	for _, q.traffic = range l.kinds {
 		l.follow(q, slices.Concat(on, q.rules))
 	}
 }
@@ -212,7 +212,7 @@ const nexthopID = 30
 type query struct {
 	src, dst netip.Addr
 	in, out  uint32 // interfaces, 0 for none
-	kind
+	traffic
 }
 
 // hashesAddresses reports whether the kernel chooses the next hop of a packet by its
@@ -266,7 +266,8 @@ func hops(m node.Message) (all []hop) {
 	const indexAt, align = 4, 4 // struct rtnexthop
 	for b := m.Attr(unix.RTA_MULTIPATH); len(b) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(b))
-		all = append(all, hop{node.Number(b[indexAt:]), node.Message{Attrs: b[unix.SizeofRtNexthop:size]}.Address(unix.RTA_GATEWAY)})
+		via := node.Message{Attrs: b[unix.SizeofRtNexthop:size]}
+		all = append(all, hop{node.Number(b[indexAt:]), via.Address(unix.RTA_GATEWAY)})
 		b = b[min(len(b), (size+align-1)/align*align):]
 	}
 	if len(all) == 0 {

@@ -435,10 +435,10 @@ func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
 func TestErrorsOfTheKernelAreReturned(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both(defaults))
-	sctp := kind{attrs: []netlink.Attribute{{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}}}}
+	sctp := traffic{attrs: []netlink.Attribute{{Type: unix.RTA_IP_PROTO, Data: []byte{unix.IPPROTO_SCTP}}}}
 	err := ns.Do(func() error {
 		_, err := read("routes", func(r reader) node.Message {
-			m := r.route(query{dst: netip.MustParseAddr("203.0.113.9"), kind: sctp}, 0)
+			m := r.route(query{dst: netip.MustParseAddr("203.0.113.9"), traffic: sctp}, 0)
 			if again := r.route(query{dst: netip.MustParseAddr("203.0.113.9")}, 0); routeType(again) != unix.RTN_UNSPEC {
 				t.Errorf("after an error: %+v", again)
 			}

@@ -11,9 +11,9 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// A kind of packets is what rules of policy routing (ip-rule(8)) can select besides
+// Traffic is a kind of packets: what rules of policy routing (ip-rule(8)) can select besides
 // addresses and interfaces. The zero value is UDP without a mark.
-type kind struct {
+type traffic struct {
 	attrs []netlink.Attribute // of a request for the route; of two of a type the last one counts
 	open  bool                // there is more, which no such request has
 	rules []string            // that select it, for use in messages
@@ -38,10 +38,10 @@ const sportMask, dportMask = 28, 29 // FRA_SPORT_MASK, FRA_DPORT_MASK
 // kindsOf returns the kinds of packets that a rule selects: two with the ends of ranges, as
 // another rule may have one of them; none if it selects by addresses and interfaces alone.
 // With `not`, it selects all others.
-func kindsOf(rule node.Message) (kinds []kind) {
+func kindsOf(rule node.Message) (kinds []traffic) {
 	const tosAt = 3 // struct fib_rule_hdr
 	for end := range 2 {
-		k := kind{open: rule.Head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))}}
+		k := traffic{open: rule.Head[tosAt] != 0, rules: []string{fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))}}
 		for _, s := range selectors {
 			value := rule.Attr(s.rule)
 			if value == nil {

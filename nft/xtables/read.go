@@ -29,11 +29,11 @@ type shared struct {
 	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
 	rest   int              // the number of its other rules
 	named  []string         // the chains in the comments of such jumps
-	chains map[string]*chain
+	chains map[string]*ourChain
 }
 
-// A chain is a chain of a shared table.
-type chain struct {
+// An ourChain is a chain of a shared table that is or may be ours.
+type ourChain struct {
 	nfnetlink.Chain
 	rules    []nfnetlink.Rule // the first ones
 	total    int              // the number of rules
@@ -55,7 +55,7 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, _ layout.Stat
 		s.chain, s.hash = want.Chain(), want.Hash()
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n := &shared{chains: map[string]*chain{}}
+		n := &shared{chains: map[string]*ourChain{}}
 		for i := range want.Tables {
 			if s.chain != "" && want.Tables[i].Family == f {
 				n.want = &want.Tables[i]
@@ -157,7 +157,7 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string, most int, wanted bool
 		}
 		return fmt.Errorf("read chain %s: %w", nfnetlink.Printable(name), err)
 	}
-	ch := &chain{Chain: head, targets: map[string]int{}}
+	ch := &ourChain{Chain: head, targets: map[string]int{}}
 	err = c.EachRule(n.Family, NATTable, name, func(r nfnetlink.Rule) error {
 		ch.total++
 		switch {

@@ -192,11 +192,11 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	defer runtime.UnlockOSThread()
 	start, spent := time.Now(), a.in.Processor()
 	v := before
-	v.step = step{reason: e.reason}
+	v.attempt = attempt{reason: e.reason}
 	if e.files != nil {
-		v.read, v.step.read, v.content = true, true, a.compile(*e.files)
+		v.read, v.attempt.read, v.content = true, true, a.compile(*e.files)
 		if v.installed == nil {
-			v.step.reason = onStart
+			v.attempt.reason = onStart
 		}
 	}
 	err := a.decide(ctx, &v, e)
@@ -217,14 +217,14 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	if ctx.Err() != nil {
 		return before // the agent ends, and has said so
 	}
-	v.step.err = err
+	v.attempt.err = err
 	if err != nil && !(kernel.Delayed(err) && v.inForce()) {
 		v.refusal = err
 		if e.reason != onDrift || before.refusal == nil {
 			v.tries++
 		}
 	}
-	v.step.took, v.step.cost = time.Since(start), a.in.Processor()-spent
+	v.attempt.took, v.attempt.cost = time.Since(start), a.in.Processor()-spent
 	a.plan(&v, before, depth)
 	// First the state, then the log: a reader of the line finds us ready.
 	a.state.Store(&v)

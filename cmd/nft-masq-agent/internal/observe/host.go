@@ -116,7 +116,7 @@ func (h *Node) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale,
 // Flush begins a pass. listed is called when its connections are known.
 func (h *Node) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
 	p := conntrack.Pass{
-		Table: conntrack.Open(),
+		Tracker: conntrack.Open(),
 		Matches: func(e *conntrack.Entry) bool {
 			return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
 		},
