@@ -114,7 +114,6 @@ func parseLimit(s string) (int, error) {
 	return n, nil
 }
 
-// contradiction returns an error if flags contradict each other.
 func (f *connectionsFlags) contradiction() error {
 	family := f.family()
 	switch {
@@ -151,7 +150,6 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	return e.reply(f.output, &r, remarks...)
 }
 
-// complete reads what an answer says, and returns the remarks on it.
 func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
 	j, policy, err := f.judge(ctx, s)
 	if j == nil && f.seenAs.Port() > 0 && s.Ruleset != nil && s.rejected == nil {
@@ -240,7 +238,6 @@ func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, j *c
 	return listed, err
 }
 
-// remarks says what a list lacks.
 func (f *connectionsFlags) remarks(r *answer.Connections, j *conntrack.Judge) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
 		found = append(found, reply.Problem(level, id, format, args...))
@@ -358,7 +355,6 @@ func between(src, dst netip.Addr) selection {
 	return s
 }
 
-// addresses returns the addresses that are given.
 func (s *selection) addresses() []netip.Addr {
 	return slices.DeleteFunc([]netip.Addr{s.to.Addr(), s.from.Addr(), s.seenAs.Addr()},
 		func(a netip.Addr) bool { return !a.IsValid() })

@@ -56,7 +56,6 @@ func explainCommand(l look) command {
 	}
 }
 
-// parseInterface parses the name of an interface.
 func parseInterface(s string) (string, error) {
 	if s == "" || len(s) >= unix.IFNAMSIZ || strings.ContainsAny(s, "/ :!?*") {
 		return "", errors.New("is not the name of an interface")

@@ -79,7 +79,6 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 	return r, nil
 }
 
-// compare adds the report on the kernel.
 func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	now, err := s.inForce(ctx)
 	if err != nil {

@@ -63,7 +63,6 @@ func (t *Tracker) Dump(ctx context.Context, f Filter, begin func(), visit func(*
 	return described("read connections", err)
 }
 
-// exchange calls do with the body of each message of the reply.
 func exchange(c *nfnetlink.Conn, m netlink.Message, do func(body nfnetlink.Attrs) error) error {
 	return c.Exchange(m, func(m netlink.Message) error { return do(m.Data[headerLen:]) })
 }

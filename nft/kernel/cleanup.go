@@ -56,7 +56,6 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 	return found, err
 }
 
-// removable reads what can be removed.
 func (k *Kernel) removable(ctx context.Context, what Removal) (*State, error) {
 	depth := layout.TakeOver
 	if what == Ours {
@@ -69,7 +68,6 @@ func (k *Kernel) removable(ctx context.Context, what Removal) (*State, error) {
 	return s, err
 }
 
-// names returns the names of what a removal removes.
 func names(diffs []layout.Difference) (out []string) {
 	for _, d := range diffs {
 		if d.Kind == layout.Older {

@@ -92,7 +92,6 @@ func (t *ourTable) refersTo(set, chain string) bool {
 	return false
 }
 
-// hasStatements reports whether a set adds statements to its elements.
 func (t *ourTable) hasStatements() bool {
 	for _, s := range t.sets {
 		if s.HasStatements() {

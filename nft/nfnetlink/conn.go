@@ -273,7 +273,6 @@ func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error
 // Unwrap returns the reason, which wraps the kernel's errno.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
 	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {

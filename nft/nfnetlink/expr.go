@@ -94,7 +94,6 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	return parseVerdict(e.Attr(unix.NFTA_IMMEDIATE_DATA))
 }
 
-// parseVerdict reads an nft_data verdict.
 func parseVerdict(data Attrs) (code int32, chain string, ok bool) {
 	v := data.Attr(unix.NFTA_DATA_VERDICT)
 	return int32(v.Uint32(unix.NFTA_VERDICT_CODE)), v.Str(unix.NFTA_VERDICT_CHAIN), v.Attr(unix.NFTA_VERDICT_CODE) != nil

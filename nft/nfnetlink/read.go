@@ -35,7 +35,6 @@ func (c *Conn) each(flags netlink.HeaderFlags, family Family, msg uint16, a Attr
 // errEnough ends a dump early.
 var errEnough = errors.New("enough was read")
 
-// get requests one object.
 func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (out T, err error) {
 	err = c.each(0, family, msg, a, func(f Family, b Attrs) error {
 		out = parse(f, b)

@@ -37,7 +37,6 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
 
-// byIndex returns the interfaces by index.
 func (r reader) byIndex() map[uint32]Interface {
 	all := map[uint32]Interface{}
 	for _, i := range r.interfaces() {

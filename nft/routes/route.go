@@ -101,7 +101,6 @@ func (l *lookup) find(src netip.Addr, out string) {
 	}
 }
 
-// distinguish adds the kinds of packets that a rule distinguishes.
 func (l *lookup) distinguish(kinds []traffic) {
 	const most = 500
 	for _, k := range kinds {
@@ -249,7 +248,6 @@ func (r reader) route(q query, flags uint32) node.Message {
 	return append(replies, none)[0]
 }
 
-// routeType returns the type of a route.
 func routeType(m node.Message) int {
 	const typeAt = 7 // struct rtmsg
 	return int(m.Head[typeAt])

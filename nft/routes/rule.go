@@ -90,7 +90,6 @@ func (r reader) leftovers() (commands []string) {
 	return commands
 }
 
-// rules returns the rules of a family.
 func (r reader) rules(family byte) []node.Message {
 	head := make([]byte, unix.SizeofRtMsg) // struct fib_rule_hdr is as long
 	head[0] = family

@@ -45,7 +45,6 @@ var names = map[format]map[uint32]string{
 	formatCTStatus: {1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", 32: "dnat", 512: "dying"},
 }
 
-// word returns a value in words.
 func (f format) word(b []byte) string {
 	n := nativeUint32(b)
 	switch f {

@@ -88,7 +88,6 @@ type Write struct {
 	To    netip.Addr // the whole address that it becomes, the zero value if that is another
 }
 
-// newMark returns the mark that a register has.
 func (o operand) newMark() *NewMark {
 	mask, xor := uint32(math.MaxUint32), uint32(0)
 	if o.mask != nil {
@@ -198,7 +197,6 @@ func (o operand) part() Part {
 
 func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
-// as returns the operand in words, in a format.
 func (o operand) as(f format) string {
 	if o.constant != nil {
 		return f.word(o.constant)
@@ -255,7 +253,6 @@ func (d *decoder) fill(o operand) {
 	d.loads = append(d.loads, o)
 }
 
-// register returns the last value of a register.
 func (d *decoder) register(reg uint32) operand {
 	for _, o := range slices.Backward(d.loads) {
 		if o.register == reg {

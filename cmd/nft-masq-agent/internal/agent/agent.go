@@ -126,7 +126,6 @@ type event struct {
 	depth  layout.Depth // what to check, unless there are files or addresses
 }
 
-// full reports whether everything is to be checked.
 func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
 
 // checks reports whether the kernel is compared even with an unchanged policy.
@@ -252,7 +251,6 @@ func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 // GiveBack returns memory to the system after a delay.
 func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
-// compile compiles a content of the config.
 func (a *Agent) compile(f Files) content {
 	c := content{files: f.Sources, at: time.Now(), err: f.Err}
 	if f.Err != nil {
@@ -325,5 +323,4 @@ func (a *Agent) publish(v view) {
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)
 }
 
-// now returns the last view.
 func (a *Agent) now() view { return *a.state.Load() }

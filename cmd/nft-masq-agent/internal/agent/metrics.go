@@ -62,7 +62,6 @@ func newMetrics(a *Agent) *metrics {
 	return m
 }
 
-// count counts an attempt.
 func (m *metrics) count(v view) {
 	result := inSyncResult
 	switch {

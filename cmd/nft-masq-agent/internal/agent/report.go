@@ -208,7 +208,6 @@ func reportMoved(l *lines, before, after nft.Policy, hash string) {
 		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
 }
 
-// without returns the addresses that are not in others.
 func without(addresses, others []netip.Addr) (out []string) {
 	for _, addr := range addresses {
 		if !slices.Contains(others, addr) {

@@ -46,7 +46,6 @@ type check struct {
 	seen uint32 // generation at the last one; 0: unknown
 }
 
-// due reports whether to check at a generation.
 func (c *check) due(generation uint32, now time.Time) bool {
 	return generation != c.seen && c.ready(now)
 }
@@ -64,7 +63,6 @@ func (s *schedule) stop() {
 	s.timer.Stop()
 }
 
-// compare returns a check that is due.
 func (a *Agent) compare(v view) (e event, due bool) {
 	s, now := &a.schedule, time.Now()
 	generation, err := a.in.Generation()

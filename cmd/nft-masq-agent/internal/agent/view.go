@@ -158,7 +158,6 @@ func (v view) words() string {
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)
 }
 
-// effectOf returns the effect of bringing the kernel to a wanted ruleset.
 func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 	switch same := v.installed != nil && v.installed.Hash() == want.Hash(); {
 	case len(a.Differences) == 0:

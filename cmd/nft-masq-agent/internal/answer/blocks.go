@@ -122,7 +122,6 @@ func (b *PortBlock) String() string {
 	return text
 }
 
-// numbers joins numbers by commas.
 func numbers(all []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(all), " ", ", "), "[]")
 }

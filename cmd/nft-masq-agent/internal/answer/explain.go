@@ -164,7 +164,6 @@ func (x *Explanation) add(p nft.Policy, source string, c nft.Connection, answers
 	x.Answers = append(x.Answers, a)
 }
 
-// sourceQuestions returns the questions about the source.
 func sourceQuestions(p nft.Policy, ipv6 bool) (asks []nft.Question) {
 	f, _ := p.Family(ipv6)
 	for _, q := range f.Questions {
@@ -195,7 +194,6 @@ func (x *Explanation) answerForSources(p nft.Policy, c nft.Connection, asks []nf
 	}
 }
 
-// explainStep converts a step for output.
 func explainStep(s judge.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {
