@@ -115,7 +115,7 @@ func describe(s foreign.Snapshot, found []older.Chain, exempt []netip.Prefix) st
 			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
 		}
 		for _, sub := range l.SubChains {
-			fmt.Fprintf(&b, "\twith %s\n", sub)
+			fmt.Fprintf(&b, "\twith %s\n", sub.Name)
 		}
 		for _, j := range l.Jumps {
 			for _, c := range s.Chains {

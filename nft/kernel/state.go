@@ -126,11 +126,7 @@ func (s *State) Drift() []layout.Difference {
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []layout.Difference) {
 	for _, l := range older.Removable(s.legacy) {
-		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
-		for _, name := range l.Held {
-			d.Emptied = append(d.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
-		}
-		diffs = append(diffs, d)
+		diffs = append(diffs, layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l, Emptied: l.Held})
 	}
 	for _, m := range s.modes {
 		if m != nil {

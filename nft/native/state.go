@@ -388,24 +388,24 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 			rest = after
 		}
 	}
-	var gone []string
+	var gone []nfnetlink.ChainID
 	for _, c := range s.held.chains {
 		switch {
 		case wants(s.want, c.Name):
-			b.FlushChain(t.Family, t.Name, c.Name)
+			b.FlushChain(c.ID())
 		case stays(c):
-			b.FlushChain(t.Family, t.Name, c.Name)
+			b.FlushChain(c.ID())
 			c.Policy = nfnetlink.Accept
 			b.AddChain(c)
 		case !c.Bound:
-			if gone = append(gone, c.Name); c.Hook != nil {
+			if gone = append(gone, c.ID()); c.Hook != nil {
 				rest = after
 			}
 		}
 	}
 	for _, w := range t.Chains {
 		if held, ok := s.held.chain(w.Name); ok && !held.Hook.Equal(w.Hook) {
-			b.DelChain(t.Family, t.Name, w.Name)
+			b.DelChain(held.ID())
 		}
 		b.AddChain(w.KernelChain(t))
 	}
@@ -415,7 +415,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 		}
 	}
 	for _, chain := range gone {
-		rest.FlushChain(t.Family, t.Name, chain)
+		rest.FlushChain(chain)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
 		if !slices.Contains(used, name) {
@@ -423,7 +423,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 		}
 	}
 	for _, chain := range gone {
-		rest.DelChain(t.Family, t.Name, chain)
+		rest.DelChain(chain)
 	}
 	for _, x := range s.held.objects {
 		if !slices.Contains(t.Counters, x.Name) {

@@ -87,9 +87,8 @@ func (b *Batch) AddChain(c Chain) {
 
 // DelChain deletes a chain, which must be empty and unreferenced. The kernel then drops all
 // packets in the queues (nfqueue) of the network namespace if it has a hook.
-func (b *Batch) DelChain(family Family, table, chain string) {
-	a := in(table, unix.NFTA_CHAIN_NAME, chain)
-	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
+func (b *Batch) DelChain(c ChainID) {
+	b.add(c.Family, unix.NFT_MSG_DELCHAIN, 0, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
 }
 
 // AddRule appends a rule to its chain.
@@ -120,22 +119,16 @@ func ruleAttrs(r Rule) Attrs {
 	return a
 }
 
-// DelRule deletes the rule with this handle.
-func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
-	a := in(table, unix.NFTA_RULE_CHAIN, chain)
-	a.uint64(unix.NFTA_RULE_HANDLE, handle)
-	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+// DelRule deletes the rule with the same handle.
+func (b *Batch) DelRule(r Rule) {
+	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
+	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
+	b.add(r.Family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// FlushChain deletes all rules of a chain, or of every chain in the table if
-// chain is empty.
-func (b *Batch) FlushChain(family Family, table, chain string) {
-	var a Attrs
-	a.str(unix.NFTA_RULE_TABLE, table)
-	if chain != "" {
-		a.str(unix.NFTA_RULE_CHAIN, chain)
-	}
-	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+// FlushChain deletes all rules of a chain.
+func (b *Batch) FlushChain(c ChainID) {
+	b.add(c.Family, unix.NFT_MSG_DELRULE, 0, in(c.Table, unix.NFTA_RULE_CHAIN, c.Name))
 }
 
 // AddSet creates a set; an existing one of that name must be equivalent. Its

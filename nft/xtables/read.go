@@ -43,6 +43,10 @@ type ourChain struct {
 	flooded  bool             // it has more rules, which were not read
 }
 
+func (n *shared) id(chain string) nfnetlink.ChainID {
+	return nfnetlink.ChainID{Family: n.Family, Table: NATTable, Name: chain}
+}
+
 // slack is the number of unexpected rules that are read and listed. Their number
 // alone is reported beyond that, because other programs can add more than fits
 // our memory.
