@@ -31,7 +31,6 @@ type setting struct {
 	key, value *yaml.Node
 }
 
-// read reads the keys of a file.
 func (p *parser) read(s Source) {
 	f := &file{text: newText(s), parser: p}
 	p.files = append(p.files, f)

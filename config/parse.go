@@ -103,7 +103,6 @@ func (p *parser) merge(row *Row) {
 	}
 }
 
-// mergeLists reads the entries of a list in all files.
 func (p *parser) mergeLists(row *Row) {
 	switch to := row.in(&p.config).(type) {
 	case *[]CIDR:

@@ -134,7 +134,6 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 	return r
 }
 
-// snatField reads a list of an entry.
 func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 	if list.Kind != yaml.SequenceNode {
 		return

@@ -94,7 +94,6 @@ func hasKey(s string) bool {
 
 var keyName = regexp.MustCompile(`([A-Za-z0-9_-]+)["' ]*:`)
 
-// at returns the position of an offset.
 func (t *text) at(offset int) Position {
 	before := t.s[:offset]
 	start := strings.LastIndexByte(before, '\n') + 1

@@ -41,7 +41,6 @@ func (f *file) int(key string, n *yaml.Node, to *int) bool {
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
-// podPorts reads the size of a block of ports.
 func (f *file) podPorts(key string, n *yaml.Node, to *int) bool {
 	number, err := strconv.Atoi(n.Value)
 	*to = number

@@ -90,6 +90,16 @@ func (t Table) Chain(name string) Chain {
 	return t.Chains[i]
 }
 
+// Owns reports whether a chain is one of the ruleset.
+func (r Ruleset) Owns(c nfnetlink.Chain) bool {
+	return slices.ContainsFunc(r.Tables, func(t Table) bool {
+		shared := t.Name != TableName
+		return t.Family == c.Family && t.Name == c.Table && (!shared || slices.ContainsFunc(t.Chains, func(own Chain) bool {
+			return own.Name == c.Name && own.Hook == nil
+		}))
+	})
+}
+
 // A Set is a set of prefixes, or a map if it has mappings, without the suffix -a or -b
 // under which the kernel holds it.
 type Set struct {

@@ -22,7 +22,6 @@ type observer struct {
 	warned   map[string]bool
 }
 
-// reread requests a reading.
 func (o *observer) reread() {
 	select {
 	case o.requests <- struct{}{}:
@@ -88,7 +87,6 @@ func (o *observer) resolve() files {
 	return found
 }
 
-// fileAt returns the file that a path leads to.
 func fileAt(path string) (f file) {
 	end, err := filepath.EvalSymlinks(path)
 	if err != nil {

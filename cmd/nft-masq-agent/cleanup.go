@@ -60,7 +60,6 @@ func (c *cleanupAnswer) String() string {
 	return word + strings.Join(c.Removed, "\n"+word) + "\n"
 }
 
-// what returns what to remove.
 func (f *cleanupFlags) what() kernel.Removal {
 	switch {
 	case f.legacyOnly:

@@ -33,7 +33,6 @@ func completionCommand() command {
 	}
 }
 
-// flagsOf calls visit for each flag of a command that the help lists.
 func flagsOf(c command, visit func(f *flag.Flag)) {
 	fs, _ := c.flagSet()
 	fs.VisitAll(func(f *flag.Flag) {

@@ -23,10 +23,7 @@ import (
 
 type connectionsFlags struct {
 	lookFlags
-	to     netip.Prefix // zero: any
-	from   netip.Prefix
-	seenAs netip.AddrPort // port 0: any
-
+	selection
 	stale, flush, yes, ports bool
 	limit                    int
 }
@@ -117,12 +114,10 @@ func parseLimit(s string) (int, error) {
 	return n, nil
 }
 
-// contradiction returns an error if flags contradict each other.
 func (f *connectionsFlags) contradiction() error {
-	family := f.filter().Family
+	family := f.family()
 	switch {
-	case family != 0 && slices.ContainsFunc([]netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()},
-		func(a netip.Addr) bool { return a.IsValid() && a.Is4() != (family == unix.AF_INET) }):
+	case slices.ContainsFunc(f.addresses(), func(a netip.Addr) bool { return a.Is4() != (family == unix.AF_INET) }):
 		return usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return usagef("--yes is for --flush")
@@ -147,125 +142,47 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	if err != nil {
 		return exitFailed, err
 	}
-	j, policy, err := f.judge(ctx, s)
 	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
-	if j == nil {
-		if notes, ok := f.ofAnotherNode(&r, s); ok {
-			return e.reply(f.output, &r, notes...)
-		}
-	}
+	remarks, err := f.complete(ctx, &r, s)
 	if err != nil {
 		return exitFailed, err
 	}
-	table := conntrack.Open()
-	if f.ports {
-		if r.Ports, err = f.listPorts(table, policy); err != nil {
-			return exitFailed, err
-		}
-		r.Total = len(r.Ports)
-		return e.reply(f.output, &r)
-	}
-	listed, total, err := f.find(table, j)
-	if err != nil {
-		return exitFailed, err
-	}
-	r.Connections, r.Total = make([]answer.Connection, len(listed)), total
-	for i := range listed {
-		r.Connections[i] = answer.NewConnection(&listed[i], j)
-	}
-	found, err := f.behind(&r, s, policy, listed)
-	if err != nil {
-		return exitFailed, err
-	}
-	found = append(found, f.remarks(j, len(listed), total, r.Block != nil)...)
-	if f.flush {
-		notes, err := f.deleteListed(ctx, s, listed, &r)
-		if err != nil {
-			return exitFailed, err
-		}
-		found = append(found, notes...)
-	}
-	return e.reply(f.output, &r, found...)
+	return e.reply(f.output, &r, remarks...)
 }
 
-// behind adds who is behind --seen-as: by open connections, and by the blocks of portsPerPod.
-func (f *connectionsFlags) behind(r *answer.Connections, s *session, policy nft.Policy, listed []conntrack.Entry,
-) (found config.Problems, err error) {
-	if f.seenAs.Addr().IsValid() {
-		r.Behind(f.seenAs, listed)
+func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
+	j, policy, err := f.judge(ctx, s)
+	if j == nil && f.seenAs.Port() > 0 && s.Ruleset != nil && s.rejected == nil {
+		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
+			return remarks, nil
+		}
 	}
+	if err != nil {
+		return nil, err
+	}
+	if f.ports {
+		r.Ports, err = f.listPorts(ctx, policy)
+		r.Total = len(r.Ports)
+		return nil, err
+	}
+	listed, err := f.list(ctx, r, j)
+	if err != nil {
+		return nil, err
+	}
+	var remarks config.Problems
 	if f.seenAs.Port() > 0 {
 		pods, err := s.pods(f.seenAs.Addr().Is6())
 		if err != nil {
 			return nil, err
 		}
-		found, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
+		remarks, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
 	}
-	return found, nil
-}
-
-// deleteListed deletes the connections that are still stale, and says what became of them. The
-// error is that --yes is missing.
-func (f *connectionsFlags) deleteListed(ctx context.Context, s *session, listed []conntrack.Entry,
-	r *answer.Connections,
-) (found config.Problems, err error) {
-	deleted, resets, err := f.delete(ctx, listed, func(ctx context.Context) (*conntrack.Judge, error) {
-		j, _, err := f.judge(ctx, s)
-		return j, err
-	})
-	if !f.yes && err != nil {
-		return nil, err
+	remarks = append(remarks, f.remarks(r, j)...)
+	if f.flush {
+		deleted, err := f.delete(ctx, r, s, listed)
+		return append(remarks, deleted...), err
 	}
-	r.Deleted = deleted
-	text := "deleted " + answer.Plural(deleted, "connection")
-	if resets > 0 {
-		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
-	}
-	found = config.Problems{reply.Problem(config.Note, "deleted", "%s", text)}
-	if err != nil {
-		found = append(found, reply.Problem(config.Error, "failed", "%v", err))
-	}
-	return found, nil
-}
-
-// ofAnotherNode answers --seen-as by the blocks of the config's portsPerPod alone, if this node
-// does not have its rules.
-func (f *connectionsFlags) ofAnotherNode(r *answer.Connections, s *session) (notes config.Problems, ok bool) {
-	if f.seenAs.Port() == 0 || s.Ruleset == nil || s.rejected != nil {
-		return nil, false //nolint:nilerr // the caller has the error
-	}
-	if notes, ok = r.SetBlock(s.Ruleset.Policy, f.seenAs, nil, s.PodCIDRs); ok {
-		r.Connections = []answer.Connection{}
-		r.Behind(f.seenAs, nil)
-		notes = append(notes, reply.Problem(config.Note, "another-node",
-			"this is by the config alone, because this node does not have its rules: no connection was looked for"))
-	}
-	return notes, ok
-}
-
-// remarks are the problems of a list of so many connections, of all that match. decoded means
-// that the pod is known without one.
-func (f *connectionsFlags) remarks(j *conntrack.Judge, listed, total int, decoded bool) (found config.Problems) {
-	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, reply.Problem(level, id, format, args...))
-	}
-	if total == 0 && f.seenAs.IsValid() {
-		level := config.Error
-		if decoded {
-			level = config.Note
-		}
-		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
-			answer.End(f.seenAs))
-	}
-	if total > listed {
-		add(config.Note, "limited", "%d of %s; raise --limit for more", listed, answer.Plural(total, "connection"))
-	}
-	if f.stale {
-		for _, reason := range j.Spared {
-			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
-		}
-	}
-	return found
+	return remarks, nil
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.
@@ -293,40 +210,15 @@ func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.
 	return j, p, err
 }
 
-// filter restricts the dump to one family if only that can match.
-func (f *connectionsFlags) filter() conntrack.Filter {
-	for _, a := range []netip.Addr{f.to.Addr(), f.from.Addr(), f.seenAs.Addr()} {
-		switch {
-		case a.Is4():
-			return conntrack.Filter{Family: unix.AF_INET}
-		case a.Is6():
-			return conntrack.Filter{Family: unix.AF_INET6}
-		}
-	}
-	return conntrack.Filter{}
-}
-
-func (f *connectionsFlags) matches(e *conntrack.Entry, j *conntrack.Judge) bool {
-	seen := e.SeenAs()
-	switch {
-	case f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()),
-		f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()),
-		f.seenAs.Addr().IsValid() && (f.seenAs.Addr() != seen.Addr() ||
-			f.seenAs.Port() != 0 && f.seenAs.Port() != seen.Port()):
-		return false
-	}
-	return !f.stale || j.Stale(e)
-}
-
-// find returns the first connections that match, and how many there are.
-func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (listed []conntrack.Entry, total int,
-	err error,
+// list adds the first connections that match, in order, and how many there are.
+func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, j *conntrack.Judge) (
+	listed []conntrack.Entry, err error,
 ) {
-	err = dump(table, f.filter(), func() { listed, total = nil, 0 }, func(e *conntrack.Entry) {
-		if !f.matches(e, j) {
+	err = f.each(ctx, false, func() { listed, r.Total = nil, 0 }, func(e *conntrack.Entry) {
+		if f.stale && !j.Stale(e) {
 			return
 		}
-		if total++; total <= f.limit {
+		if r.Total++; r.Total <= f.limit {
 			listed = append(listed, *e)
 		}
 	})
@@ -336,25 +228,45 @@ func (f *connectionsFlags) find(table *conntrack.Table, j *conntrack.Judge) (lis
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),
 		)
 	})
-	return listed, total, err
+	r.Connections = make([]answer.Connection, len(listed))
+	for i := range listed {
+		r.Connections[i] = answer.NewConnection(&listed[i], j)
+	}
+	if f.seenAs.Addr().IsValid() {
+		r.Behind(f.seenAs, listed)
+	}
+	return listed, err
 }
 
-// dump reads the entries. If it has to begin again, it calls begin again.
-func dump(table *conntrack.Table, filter conntrack.Filter, begin func(), visit func(*conntrack.Entry)) error {
-	return table.Dump(filter, func() func(*conntrack.Entry) error {
-		begin()
-		return func(e *conntrack.Entry) error {
-			visit(e)
-			return nil
+func (f *connectionsFlags) remarks(r *answer.Connections, j *conntrack.Judge) (found config.Problems) {
+	add := func(level config.Level, id, format string, args ...any) {
+		found = append(found, reply.Problem(level, id, format, args...))
+	}
+	if r.Total == 0 && f.seenAs.IsValid() {
+		level := config.Error
+		if r.Block != nil { // the pod is known without a connection
+			level = config.Note
 		}
-	})
+		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
+			answer.End(f.seenAs))
+	}
+	if n := len(r.Connections); r.Total > n {
+		add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))
+	}
+	if f.stale {
+		for _, reason := range j.Spared {
+			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
+		}
+	}
+	return found
 }
 
-// delete deletes the stale connections that were listed, judged again.
-func (f *connectionsFlags) delete(
-	ctx context.Context, listed []conntrack.Entry, read func(context.Context) (*conntrack.Judge, error),
-) (deleted, resets int, err error) {
-	keys := map[conntrack.Key]bool{}
+// delete deletes the listed connections that are still stale, and says what became of them. The
+// error is that --yes is missing.
+func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s *session, listed []conntrack.Entry) (
+	config.Problems, error,
+) {
+	keys, resets := map[conntrack.Key]bool{}, 0
 	for _, c := range listed {
 		keys[c.Key] = true
 		if c.Original.Protocol == unix.IPPROTO_TCP {
@@ -366,16 +278,28 @@ func (f *connectionsFlags) delete(
 		if resets > 0 {
 			tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
 		}
-		return 0, 0, fmt.Errorf("give --yes to delete %s: the next packet of each begins a new one with the right source%s",
+		return nil, fmt.Errorf("give --yes to delete %s: the next packet of each begins a new one with the right source%s",
 			answer.Plural(len(listed), "connection"), tcp)
 	}
 	p := conntrack.Pass{
-		Table: conntrack.Open(), Read: read,
-		Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
-		Listed:  func(int, *conntrack.Judge) {},
+		Tracker: conntrack.Open(), Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
+		Read: func(ctx context.Context) (*conntrack.Judge, error) {
+			j, _, err := f.judge(ctx, s)
+			return j, err
+		},
+		Listed: func(int, *conntrack.Judge) {},
 	}
-	err = p.Run(ctx)
-	return p.Deleted, resets, err
+	err := p.Run(ctx)
+	r.Deleted = p.Deleted
+	text := "deleted " + answer.Plural(p.Deleted, "connection")
+	if resets > 0 {
+		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
+	}
+	found := config.Problems{reply.Problem(config.Note, "deleted", "%s", text)}
+	if err != nil {
+		found = append(found, reply.Problem(config.Error, "failed", "%v", err))
+	}
+	return found, nil
 }
 
 // Sizes of the list of --ports.
@@ -386,32 +310,21 @@ const (
 
 // listPorts lists the destinations with the most ports in use, and the pods that
 // use them.
-func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]answer.PortsOf, error) {
+func (f *connectionsFlags) listPorts(ctx context.Context, p nft.Policy) ([]answer.PortsOf, error) {
 	ports := conntrack.Ports(judge.SourcePorts(p))
-	filter := f.filter()
-	filter.Translated = true
 	var tally conntrack.Tally
-	err := dump(table, filter, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
-		if f.matches(e, nil) {
-			tally.Add(e, ports)
-		}
-	})
+	err := f.each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) { tally.Add(e, ports) })
 	if err != nil {
 		return nil, err
 	}
-	fullest := tally.Fullest(min(f.limit, mostTuples))
-	byPod := make([]map[netip.Addr]int, len(fullest))
-	err = dump(table, filter, func() {
-		for i := range byPod {
-			byPod[i] = map[netip.Addr]int{}
+	fullest, users := tally.Fullest(min(f.limit, mostTuples)), map[conntrack.PortKey]map[netip.Addr]int{}
+	err = f.each(ctx, true, func() {
+		for _, u := range fullest {
+			users[u.PortKey] = map[netip.Addr]int{}
 		}
 	}, func(e *conntrack.Entry) {
-		if k, ok := ports.Key(e); ok {
-			for i, u := range fullest {
-				if u.PortKey == k {
-					byPod[i][e.Original.Src.Addr()]++
-				}
-			}
+		if k, ok := ports.Key(e); ok && users[k] != nil {
+			users[k][e.Original.Src.Addr()]++
 		}
 	})
 	if err != nil {
@@ -421,8 +334,59 @@ func (f *connectionsFlags) listPorts(table *conntrack.Table, p nft.Policy) ([]an
 	for i, u := range fullest {
 		all[i] = answer.PortsOf{
 			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: u.Among.Ports, Pods: answer.TopPods(byPod[i], mostPods),
+			Used: u.Used, Ports: u.Among.Ports, Pods: answer.TopPods(users[u.PortKey], mostPods),
 		}
 	}
 	return all, nil
+}
+
+// A selection is the connections that are meant: all by default.
+type selection struct {
+	to, from netip.Prefix
+	seenAs   netip.AddrPort // port 0: any
+}
+
+// between selects the connections to an address, from any source if src is the zero address.
+func between(src, dst netip.Addr) selection {
+	s := selection{to: netip.PrefixFrom(dst, dst.BitLen())}
+	if src.IsValid() {
+		s.from = netip.PrefixFrom(src, src.BitLen())
+	}
+	return s
+}
+
+func (s *selection) addresses() []netip.Addr {
+	return slices.DeleteFunc([]netip.Addr{s.to.Addr(), s.from.Addr(), s.seenAs.Addr()},
+		func(a netip.Addr) bool { return !a.IsValid() })
+}
+
+// family returns the one family that can match, 0 for both.
+func (s *selection) family() uint8 {
+	switch given := s.addresses(); {
+	case len(given) == 0:
+		return unix.AF_UNSPEC
+	case given[0].Is4():
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func (s *selection) matches(e *conntrack.Entry) bool {
+	seen := e.SeenAs()
+	return (!s.to.IsValid() || s.to.Contains(e.Original.Dst.Addr()) || s.to.Contains(e.Destination().Addr())) &&
+		(!s.from.IsValid() || s.from.Contains(e.Original.Src.Addr())) &&
+		(!s.seenAs.Addr().IsValid() || s.seenAs.Addr() == seen.Addr()) &&
+		(s.seenAs.Port() == 0 || s.seenAs.Port() == seen.Port())
+}
+
+// each visits the connections, or those whose source was translated. It calls begin first, and
+// when it has to begin again.
+func (s *selection) each(ctx context.Context, translated bool, begin func(), visit func(*conntrack.Entry)) error {
+	filter := conntrack.Filter{Family: s.family(), Translated: translated}
+	return conntrack.Open().Dump(ctx, filter, begin, func(e *conntrack.Entry) error {
+		if s.matches(e) {
+			visit(e)
+		}
+		return nil
+	})
 }

@@ -225,7 +225,8 @@ func (s *stalled) rules() (handles []uint64) {
 func (s *stalled) flush() {
 	c, b := s.connect(), &nfnetlink.Batch{}
 	defer c.Close()
-	b.FlushChain(s.chain())
+	family, table, name := s.chain()
+	b.FlushChain(nfnetlink.ChainID{Family: family, Table: table, Name: name})
 	s.check(c.Commit(b, 0))
 }
 

@@ -70,6 +70,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfnetlink": {"nft/iprange"},
 		"nft/facts":     {"nft/nfnetlink"},
 		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
+		"nft/node":      {"nft/nfnetlink"},
 		"nft/routes":    {"nft/node"},
 		"nft/older":     {"nft/facts", "nft/nfnetlink"},
 		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},

@@ -78,7 +78,6 @@ func (f lookFlags) offline(before, after string, e environment) (d answer.Diff, 
 	return d, found, nil
 }
 
-// online compares what is in force with the config.
 func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()

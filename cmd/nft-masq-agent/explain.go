@@ -56,7 +56,6 @@ func explainCommand(l look) command {
 	}
 }
 
-// parseInterface parses the name of an interface.
 func parseInterface(s string) (string, error) {
 	if s == "" || len(s) >= unix.IFNAMSIZ || strings.ContainsAny(s, "/ :!?*") {
 		return "", errors.New("is not the name of an interface")
@@ -144,12 +143,12 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		x.Ask(judged.Policy, src, dst, ways)
 	}
 	if readErr == nil {
-		if err := legacyTables(&x, s.proc, f.from, dst); err != nil {
+		if err := legacyTables(ctx, &x, s.proc, f.from, dst); err != nil {
 			return x, err
 		}
 	}
 	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := staleTo(now.known, f.from, dst); err == nil {
+		if n, err := staleTo(ctx, now.known, f.from, dst); err == nil {
 			x.SetStale(n)
 		}
 	}
@@ -220,37 +219,31 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 
 // staleTo counts the stale connections to an address, from any source if src is the
 // zero address.
-func staleTo(held *neighbors.State, src, dst netip.Addr) (int, error) {
-	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen()), stale: true}
-	if src.IsValid() {
-		f.from = netip.PrefixFrom(src, src.BitLen())
-	}
+func staleTo(ctx context.Context, held *neighbors.State, src, dst netip.Addr) (n int, err error) {
 	j, err := held.Judge()
 	if err != nil {
 		return 0, err
 	}
-	_, n, err := f.find(conntrack.Open(), j)
+	of := between(src, dst)
+	err = of.each(ctx, false, func() { n = 0 }, func(e *conntrack.Entry) {
+		if j.Stale(e) {
+			n++
+		}
+	})
 	return n, err
 }
 
 // legacyTables completes an answer by the tables of legacy ip_tables of the family that decide,
 // too, and by the open connections, which show what they do.
-func legacyTables(x *answer.Explanation, proc string, src, dst netip.Addr) error {
+func legacyTables(ctx context.Context, x *answer.Explanation, proc string, src, dst netip.Addr) error {
 	tables, err := older.LegacyTables(proc + "/thread-self/net")
 	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool { return (t.Family == nfnetlink.IPv6) != dst.Is6() })
 	if err != nil || len(tables) == 0 {
 		return err
 	}
 	open := map[netip.Addr]int{}
-	f := connectionsFlags{to: netip.PrefixFrom(dst, dst.BitLen())}
-	if src.IsValid() {
-		f.from = netip.PrefixFrom(src, src.BitLen())
-	}
-	err = dump(conntrack.Open(), f.filter(), func() { clear(open) }, func(e *conntrack.Entry) {
-		if f.matches(e, nil) {
-			open[e.SeenAs().Addr()]++
-		}
-	})
+	of := between(src, dst)
+	err = of.each(ctx, false, func() { clear(open) }, func(e *conntrack.Entry) { open[e.SeenAs().Addr()]++ })
 	x.SetLegacy(tables, open)
 	return err
 }

@@ -49,7 +49,6 @@ func listed(name, about string) string {
 	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
-// help returns the full description of a command.
 func (c command) help() string {
 	var b strings.Builder
 	usage := program + " " + c.name

@@ -76,7 +76,6 @@ func readyCommand() command {
 	}
 }
 
-// parseHostPort checks a HOST:PORT.
 func parseHostPort(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("is not a HOST:PORT, such as 192.0.2.1:9717")

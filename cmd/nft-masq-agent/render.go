@@ -93,7 +93,6 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 	return exitDone, write(e.stdout, text)
 }
 
-// contradiction returns an error if flags contradict each other.
 func (f *renderFlags) contradiction() error {
 	switch winBridge := f.format == formatWinBridge; {
 	case f.Given("mode") && (f.format == formatNFT && f.Mode != nft.ModeNFTables ||

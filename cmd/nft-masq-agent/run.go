@@ -134,7 +134,6 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	return ended
 }
 
-// args returns the flags of this process.
 func args() []string {
 	args := os.Args[1:]
 	if len(args) > 0 && args[0] == "run" {
@@ -143,7 +142,6 @@ func args() []string {
 	return args
 }
 
-// fingerprint identifies a content of the config.
 func fingerprint(sources []config.Source, err error) string {
 	h := sha256.New()
 	for _, s := range sources {

@@ -140,7 +140,6 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	return f, nil
 }
 
-// head returns the beginning of an answer.
 func (s *session) head() reply.Head {
 	h := reply.NewHead(s.command)
 	if s.whose != "" {
@@ -149,7 +148,6 @@ func (s *session) head() reply.Head {
 	return h
 }
 
-// files returns the problems of the files.
 func (s *session) files() config.Problems {
 	return append(s.Problems.Remarks(), config.ProblemsOf(s.rejected)...)
 }

@@ -79,7 +79,6 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 	return r, nil
 }
 
-// compare adds the report on the kernel.
 func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	now, err := s.inForce(ctx)
 	if err != nil {
@@ -114,7 +113,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	here := s.health(ctx)
 	r.Take(here.Check(state.Want.Policy, s.ConfigPath))
 	if now.known != nil {
-		countStale(r, now.known)
+		countStale(ctx, r, now.known)
 	} else if now.found {
 		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
 	}
@@ -153,7 +152,7 @@ func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 
 // countStale adds the report on connections that contradict the policy in the kernel, and on
 // source ports.
-func countStale(r *answer.Status, held *neighbors.State) {
+func countStale(ctx context.Context, r *answer.Status, held *neighbors.State) {
 	j, err := held.Judge()
 	var stale conntrack.Stale
 	var tally conntrack.Tally
@@ -174,7 +173,7 @@ func countStale(r *answer.Status, held *neighbors.State) {
 	r.SetStale(stale)
 	r.SetPorts(tally, func(k conntrack.PortKey) []netip.Addr {
 		pods := map[netip.Addr]bool{}
-		_ = dump(conntrack.Open(), conntrack.Filter{Translated: true}, func() { clear(pods) }, func(e *conntrack.Entry) {
+		_ = (&selection{}).each(ctx, true, func() { clear(pods) }, func(e *conntrack.Entry) {
 			if of, ok := ports.Key(e); ok && of == k {
 				pods[e.Original.Src.Addr()] = true
 			}

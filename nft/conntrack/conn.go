@@ -1,10 +1,9 @@
 package conntrack
 
 import (
-	"encoding/binary"
+	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -19,75 +18,15 @@ var (
 		"modprobe nf_conntrack_netlink on the node")
 )
 
-// errInterrupted reports that a dump is incomplete because the table was resized.
-var errInterrupted = errors.New("the table was resized while it was read")
-
-// tries bounds how often an interrupted dump is started.
-const tries = 5
-
-// pageSize is the most that the kernel puts into one part of a dump.
-const pageSize = 32 << 10
-
-// answerTimeout bounds the wait for one part of a reply.
-const answerTimeout = 10 * time.Second
-
-// longAgo, set as a deadline, makes the library stop reading a reply.
-var longAgo = time.Unix(1, 0)
-
-// A Table is the connection-tracking table of a network namespace.
-type Table struct {
-	dial   func() (*netlink.Conn, error)
+// A Tracker is the connection tracking of a network namespace.
+type Tracker struct {
+	dial   func() *nfnetlink.Conn
 	sample int // the most entries of a sample
 }
 
-// Open returns the table of the network namespace in which its methods are called. Each call
+// Open returns that of the network namespace in which its methods are called. Each call
 // opens a connection of its own.
-func Open() *Table { return &Table{dial, sampleSize} }
-
-func dial() (*netlink.Conn, error) {
-	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
-}
-
-func (t *Table) with(fn func(*netlink.Conn) error) error {
-	nl, err := t.dial()
-	if err != nil {
-		return fmt.Errorf("netlink socket: %w", err)
-	}
-	defer func() { _ = nl.Close() }()
-	return fn(nl)
-}
-
-// exchange sends a request and calls fn with the body of each message of the reply,
-// of which only a dump has several.
-func exchange(nl *netlink.Conn, request netlink.Message, fn func(body []byte) error) error {
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	sent, err := nl.Send(request)
-	if err != nil {
-		return err
-	}
-	part := 0
-	for m, err := range nl.ReceiveIter() {
-		switch {
-		case err != nil:
-		case m.Header.Flags&netlink.DumpInterrupted != 0:
-			err = errInterrupted
-		case m.Header.Sequence != sent.Header.Sequence || len(m.Data) < headerLen:
-			err = errors.New("reply to another request")
-		default:
-			err = fn(m.Data[headerLen:])
-		}
-		if err != nil || request.Header.Flags&netlink.Dump == 0 {
-			// Otherwise the iterator reads the rest of a dump, and waits for the end of
-			// replies that the kernel marks as multipart although they have none.
-			_ = nl.SetReadDeadline(longAgo)
-			return err
-		}
-		if part++; part%64 == 0 { // the visitor may be slow
-			_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-		}
-	}
-	return nil
-}
+func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize} }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
@@ -98,37 +37,34 @@ type Filter struct {
 // errStop ends a dump without an error.
 var errStop = errors.New("stop")
 
-// Dump visits the entries that match, in the kernel's hash order. An interrupted
-// dump is restarted a few times: each time start is called, which returns the
-// function that visits the entries. Any error from that function ends the dump.
-func (t *Table) Dump(f Filter, start func() func(*Entry) error) error {
-	var err error
-	for range tries {
-		err = t.dump(f, start())
-		if !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, errInterrupted) {
-			break
-		}
-	}
-	if errors.Is(err, errStop) {
-		return nil
-	}
-	return described("read connections", err)
-}
-
-func (t *Table) dump(f Filter, visit func(*Entry) error) error {
-	var status []netlink.Attribute
+// Dump visits the entries that match, in the kernel's hash order. It calls begin first, and
+// again if the dump was interrupted and is restarted. Any error of visit ends the dump.
+func (t *Tracker) Dump(ctx context.Context, f Filter, begin func(), visit func(*Entry) error) error {
+	var status nfnetlink.Attrs
 	if f.Translated {
-		status = []netlink.Attribute{attr(ctaStatus, uint32(SrcNAT)), attr(ctaStatusMask, uint32(SrcNAT))}
+		status.AddUint32(ctaStatus, uint32(SrcNAT))
+		status.AddUint32(ctaStatusMask, uint32(SrcNAT))
 	}
-	return t.with(func(nl *netlink.Conn) error {
-		var e Entry
-		return exchange(nl, message(msgGet, netlink.Dump, f.Family, status...), func(body []byte) error {
+	c := t.dial()
+	defer func() { _ = c.Close() }()
+	var e Entry
+	err := nfnetlink.Again(ctx, func() error {
+		begin()
+		return exchange(c.In(ctx), request(msgGet, netlink.Dump, f.Family, status), func(body nfnetlink.Attrs) error {
 			if err := e.decode(body); err != nil || f.Translated && e.Status&SrcNAT == 0 {
 				return err
 			}
 			return visit(&e)
 		})
 	})
+	if errors.Is(err, errStop) {
+		return nil
+	}
+	return described("read connections", err)
+}
+
+func exchange(c *nfnetlink.Conn, m netlink.Message, do func(body nfnetlink.Attrs) error) error {
+	return c.Exchange(m, func(m netlink.Message) error { return do(m.Data[headerLen:]) })
 }
 
 // Stats are the counters of connection tracking.
@@ -140,27 +76,25 @@ type Stats struct {
 }
 
 // Stats reads the counters.
-func (t *Table) Stats() (s Stats, err error) {
+func (t *Tracker) Stats() (s Stats, err error) {
 	sums := map[uint16]*uint64{
 		ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop, ctaStatsEarlyDrop: &s.EarlyDrop,
 	}
 	totals := map[uint16]*uint64{ctaStatsEntries: &s.Entries, ctaStatsLimit: &s.Limit}
-	err = t.with(func(nl *netlink.Conn) error {
-		err := exchange(nl, message(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC), addTo(sums))
-		if err != nil {
-			return err
-		}
-		return exchange(nl, message(msgStats, 0, unix.AF_UNSPEC), addTo(totals))
-	})
+	c := t.dial()
+	defer func() { _ = c.Close() }()
+	if err = exchange(c, request(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC, nil), addTo(sums)); err == nil {
+		err = exchange(c, request(msgStats, 0, unix.AF_UNSPEC, nil), addTo(totals))
+	}
 	return s, described("read connection statistics", err)
 }
 
 // addTo adds the numbers of a message, by the types of their attributes.
-func addTo(sums map[uint16]*uint64) func(body []byte) error {
-	return func(body []byte) error {
+func addTo(sums map[uint16]*uint64) func(nfnetlink.Attrs) error {
+	return func(body nfnetlink.Attrs) error {
 		return nfnetlink.Each(body, func(typ uint16, data []byte) error {
 			if sum := sums[typ]; sum != nil {
-				*sum += uint64(number(data))
+				*sum += nfnetlink.Number(data)
 			}
 			return nil
 		})
@@ -199,16 +133,6 @@ const (
 
 const headerLen = 4 // struct nfgenmsg
 
-func message(kind uint16, flags netlink.HeaderFlags, family uint8, attrs ...netlink.Attribute) netlink.Message {
-	body, _ := netlink.MarshalAttributes(attrs) // fails for more than 64 KiB
-	return netlink.Message{
-		Header: netlink.Header{
-			Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | kind), Flags: netlink.Request | flags,
-		},
-		Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, body...),
-	}
-}
-
-func attr(typ uint16, v uint32) netlink.Attribute {
-	return netlink.Attribute{Type: typ, Data: binary.BigEndian.AppendUint32(nil, v)}
+func request(kind uint16, flags netlink.HeaderFlags, family uint8, a nfnetlink.Attrs) netlink.Message {
+	return nfnetlink.Request(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, nfnetlink.Family(family), flags, a)
 }

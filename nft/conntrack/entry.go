@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"time"
@@ -115,7 +114,7 @@ var states = map[uint16][]string{
 	},
 }
 
-func (e *Entry) decode(b []byte) error {
+func (e *Entry) decode(b nfnetlink.Attrs) error {
 	*e = Entry{}
 	return nfnetlink.Each(b, func(typ uint16, data []byte) error {
 		switch typ {
@@ -125,24 +124,24 @@ func (e *Entry) decode(b []byte) error {
 		case ctaTupleReply:
 			return e.decodeTuple(&e.Reply, data)
 		case ctaStatus:
-			e.Status = Status(number(data))
+			e.Status = Status(nfnetlink.Number(data))
 		case ctaTimeout:
-			e.Timeout = number(data)
+			e.Timeout = uint32(nfnetlink.Number(data))
 		case ctaID:
-			e.ID = number(data)
+			e.ID = uint32(nfnetlink.Number(data))
 		case ctaZone:
-			e.Zone = uint16(number(data))
+			e.Zone = uint16(nfnetlink.Number(data))
 		case ctaTimestamp:
 			return nfnetlink.Each(data, func(typ uint16, data []byte) error {
 				if typ == ctaTimestampStart && len(data) == 8 {
-					e.Started = time.Unix(0, int64(binary.BigEndian.Uint64(data)))
+					e.Started = time.Unix(0, int64(nfnetlink.Number(data)))
 				}
 				return nil
 			})
 		case ctaProtoInfo:
 			return nfnetlink.Each(data, func(protocol uint16, data []byte) error {
 				return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-					if names, n := states[protocol], int(number(data)); typ == ctaState && n < len(names) {
+					if names, n := states[protocol], int(nfnetlink.Number(data)); typ == ctaState && n < len(names) {
 						e.State = names[n]
 					}
 					return nil
@@ -158,7 +157,7 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	var srcPort, dstPort uint16
 	err := nfnetlink.Each(b, func(part uint16, data []byte) error {
 		if part == ctaTupleZone {
-			e.Zone = uint16(number(data))
+			e.Zone = uint16(nfnetlink.Number(data))
 			return nil
 		}
 		return nfnetlink.Each(data, func(typ uint16, data []byte) error {
@@ -168,13 +167,13 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 			case ctaTupleIP<<8 | ctaIPv4Dst, ctaTupleIP<<8 | ctaIPv6Dst:
 				dst, _ = netip.AddrFromSlice(data)
 			case ctaTupleProto<<8 | ctaProtoNum:
-				t.Protocol = uint8(number(data))
+				t.Protocol = uint8(nfnetlink.Number(data))
 			case ctaTupleProto<<8 | ctaProtoSrcPort:
-				srcPort = uint16(number(data))
+				srcPort = uint16(nfnetlink.Number(data))
 			case ctaTupleProto<<8 | ctaProtoDstPort:
-				dstPort = uint16(number(data))
+				dstPort = uint16(nfnetlink.Number(data))
 			case ctaTupleProto<<8 | ctaProtoICMPID, ctaTupleProto<<8 | ctaProtoICMPv6ID:
-				srcPort = uint16(number(data))
+				srcPort = uint16(nfnetlink.Number(data))
 				dstPort = srcPort
 			}
 			return nil
@@ -182,17 +181,4 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	})
 	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
 	return err
-}
-
-// number reads a number of one, two or four bytes in network order.
-func number(b []byte) uint32 {
-	switch len(b) {
-	case 1:
-		return uint32(b[0])
-	case 2:
-		return uint32(binary.BigEndian.Uint16(b))
-	case 4:
-		return binary.BigEndian.Uint32(b)
-	}
-	return 0
 }

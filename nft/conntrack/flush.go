@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Pass deletes connections that are stale, and only those of which that is certain:
@@ -18,7 +20,7 @@ import (
 //
 // It keeps about twenty bytes for each connection that it is to delete.
 type Pass struct {
-	Table   *Table
+	Tracker *Tracker
 	Matches func(*Entry) bool
 	// Read returns a judge for the policy in force. It is called before the stale
 	// connections are listed, and again after that: the second judge knows each rule that
@@ -52,26 +54,26 @@ func (p *Pass) Run(ctx context.Context) error {
 	}
 	tick := time.NewTicker(flushStep * time.Second / flushRate)
 	defer tick.Stop()
-	return p.Table.with(func(nl *netlink.Conn) error {
-		return p.dump(ctx, func(e *Entry) error {
-			if !p.listed[p.hash(e)] {
-				return nil
-			}
-			switch err := e.remove(nl, j); {
-			case err == nil:
-				p.Deleted++
-			case !errors.Is(err, unix.ENOENT):
-				return fmt.Errorf("delete connection: %w", err)
-			}
-			delete(p.listed, p.hash(e))
-			if len(p.listed)%flushStep == 0 {
-				select {
-				case <-tick.C:
-				case <-ctx.Done():
-				}
-			}
+	c := p.Tracker.dial()
+	defer func() { _ = c.Close() }()
+	return p.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
+		if !p.listed[p.hash(e)] {
 			return nil
-		})
+		}
+		switch err := e.remove(c, j); {
+		case err == nil:
+			p.Deleted++
+		case !errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("delete connection: %w", err)
+		}
+		delete(p.listed, p.hash(e))
+		if len(p.listed)%flushStep == 0 {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+		return nil
 	})
 }
 
@@ -86,7 +88,7 @@ func (p *Pass) list(ctx context.Context) error {
 	}
 	p.seed = maphash.MakeSeed()
 	listed := map[uint64]bool{}
-	err = p.dump(ctx, func(e *Entry) error {
+	err = p.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
 		if p.Matches(e) && j.Stale(e) {
 			listed[p.hash(e)] = true
 		}
@@ -99,33 +101,19 @@ func (p *Pass) list(ctx context.Context) error {
 	return err
 }
 
-// dump visits all entries, some of them again if the dump is interrupted.
-func (p *Pass) dump(ctx context.Context, visit func(*Entry) error) error {
-	return p.Table.Dump(Filter{}, func() func(*Entry) error {
-		return func(e *Entry) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			return visit(e)
-		}
-	})
-}
-
 func (p *Pass) hash(e *Entry) uint64 { return maphash.Comparable(p.seed, e.Key) }
 
 // remove deletes the entry if it is still there and stale. Otherwise it returns ENOENT,
 // also if there is a newer entry with the same addresses and ports.
-func (e *Entry) remove(nl *netlink.Conn, j *Judge) error {
+func (e *Entry) remove(c *nfnetlink.Conn, j *Judge) error {
 	var now Entry
-	if err := exchange(nl, e.request(msgGet, 0), now.decode); err != nil {
+	if err := exchange(c, e.request(msgGet, 0), now.decode); err != nil {
 		return err
 	}
 	if now.Key != e.Key || !j.Stale(&now) {
 		return unix.ENOENT
 	}
-	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
-	_, err := nl.Execute(e.request(msgDelete, netlink.Acknowledge))
-	return err
+	return c.Exchange(e.request(msgDelete, netlink.Acknowledge), func(netlink.Message) error { return nil })
 }
 
 // request returns a request about the entry with its addresses and ports, in zone 0.
@@ -134,6 +122,8 @@ func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message 
 	if e.Original.Src.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	original := netlink.Attribute{Type: ctaTupleOrig | unix.NLA_F_NESTED, Data: e.tuple}
-	return message(kind, flags, family, original, attr(ctaID, e.ID))
+	var a nfnetlink.Attrs
+	a.AddBytes(ctaTupleOrig|unix.NLA_F_NESTED, e.tuple)
+	a.AddUint32(ctaID, e.ID)
+	return request(kind, flags, family, a)
 }

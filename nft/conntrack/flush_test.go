@@ -29,7 +29,7 @@ func reads(all ...func() (*Judge, error)) func(context.Context) (*Judge, error) 
 
 func by(j *Judge) func() (*Judge, error) { return func() (*Judge, error) { return j, nil } }
 
-func left(t *testing.T, table *Table) (dsts []string) {
+func left(t *testing.T, table *Tracker) (dsts []string) {
 	t.Helper()
 	for _, e := range entries(t, table, Filter{}) {
 		dsts = append(dsts, e.Destination().Addr().String())
@@ -49,7 +49,7 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 	insert(t, ns, untranslated(20, "10.9.0.1")...)    // exempt
 	var listed []int
 	p := Pass{
-		Table:   table,
+		Tracker: table,
 		Matches: func(e *Entry) bool { return e.Destination().Addr() != netip.MustParseAddr("203.0.113.3") },
 		Read: reads(
 			by(judgeOf(func(*config.Config) {})),
@@ -76,7 +76,7 @@ func TestPassWithNothingToDeleteEnds(t *testing.T) {
 	insert(t, ns, untranslated(1, "203.0.113.1")...)
 	listed := -1
 	p := Pass{
-		Table: newTable(dialIn(ns)), Matches: anything, Read: reads(by(judgeOf(exemptAll))),
+		Tracker: newTable(dialIn(ns)), Matches: anything, Read: reads(by(judgeOf(exemptAll))),
 		Listed: func(n int, _ *Judge) { listed = n },
 	}
 	for range 2 {
@@ -132,7 +132,7 @@ func TestPassEndsWithItsContext(t *testing.T) {
 			}
 		}
 		p := Pass{
-			Table: newTable(throughSocket(dialIn(ns), func(n int) error {
+			Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
 				if listed && n == few {
 					stop("deleting")
 				}
@@ -171,7 +171,7 @@ func TestFailedPassContinuesWithItsList(t *testing.T) {
 	judge := judgeOf(masqueradeAll)
 	listings, lists := 0, 0
 	p := Pass{
-		Table: newTable(throughSocket(dialIn(ns), func(n int) error {
+		Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
 			if failing == "reply" && n == 10 {
 				return broken
 			}
@@ -216,7 +216,7 @@ func TestPassDeletesAtMostTenThousandASecond(t *testing.T) {
 	const stale = 3000
 	insert(t, ns, untranslated(stale, "203.0.113.9")...)
 	p := Pass{
-		Table: newTable(dialIn(ns)), Matches: anything, Listed: ignore,
+		Tracker: newTable(dialIn(ns)), Matches: anything, Listed: ignore,
 		Read: func(context.Context) (*Judge, error) { return judgeOf(masqueradeAll), nil },
 	}
 	start := time.Now()
@@ -233,7 +233,7 @@ func TestPassWithoutPermissionNamesTheCapability(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, untranslated(1, "203.0.113.9")...)
 	p := Pass{
-		Table:   newTable(throughSocket(dialIn(ns), func(int) error { return unix.EPERM })),
+		Tracker: newTable(throughSocket(dialIn(ns), func(int) error { return unix.EPERM })),
 		Matches: anything, Listed: ignore, Read: reads(by(judgeOf(masqueradeAll))),
 	}
 	if err := p.Run(t.Context()); !errors.Is(err, ErrNotPermitted) {

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -130,8 +131,8 @@ type Sample struct {
 	Partial  bool // there were more entries than were examined
 }
 
-// Sample is like [Table.Dump], but stops after 200,000 entries.
-func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
+// Sample is like [Tracker.Dump], but stops after 200,000 entries.
+func (t *Tracker) Sample(start func() func(*Entry)) (Sample, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Sample{}, err
@@ -141,17 +142,17 @@ func (t *Table) Sample(start func() func(*Entry)) (Sample, error) {
 		start()
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
-	err = t.Dump(Filter{}, func() func(*Entry) error {
+	var visit func(*Entry)
+	err = t.Dump(context.Background(), Filter{}, func() {
 		s.Examined = 0
-		visit := start()
-		return func(e *Entry) error {
-			visit(e)
-			if s.Examined++; s.Examined < t.sample {
-				return nil
-			}
-			s.Partial = s.Entries > s.Examined
-			return errStop
+		visit = start()
+	}, func(e *Entry) error {
+		visit(e)
+		if s.Examined++; s.Examined < t.sample {
+			return nil
 		}
+		s.Partial = s.Entries > s.Examined
+		return errStop
 	})
 	return s, err
 }
@@ -165,7 +166,7 @@ type Stale struct {
 
 // CountStale counts the connections whose translation contradicts the policy. Each one that is
 // examined is also passed to the functions that begin, if any, return.
-func (t *Table) CountStale(j *Judge, begin ...func() func(*Entry)) (Stale, error) {
+func (t *Tracker) CountStale(j *Judge, begin ...func() func(*Entry)) (Stale, error) {
 	var s Stale
 	sample, err := t.Sample(func() func(*Entry) {
 		s = Stale{}

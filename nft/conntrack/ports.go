@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 
@@ -96,18 +97,15 @@ type Pressure struct {
 }
 
 // Pressure reads the counters and all connections whose source was translated to one of the ports.
-func (t *Table) Pressure(ports Ports) (Pressure, error) {
+func (t *Tracker) Pressure(ports Ports) (Pressure, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Pressure{}, err
 	}
 	var tally Tally
-	err = t.Dump(Filter{Translated: true}, func() func(*Entry) error {
-		tally = Tally{}
-		return func(e *Entry) error {
-			tally.Add(e, ports)
-			return nil
-		}
+	err = t.Dump(context.Background(), Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
+		tally.Add(e, ports)
+		return nil
 	})
 	if err != nil {
 		return Pressure{}, err

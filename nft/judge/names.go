@@ -29,7 +29,6 @@ func noName() Names { return Names{{"", true}} }
 // All reports whether every name is in the set, and the empty one.
 func (n Names) All() bool { return slices.Equal(n, allNames()) }
 
-// namesOf returns the names in a list of interfaces.
 func namesOf(list []config.Interface) Names {
 	n := make(Names, len(list))
 	for i, entry := range list {

@@ -67,7 +67,6 @@ func CoveredBy(r nft.SNATRule, earlier []nft.SNATRule) (by nft.SNATRule, covered
 	return earlier[i], true
 }
 
-// covers reports whether the entry is for all connections that a later one is for.
 func covers(r nft.SNATRule, later nft.SNATRule) bool {
 	all := func(a, b nft.List) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&

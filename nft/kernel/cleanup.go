@@ -26,7 +26,7 @@ const (
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
 	k.settled = nil
 	var s *State
-	err = Again(ctx, func() error {
+	err = nfnetlink.Again(ctx, func() error {
 		if s, err = k.removable(ctx, what, s); err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 
 // Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
 func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
-	err = Again(ctx, func() error {
+	err = nfnetlink.Again(ctx, func() error {
 		s, err := k.removable(ctx, what, nil)
 		if err == nil {
 			found = names(s.Differences())
@@ -72,7 +72,6 @@ func (k *Kernel) removable(ctx context.Context, what Removal, earlier *State) (*
 	return s, err
 }
 
-// names returns the names of what a removal removes.
 func names(diffs []layout.Difference) (out []string) {
 	for _, d := range diffs {
 		if d.Kind == layout.Older {
@@ -124,7 +123,7 @@ func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
 	ours := false
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		var chains []nfnetlink.Chain
-		err := Again(ctx, func() (err error) {
+		err := nfnetlink.Again(ctx, func() (err error) {
 			chains, err = k.conn.In(ctx).Chains(f)
 			return err
 		})

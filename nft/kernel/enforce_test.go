@@ -444,8 +444,8 @@ func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.
 	first, last := batches[0], batches[transactions-1]
 	c := table.Chain("enforce")
 	c.Hook = nft.NATHook(priority)
-	first.FlushChain(table.Family, table.Name, c.Name)
-	first.DelChain(table.Family, table.Name, c.Name)
+	first.FlushChain(c.KernelChain(table).ID())
+	first.DelChain(c.KernelChain(table).ID())
 	last.AddChain(c.KernelChain(table))
 	for _, r := range c.Bytecode(table, nil) {
 		last.AddRule(r)

@@ -8,19 +8,15 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// ErrBusy means that other programs changed the ruleset again and again between reading and
-// writing. What packets see is as before; nothing is wrong with the rules.
-var ErrBusy = errors.New("other programs keep changing the ruleset")
-
 // Refused reports whether the kernel rejected rules. Other errors mean that they could
-// not be read, or [ErrBusy].
+// not be read, or [nfnetlink.ErrBusy].
 func Refused(err error) bool {
 	var refused *nfnetlink.RefusedError
 	return !Delayed(err) && (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE))
 }
 
-// Delayed reports whether an error is [ErrBusy]: the same rules are accepted later.
-func Delayed(err error) bool { return errors.Is(err, ErrBusy) }
+// Delayed reports whether an error is [nfnetlink.ErrBusy]: the same rules are accepted later.
+func Delayed(err error) bool { return errors.Is(err, nfnetlink.ErrBusy) }
 
 // Hint explains what an error from the kernel usually means, "" if there is
 // nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in

@@ -3,8 +3,6 @@ package kernel
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -94,7 +92,7 @@ type Applied struct {
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too. After a few seconds next to programs that write all
-// the time, the error is [ErrBusy]. [layout.Frame] is [layout.Ours] unless the last Apply
+// the time, the error is [nfnetlink.ErrBusy]. [layout.Frame] is [layout.Ours] unless the last Apply
 // wanted the same.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
 	start := time.Now()
@@ -119,45 +117,6 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 	return a, nil
 }
 
-// A task is repeated while other programs write, for so long, but at least so often.
-const (
-	patience = 3 * time.Second
-	attempts = 5
-)
-
-// Again repeats a task until it succeeds, or fails for another reason than that another
-// program wrote at the same time, or for too long. Two agents would disrupt each
-// other forever if they did not wait for different times.
-func Again(ctx context.Context, do func() error) error {
-	start := time.Now()
-	for n := 1; ; n++ {
-		err := do()
-		if !disturbed(err) {
-			return err
-		}
-		if n >= attempts && time.Since(start) > patience {
-			return fmt.Errorf("%w: %w", ErrBusy, err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(rand.N(time.Duration(min(n, 20)) * time.Millisecond)):
-		}
-	}
-}
-
-// disturbed reports whether another program changed the ruleset between reading and
-// writing, or whether the outcome is unknown: then read again. While reading, a listed
-// object may be gone.
-func disturbed(err error) bool {
-	return isAny(err, nfnetlink.ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
-		nfnetlink.IsNotExist(err) && !Refused(err)
-}
-
-func isAny(err error, targets ...error) bool {
-	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
-}
-
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
 // if two reads agree. Rules in our chain may be another agent's at first.
@@ -165,7 +124,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	diffs []layout.Difference, err error,
 ) {
 	var last []string
-	err = Again(ctx, func() error {
+	err = nfnetlink.Again(ctx, func() error {
 		if s, err = k.read(ctx, want, depth, nil); err != nil {
 			return err
 		}
@@ -188,7 +147,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 	a.Differences = texts(found)
 	diffs := found
 	n, replace := 0, false
-	err = Again(ctx, func() (err error) {
+	err = nfnetlink.Again(ctx, func() (err error) {
 		if n++; n > 1 {
 			if s, err = k.read(ctx, s.Want, s.depth, s); err != nil {
 				return err
@@ -227,7 +186,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 // program did to our table, rather than to a missing privilege or memory.
 func mayComeFromTheTable(err error) bool {
 	var refused *nfnetlink.RefusedError
-	return errors.As(err, &refused) && !isAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
+	return errors.As(err, &refused) && !nfnetlink.IsAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
 }
 
 // describe adds what was done about differences.

@@ -162,7 +162,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
 			} {
 				err := do()
-				if !errors.Is(err, ErrBusy) || !Delayed(err) || Refused(err) || Hint(err) != "" {
+				if !errors.Is(err, nfnetlink.ErrBusy) || !Delayed(err) || Refused(err) || Hint(err) != "" {
 					t.Errorf("%v, refused %t, hint %q", err, Refused(err), Hint(err))
 				}
 			}

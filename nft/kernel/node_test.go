@@ -125,7 +125,7 @@ func TestRejectedTransactionsKeepTheOldRules(t *testing.T) {
 			r := newRig(t)
 			for _, errno := range errnos {
 				// Apply retries after some of them, which takes time.
-				if !nfttest.Long() && disturbed(errno) && tr.name != "change" && tr.name != "change for iptables" {
+				if !nfttest.Long() && nfnetlink.IsAny(errno, retried...) && tr.name != "change" && tr.name != "change for iptables" {
 					continue
 				}
 				for commits := range 2 {

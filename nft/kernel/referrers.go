@@ -15,17 +15,17 @@ func (k *Kernel) emptied(diffs []layout.Difference) (out []string) {
 	for _, d := range diffs {
 		for _, c := range d.Emptied {
 			out = append(out, fmt.Sprintf("the rules of chain %s in table %s %s, which itself stays, empty, because of %s",
-				nfnetlink.Printable(c.Chain), c.Family, nfnetlink.Printable(c.Table), k.referrers(c)))
+				nfnetlink.Printable(c.Name), c.Family, nfnetlink.Printable(c.Table), k.referrers(c)))
 		}
 	}
 	return out
 }
 
 // referrers describes the rules that jump to a chain.
-func (k *Kernel) referrers(to layout.ChainID) string {
+func (k *Kernel) referrers(to nfnetlink.ChainID) string {
 	const few = 5
 	var named []string
-	leads := func(r nfnetlink.Rule) bool { target, _ := facts.Target(r); return target == to.Chain }
+	leads := func(r nfnetlink.Rule) bool { target, _ := facts.Target(r); return target == to.Name }
 	_ = k.conn.EachRule(to.Family, to.Table, "", func(r nfnetlink.Rule) error {
 		if leads(r) && len(named) < few {
 			named = append(named, fmt.Sprintf("table %s %s, chain %s: %s", r.Family, nfnetlink.Printable(r.Table),

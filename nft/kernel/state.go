@@ -28,6 +28,9 @@ type State struct {
 	legacy     []older.Chain
 }
 
+// Unread returns a state of which only is known what is wanted.
+func Unread(want nft.Ruleset) *State { return &State{Want: want} }
+
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
@@ -71,6 +74,9 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 
 // Owns reports whether a chain is ours, or will be.
 func (s *State) Owns(c nfnetlink.Chain) bool {
+	if s.modes == nil {
+		return s.Want.Owns(c)
+	}
 	for _, m := range s.modes {
 		if m != nil && m.Owns(c) {
 			return true
@@ -120,11 +126,7 @@ func (s *State) Drift() []layout.Difference {
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []layout.Difference) {
 	for _, l := range older.Removable(s.legacy) {
-		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
-		for _, name := range l.Held {
-			d.Emptied = append(d.Emptied, layout.ChainID{Family: l.Family, Table: l.Table, Chain: name})
-		}
-		diffs = append(diffs, d)
+		diffs = append(diffs, layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l, Emptied: l.Held})
 	}
 	for _, m := range s.modes {
 		if m != nil {
@@ -137,7 +139,7 @@ func (s *State) Differences() (diffs []layout.Difference) {
 // commit sends a transaction that is right at any generation.
 func (s *State) commit(b *nfnetlink.Batch) error {
 	err := s.commitAt(b, 0)
-	if isAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
+	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
 		// It may have met what another program has just written.
 		if now, _ := s.conn.Generation(); now != s.generation {
 			return nfnetlink.ErrInterrupted

@@ -81,7 +81,7 @@ type Difference struct {
 	// Rules are those that go, if another agent wrote them: of kinds Older and Unsigned.
 	Rules older.Chain
 	// Emptied are chains that stay, without rules, because other programs refer to them.
-	Emptied []ChainID
+	Emptied []nfnetlink.ChainID
 	Err     error // of kinds Foreign and Prevented
 }
 
@@ -95,10 +95,4 @@ func (d Difference) String() string {
 	case Drift, Odd, Unsigned, Foreign, Prevented:
 	}
 	return d.Text
-}
-
-// A ChainID identifies a chain of a table.
-type ChainID struct {
-	Family       nfnetlink.Family
-	Table, Chain string
 }

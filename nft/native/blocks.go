@@ -29,13 +29,10 @@ type blockUse struct {
 	to       func(*nft.PortRange) nft.Node
 }
 
-// chain is the name of the chain of a block.
 func (u blockUse) chain(number int) string { return fmt.Sprintf("%s-%d%s", u.name, number, u.suffix) }
 
-// blockMap is the name of the map to the chains.
 func (u blockUse) blockMap(f nft.FamilyPolicy) string { return u.name + "-by-pod" + f.Suffix() }
 
-// sets returns the maps.
 func (u blockUse) sets() (sets []nft.Set) {
 	for _, f := range u.families {
 		s := nft.Set{
@@ -58,7 +55,6 @@ func lastByte(ipv6 bool, b int) netip.Addr {
 	return netip.AddrFrom4([4]byte{3: byte(b)})
 }
 
-// chains returns a chain for each block.
 func (u blockUse) chains() (chains []nft.Chain) {
 	for number := range u.blocks.Count() {
 		c, ports := nft.Chain{Name: u.chain(number)}, u.blocks.Block(number)
@@ -143,7 +139,6 @@ func blockUses(p nft.Policy) (uses []blockUse) {
 	return uses
 }
 
-// compileBlocks returns the chains of all blocks, and those that masquerade.
 func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	var own []nft.FamilyPolicy // of which the node's connections are masqueraded
 	var blocks nft.PortBlocks
@@ -174,7 +169,6 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	return chains
 }
 
-// ownRule is the rule for the node's own connections.
 func ownRule(masq nft.Node) nft.Rule {
 	return nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"}
 }

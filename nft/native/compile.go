@@ -78,7 +78,6 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	return []nft.Table{t}
 }
 
-// toPorts reports whether connections of a family are masqueraded to the ports of toPorts.
 func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
 	return len(p.Ports) > 0 && p.PortBlocks(f.IPv6).Count() == 0
 }
@@ -162,7 +161,6 @@ func setsOf(f nft.FamilyPolicy) []nft.Set {
 	return append(sets, snatSets(f)...)
 }
 
-// compilePorts masquerades to the port ranges.
 func compilePorts(p nft.Policy) nft.Chain {
 	return nft.Chain{Name: portsChain, Rules: portRules(nft.PortProtocols(), p.Ports, func(ports *nft.PortRange) nft.Node {
 		return masquerade(p.RandomFully, ports)

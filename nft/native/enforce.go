@@ -96,7 +96,6 @@ func toItself(f nft.FamilyPolicy) nft.Node {
 // learnedFor is how long a set keeps a pair: a flood of sources fills it for no longer.
 const learnedFor = time.Second
 
-// hasMark matches packets with a mark.
 func hasMark(m nft.Mark) nft.Node {
 	word := func(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 	text, es := fmt.Sprintf("meta mark 0x%08x", m.Value), []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}}

@@ -75,7 +75,6 @@ func node(text string, exprs ...expr.Any) nft.Node {
 	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...)}
 }
 
-// ofProtocol matches packets of a protocol.
 func ofProtocol(p nft.Protocol) nft.Node { return node("meta l4proto "+p.String(), p.Match()...) }
 
 // byInterface matches packets by their input or output interface, or by a prefix
@@ -106,7 +105,6 @@ func byChance(c nft.PortChoice) nft.Node {
 		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(c.Size())})
 }
 
-// count increments a named counter.
 func count(counter string) nft.Node {
 	return node("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
 }
@@ -142,7 +140,6 @@ func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32)
 	return append(load, &expr.Immediate{Register: reg + 1, Data: binaryutil.BigEndian.PutUint16(r.Max)}), reg, reg + 1
 }
 
-// stop returns to the calling chain.
 func stop() nft.Node { return node("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.

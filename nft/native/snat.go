@@ -83,7 +83,6 @@ func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
 	return slices.DeleteFunc(both, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
-// placeOf names an entry of snatRules.
 func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Place) }
 
 // compileSNAT compiles the chain that selects the source address for connections of pods,

@@ -22,7 +22,7 @@ type State struct {
 	conn  *nfnetlink.Conn
 	want  *nft.Table // nil: none
 	last  bool       // another mode is wanted, whose rules come first
-	held  *table
+	held  *ourTable
 	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
 	diffs []string                 // of the elements that were read
 }
@@ -389,24 +389,24 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 			rest = after
 		}
 	}
-	var gone []string
+	var gone []nfnetlink.ChainID
 	for _, c := range s.held.chains {
 		switch {
 		case wants(s.want, c.Name):
-			b.FlushChain(t.Family, t.Name, c.Name)
+			b.FlushChain(c.ID())
 		case stays(c):
-			b.FlushChain(t.Family, t.Name, c.Name)
+			b.FlushChain(c.ID())
 			c.Policy = nfnetlink.Accept
 			b.AddChain(c)
 		case !c.Bound:
-			if gone = append(gone, c.Name); c.Hook != nil {
+			if gone = append(gone, c.ID()); c.Hook != nil {
 				rest = after
 			}
 		}
 	}
 	for _, w := range t.Chains {
 		if held, ok := s.held.chain(w.Name); ok && !held.Hook.Equal(w.Hook) {
-			b.DelChain(t.Family, t.Name, w.Name)
+			b.DelChain(held.ID())
 		}
 		b.AddChain(w.KernelChain(t))
 	}
@@ -416,7 +416,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 		}
 	}
 	for _, chain := range gone {
-		rest.FlushChain(t.Family, t.Name, chain)
+		rest.FlushChain(chain)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.held.sets)) {
 		if !slices.Contains(used, name) {
@@ -424,7 +424,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 		}
 	}
 	for _, chain := range gone {
-		rest.DelChain(t.Family, t.Name, chain)
+		rest.DelChain(chain)
 	}
 	for _, x := range s.held.objects {
 		if !slices.Contains(t.Counters, x.Name) {

@@ -12,8 +12,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A table is our table as the kernel has it.
-type table struct {
+// An ourTable is our table as the kernel has it.
+type ourTable struct {
 	nfnetlink.Table
 	exists  bool
 	chains  []nfnetlink.Chain
@@ -28,12 +28,12 @@ type table struct {
 // can add more than fits our memory.
 const slack = 5_000
 
-func newTable() *table {
-	return &table{rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{}}
+func newTable() *ourTable {
+	return &ourTable{rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{}}
 }
 
 // readTable reads our table, with at most so many rules, without the elements of its sets.
-func readTable(c *nfnetlink.Conn, left int) (*table, error) {
+func readTable(c *nfnetlink.Conn, left int) (*ourTable, error) {
 	out := newTable()
 	var err error
 	out.Table, err = c.Table(nfnetlink.Inet, nft.TableName)
@@ -73,7 +73,7 @@ func readTable(c *nfnetlink.Conn, left int) (*table, error) {
 	return out, err
 }
 
-func (t *table) chain(name string) (nfnetlink.Chain, bool) {
+func (t *ourTable) chain(name string) (nfnetlink.Chain, bool) {
 	i := slices.IndexFunc(t.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
 	if i < 0 {
 		return nfnetlink.Chain{}, false
@@ -82,7 +82,7 @@ func (t *table) chain(name string) (nfnetlink.Chain, bool) {
 }
 
 // refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
-func (t *table) refersTo(set, chain string) bool {
+func (t *ourTable) refersTo(set, chain string) bool {
 	for name, rules := range t.rules {
 		if (chain == "" || name == chain) &&
 			slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }) {
@@ -92,8 +92,7 @@ func (t *table) refersTo(set, chain string) bool {
 	return false
 }
 
-// hasStatements reports whether a set adds statements to its elements.
-func (t *table) hasStatements() bool {
+func (t *ourTable) hasStatements() bool {
 	for _, s := range t.sets {
 		if s.HasStatements() {
 			return true

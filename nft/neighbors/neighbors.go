@@ -64,8 +64,17 @@ func (n *Node) Survey(ctx context.Context, want nft.Ruleset) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
+	return n.beside(ctx, ours)
+}
+
+// Around reads the rules of other programs alone, as an observer of the loop, which reads ours.
+func (n *Node) Around(ctx context.Context, want nft.Ruleset) (*State, error) {
+	return n.beside(ctx, kernel.Unread(want))
+}
+
+func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
-	return s, kernel.Again(ctx, func() (err error) {
+	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Owns, Reads: concerns}); err == nil {
 			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns, rule.String)
 		}

@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -48,7 +47,7 @@ type Tracer struct {
 // ruleset that the kernel has, as far as it is known.
 func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) {
 	t, c := &Tracer{known: known}, s.node.In(ctx)
-	return t, kernel.Again(ctx, func() error {
+	return t, nfnetlink.Again(ctx, func() error {
 		all := func(nfnetlink.Chain) bool { return true }
 		r, err := trace.Read(ctx, c, trace.Scope{Own: s.Owns, Ours: true, Reads: all})
 		if err != nil {

@@ -27,7 +27,8 @@ func (a *Attrs) pad() {
 	}
 }
 
-func (a *Attrs) bytes(typ uint16, b []byte) {
+// AddBytes appends an attribute.
+func (a *Attrs) AddBytes(typ uint16, b []byte) {
 	a.header(typ, len(b))
 	*a = append(*a, b...)
 	a.pad()
@@ -40,9 +41,9 @@ func (a *Attrs) str(typ uint16, s string) {
 	a.pad()
 }
 
-// uint32 appends a number in network byte order, which nf_tables uses for all
+// AddUint32 appends a number in network byte order, which nf_tables uses for all
 // numbers.
-func (a *Attrs) uint32(typ uint16, v uint32) {
+func (a *Attrs) AddUint32(typ uint16, v uint32) {
 	a.header(typ, 4)
 	*a = binary.BigEndian.AppendUint32(*a, v)
 }
@@ -111,10 +112,10 @@ func (a Attrs) Attr(typ uint16) Attrs {
 }
 
 // Uint32 returns a number in network byte order, or 0 if there is none.
-func (a Attrs) Uint32(typ uint16) uint32 { return bigUint32(a.Attr(typ)) }
+func (a Attrs) Uint32(typ uint16) uint32 { return uint32(a.Uint64(typ)) }
 
 // Uint64 returns a number in network byte order, or 0 if there is none.
-func (a Attrs) Uint64(typ uint16) uint64 { return bigUint64(a.Attr(typ)) }
+func (a Attrs) Uint64(typ uint16) uint64 { return Number(a.Attr(typ)) }
 
 // Str returns a string up to its first zero byte.
 func (a Attrs) Str(typ uint16) string { return unix.ByteSliceToString(a.Attr(typ)) }
@@ -122,16 +123,10 @@ func (a Attrs) Str(typ uint16) string { return unix.ByteSliceToString(a.Attr(typ
 // Value returns the bytes of an attribute that contains an nft_data value.
 func (a Attrs) Value(typ uint16) []byte { return a.Attr(typ).Attr(unix.NFTA_DATA_VALUE) }
 
-func bigUint32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
+// Number returns a number in network byte order, of any number of bytes.
+func Number(b []byte) (n uint64) {
+	for _, c := range b {
+		n = n<<8 | uint64(c)
 	}
-	return binary.BigEndian.Uint32(b)
-}
-
-func bigUint64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
+	return n
 }

@@ -29,12 +29,17 @@ func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a Attr
 }
 
 func message(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) netlink.Message {
+	return Request(unix.NFNL_SUBSYS_NFTABLES<<8|msg, family, flags, a)
+}
+
+// headerLen is the size of struct nfgenmsg.
+const headerLen = 4
+
+// Request returns a message to a subsystem of netfilter, NFNL_SUBSYS_…<<8 | message.
+func Request(typ uint16, family Family, flags netlink.HeaderFlags, a Attrs) netlink.Message {
 	return netlink.Message{
-		Header: netlink.Header{
-			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | msg),
-			Flags: netlink.Request | flags,
-		},
-		Data: append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, a...),
+		Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | flags},
+		Data:   append([]byte{byte(family), unix.NFNETLINK_V0, 0, 0}, a...),
 	}
 }
 
@@ -54,7 +59,7 @@ func (b *Batch) WakeTable(t Table) {
 func (b *Batch) addTable(t Table) {
 	var a Attrs
 	a.str(unix.NFTA_TABLE_NAME, t.Name)
-	a.uint32(unix.NFTA_TABLE_FLAGS, t.Flags)
+	a.AddUint32(unix.NFTA_TABLE_FLAGS, t.Flags)
 	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Echo, a)
 }
 
@@ -71,10 +76,10 @@ func (b *Batch) AddChain(c Chain) {
 	a := in(c.Table, unix.NFTA_CHAIN_NAME, c.Name)
 	if c.Hook != nil {
 		a.nest(unix.NFTA_CHAIN_HOOK, func() {
-			a.uint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
-			a.uint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
+			a.AddUint32(unix.NFTA_HOOK_HOOKNUM, c.Hook.Number)
+			a.AddUint32(unix.NFTA_HOOK_PRIORITY, uint32(c.Hook.Priority))
 		})
-		a.uint32(unix.NFTA_CHAIN_POLICY, c.Policy)
+		a.AddUint32(unix.NFTA_CHAIN_POLICY, c.Policy)
 		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
 	b.add(c.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
@@ -82,9 +87,8 @@ func (b *Batch) AddChain(c Chain) {
 
 // DelChain deletes a chain, which must be empty and unreferenced. The kernel then drops all
 // packets in the queues (nfqueue) of the network namespace if it has a hook.
-func (b *Batch) DelChain(family Family, table, chain string) {
-	a := in(table, unix.NFTA_CHAIN_NAME, chain)
-	b.add(family, unix.NFT_MSG_DELCHAIN, 0, a)
+func (b *Batch) DelChain(c ChainID) {
+	b.add(c.Family, unix.NFT_MSG_DELCHAIN, 0, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
 }
 
 // AddRule appends a rule to its chain.
@@ -105,32 +109,26 @@ func ruleAttrs(r Rule) Attrs {
 		for _, e := range r.Exprs {
 			a.nest(unix.NFTA_LIST_ELEM, func() {
 				a.str(unix.NFTA_EXPR_NAME, e.Name)
-				a.bytes(unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, e.Attrs)
+				a.AddBytes(unix.NFTA_EXPR_DATA|unix.NLA_F_NESTED, e.Attrs)
 			})
 		}
 	})
 	if len(r.UserData) > 0 {
-		a.bytes(unix.NFTA_RULE_USERDATA, r.UserData)
+		a.AddBytes(unix.NFTA_RULE_USERDATA, r.UserData)
 	}
 	return a
 }
 
-// DelRule deletes the rule with this handle.
-func (b *Batch) DelRule(family Family, table, chain string, handle uint64) {
-	a := in(table, unix.NFTA_RULE_CHAIN, chain)
-	a.uint64(unix.NFTA_RULE_HANDLE, handle)
-	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+// DelRule deletes the rule with the same handle.
+func (b *Batch) DelRule(r Rule) {
+	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
+	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
+	b.add(r.Family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// FlushChain deletes all rules of a chain, or of every chain in the table if
-// chain is empty.
-func (b *Batch) FlushChain(family Family, table, chain string) {
-	var a Attrs
-	a.str(unix.NFTA_RULE_TABLE, table)
-	if chain != "" {
-		a.str(unix.NFTA_RULE_CHAIN, chain)
-	}
-	b.add(family, unix.NFT_MSG_DELRULE, 0, a)
+// FlushChain deletes all rules of a chain.
+func (b *Batch) FlushChain(c ChainID) {
+	b.add(c.Family, unix.NFT_MSG_DELRULE, 0, in(c.Table, unix.NFTA_RULE_CHAIN, c.Name))
 }
 
 // AddSet creates a set; an existing one of that name must be equivalent. Its
@@ -139,26 +137,26 @@ func (b *Batch) AddSet(s Set) {
 	a := in(s.Table, unix.NFTA_SET_NAME, s.Name)
 	// The kernel requires an ID. It matters only to rules in the same transaction
 	// that refer to the set by ID; ours refer to it by name.
-	a.uint32(unix.NFTA_SET_ID, uint32(len(b.msgs)+1))
-	a.uint32(unix.NFTA_SET_FLAGS, s.Flags)
-	a.uint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
-	a.uint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
+	a.AddUint32(unix.NFTA_SET_ID, uint32(len(b.msgs)+1))
+	a.AddUint32(unix.NFTA_SET_FLAGS, s.Flags)
+	a.AddUint32(unix.NFTA_SET_KEY_TYPE, s.KeyType)
+	a.AddUint32(unix.NFTA_SET_KEY_LEN, s.KeyLen)
 	if s.DataLen > 0 {
-		a.uint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
-		a.uint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
+		a.AddUint32(unix.NFTA_SET_DATA_TYPE, s.DataType)
+		a.AddUint32(unix.NFTA_SET_DATA_LEN, s.DataLen)
 	}
 	if s.Size > 0 {
-		a.nest(unix.NFTA_SET_DESC, func() { a.uint32(unix.NFTA_SET_DESC_SIZE, s.Size) })
+		a.nest(unix.NFTA_SET_DESC, func() { a.AddUint32(unix.NFTA_SET_DESC_SIZE, s.Size) })
 	}
 	if len(s.UserData) > 0 {
-		a.bytes(unix.NFTA_SET_USERDATA, s.UserData)
+		a.AddBytes(unix.NFTA_SET_USERDATA, s.UserData)
 	}
 	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Echo, a)
 }
 
 // recordHandle records the handle of a table or set that the kernel echoes.
 func (b *Batch) recordHandle(m netlink.Message) {
-	if len(m.Data) < 4 {
+	if len(m.Data) < headerLen {
 		return
 	}
 	if b.Handles == nil {
@@ -229,15 +227,15 @@ func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, m := range chunk {
 				a.nest(unix.NFTA_LIST_ELEM, func() {
-					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.bytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
+					a.nest(unix.NFTA_SET_ELEM_KEY, func() { a.AddBytes(unix.NFTA_DATA_VALUE, m.Key.AsSlice()) })
 					a.nest(unix.NFTA_SET_ELEM_DATA, func() {
 						if m.Chain == "" {
-							a.bytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice())
+							a.AddBytes(unix.NFTA_DATA_VALUE, m.Value.AsSlice())
 							return
 						}
 						a.nest(unix.NFTA_DATA_VERDICT, func() {
 							jump := int32(unix.NFT_JUMP)
-							a.uint32(unix.NFTA_VERDICT_CODE, uint32(jump))
+							a.AddUint32(unix.NFTA_VERDICT_CODE, uint32(jump))
 							a.str(unix.NFTA_VERDICT_CHAIN, m.Chain)
 						})
 					})
@@ -263,14 +261,14 @@ func (a *Attrs) element(addr netip.Addr, end bool) {
 	a.header(unix.NFTA_DATA_VALUE, size)
 	*a, _ = addr.WithZone("").AppendBinary(*a)
 	if end {
-		a.uint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		a.AddUint32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 	}
 }
 
 // AddCounter creates a named counter; an existing one keeps its values.
 func (b *Batch) AddCounter(family Family, table, name string) {
 	a := in(table, unix.NFTA_OBJ_NAME, name)
-	a.uint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+	a.AddUint32(unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
 	a.nest(unix.NFTA_OBJ_DATA, func() {
 		a.uint64(unix.NFTA_COUNTER_BYTES, 0)
 		a.uint64(unix.NFTA_COUNTER_PACKETS, 0)
@@ -281,7 +279,7 @@ func (b *Batch) AddCounter(family Family, table, name string) {
 // DelObject deletes a stateful object, which must be unreferenced.
 func (b *Batch) DelObject(o Object) {
 	a := in(o.Table, unix.NFTA_OBJ_NAME, o.Name)
-	a.uint32(unix.NFTA_OBJ_TYPE, o.Type)
+	a.AddUint32(unix.NFTA_OBJ_TYPE, o.Type)
 	b.add(o.Family, unix.NFT_MSG_DELOBJ, 0, a)
 }
 

@@ -142,22 +142,21 @@ func (s *socket) Close() error {
 // fail drops a socket in which unread replies may be queued.
 func (s *socket) fail() { _ = s.Close() }
 
-// ErrInterrupted reports that the ruleset changed while it was being read.
-var ErrInterrupted = errors.New("the ruleset changed while it was read")
+// ErrInterrupted reports that a list is perhaps incomplete.
+var ErrInterrupted = errors.New("what was read changed meanwhile")
 
 // Generation returns the number that the kernel increments with each transaction
 // in the network namespace.
 func (c *Conn) Generation() (uint32, error) {
-	msgs, err := c.request(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
+	g := Generation{}
+	err := c.Exchange(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil), func(m netlink.Message) error {
+		g, _ = parseGen(m)
+		return nil
+	})
 	if err != nil {
 		return 0, fmt.Errorf("cannot read nftables: %w", err)
 	}
-	for _, m := range msgs {
-		if g, ok := parseGen(m); ok {
-			return g.ID, nil
-		}
-	}
-	return 0, errors.New("cannot read nftables: no reply")
+	return g.ID, nil
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects
@@ -193,7 +192,7 @@ func envelope(b *Batch, generation uint32) []netlink.Message {
 	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
 	begin := Attrs(head)
 	if generation != 0 {
-		begin.uint32(unix.NFNL_BATCH_GENID, generation)
+		begin.AddUint32(unix.NFNL_BATCH_GENID, generation)
 	}
 	msgs := make([]netlink.Message, 0, b.Len()+2)
 	msgs = append(msgs, netlink.Message{
@@ -274,7 +273,6 @@ func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error
 // Unwrap returns the reason, which wraps the kernel's errno.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// refusal returns the error for the message that the kernel rejected.
 func refusal(sent []netlink.Message, op *netlink.OpError) error {
 	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {
@@ -299,19 +297,11 @@ func opOf(t netlink.HeaderType) Op {
 	return ops[uint16(t&0xff)]
 }
 
-// request sends one request and returns all messages of the reply.
-func (c *Conn) request(m netlink.Message) (msgs []netlink.Message, err error) {
-	err = c.stream(m, func(m netlink.Message) error {
-		msgs = append(msgs, m)
-		return nil
-	})
-	return msgs, err
-}
-
-// stream sends one request and calls fn for each message of the reply. If fn
-// fails, or the context ends, the rest of the reply is not read: the socket is closed,
-// so that the kernel stops the dump.
-func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
+// Exchange sends one request and calls do for each message of the reply, of which only a dump
+// has several. If do fails, or the context ends, the rest of the reply is not read: the socket
+// is closed, so that the kernel stops the dump. The error is [ErrInterrupted] if what was
+// listed has changed meanwhile.
+func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
 	}
@@ -321,29 +311,38 @@ func (c *Conn) stream(m netlink.Message, fn func(netlink.Message) error) error {
 	if err != nil {
 		return err
 	}
-	req, err := nl.Send(m)
+	request, err := bounded(nl).Send(m)
 	if err != nil {
 		c.fail()
 		return err
 	}
 	interrupted := false
-	for m, err := range bounded(nl).ReceiveIter() {
+	for reply, err := range nl.ReceiveIter() {
+		var op *netlink.OpError
+		switch {
+		case err == nil:
+		case errors.As(err, &op) && op.Sequence == request.Header.Sequence:
+			return err
+		default:
+			c.fail()
+			return err
+		}
+		if reply.Header.Sequence != request.Header.Sequence || len(reply.Data) < headerLen {
+			err = errors.New("reply to another request")
+		} else {
+			err = errors.Join(c.ctx.Err(), do(reply))
+		}
 		if err != nil {
-			var op *netlink.OpError
-			if !errors.As(err, &op) || op.Sequence != req.Header.Sequence {
-				c.fail()
-			}
-			return err
-		}
-		if m.Header.Sequence != req.Header.Sequence {
-			c.fail()
-			return errors.New("reply to another request")
-		}
-		interrupted = interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
-		if err := errors.Join(c.ctx.Err(), fn(m)); err != nil {
 			c.fail()
 			return err
 		}
+		if m.Header.Flags&netlink.Dump == 0 {
+			// ctnetlink marks single replies as multipart: the iterator would wait for their end.
+			_ = nl.SetReadDeadline(time.Unix(1, 0))
+			return nil
+		}
+		interrupted = interrupted || reply.Header.Flags&netlink.DumpInterrupted != 0
+		bounded(nl) // do may be slow
 	}
 	if interrupted {
 		return ErrInterrupted

@@ -174,7 +174,7 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	replaced.Handle = rules[1].Handle
 	b.ReplaceRule(replaced)
 	b.AddRule(rule("base", drop, drop))
-	b.DelRule(nfnetlink.Inet, "t", "base", rules[0].Handle)
+	b.DelRule(rules[0])
 	must(t, c.Commit(b, 0))
 
 	got, err := c.Chain(nfnetlink.Inet, "t", "base")

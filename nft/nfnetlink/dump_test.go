@@ -38,7 +38,7 @@ func TestListOfAChainIsRightNextToTransactionsElsewhere(t *testing.T) {
 		b := &nfnetlink.Batch{}
 		for _, chain := range []string{"before", "after"} {
 			if toggle%2 == 0 {
-				b.FlushChain(nfnetlink.Inet, "t", chain)
+				b.FlushChain(nfnetlink.ChainID{Family: nfnetlink.Inet, Table: "t", Name: chain})
 				continue
 			}
 			for range 50 {

@@ -53,32 +53,33 @@ func Masquerade(fullyRandom bool, minPort, maxPort uint32) Expr {
 	var a Attrs
 	if minPort != 0 {
 		flags |= NATPorts
-		a.uint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
-		a.uint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
+		a.AddUint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
+		a.AddUint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
 	}
-	a.uint32(unix.NFTA_MASQ_FLAGS, flags)
+	a.AddUint32(unix.NFTA_MASQ_FLAGS, flags)
 	return Expr{Name: "masq", Attrs: a}
 }
 
 // SourceNAT is `snat to` the address in a register, and to the ports in two
 // registers if those are not 0. It is encoded as the kernel lists it: with both
-// ends of the address range, and with the flags that the kernel adds.
+// ends of the address range, and with the flags that the kernel adds. The library's expression
+// lacks NF_NAT_RANGE_MAP_IPS, so every comparison would need an exception.
 func SourceNAT(family Family, fullyRandom bool, address, minPort, maxPort uint32) Expr {
 	flags := uint32(NATAddresses)
 	if fullyRandom {
 		flags |= NATRandomFully
 	}
 	var a Attrs
-	a.uint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
-	a.uint32(unix.NFTA_NAT_FAMILY, uint32(family))
-	a.uint32(unix.NFTA_NAT_REG_ADDR_MIN, address)
-	a.uint32(unix.NFTA_NAT_REG_ADDR_MAX, address)
+	a.AddUint32(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT)
+	a.AddUint32(unix.NFTA_NAT_FAMILY, uint32(family))
+	a.AddUint32(unix.NFTA_NAT_REG_ADDR_MIN, address)
+	a.AddUint32(unix.NFTA_NAT_REG_ADDR_MAX, address)
 	if minPort != 0 {
 		flags |= NATPorts
-		a.uint32(unix.NFTA_NAT_REG_PROTO_MIN, minPort)
-		a.uint32(unix.NFTA_NAT_REG_PROTO_MAX, maxPort)
+		a.AddUint32(unix.NFTA_NAT_REG_PROTO_MIN, minPort)
+		a.AddUint32(unix.NFTA_NAT_REG_PROTO_MAX, maxPort)
 	}
-	a.uint32(unix.NFTA_NAT_FLAGS, flags)
+	a.AddUint32(unix.NFTA_NAT_FLAGS, flags)
 	return Expr{Name: "nat", Attrs: a}
 }
 
@@ -93,7 +94,6 @@ func (e Expr) Verdict() (code int32, chain string, ok bool) {
 	return parseVerdict(e.Attr(unix.NFTA_IMMEDIATE_DATA))
 }
 
-// parseVerdict reads an nft_data verdict.
 func parseVerdict(data Attrs) (code int32, chain string, ok bool) {
 	v := data.Attr(unix.NFTA_DATA_VERDICT)
 	return int32(v.Uint32(unix.NFTA_VERDICT_CODE)), v.Str(unix.NFTA_VERDICT_CHAIN), v.Attr(unix.NFTA_VERDICT_CODE) != nil
@@ -124,7 +124,7 @@ func (e Expr) WithSet(name string) Expr {
 		if typ == unix.NFTA_LOOKUP_SET {
 			out.str(typ, name)
 		} else {
-			out.bytes(typ, data)
+			out.AddBytes(typ, data)
 		}
 	}
 	return out
@@ -141,7 +141,7 @@ func Key(exprs []Expr) string {
 			data = canonical(e.Name, e.Attrs)
 		}
 		if e.JumpsByMap() { // register 0, the verdict's, is not none
-			data.uint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+			data.AddUint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 		}
 		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
 		b = append(b, data...)
@@ -176,7 +176,7 @@ func canonical(of string, b Attrs) Attrs {
 	slices.SortStableFunc(as, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
 	var out Attrs
 	for _, a := range as {
-		out.bytes(a.typ, a.data)
+		out.AddBytes(a.typ, a.data)
 	}
 	return out
 }

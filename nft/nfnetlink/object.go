@@ -74,6 +74,18 @@ func (h *Hook) String() string {
 	return fmt.Sprintf("%s hook %s priority %d", h.Type, name, h.Priority)
 }
 
+// A ChainID names a chain of a table.
+type ChainID struct {
+	Family      Family
+	Table, Name string
+}
+
+// ID returns the name of the chain.
+func (c Chain) ID() ChainID { return ChainID{c.Family, c.Table, c.Name} }
+
+// In returns the name of the chain that the rule is in.
+func (r Rule) In() ChainID { return ChainID{r.Family, r.Table, r.Chain} }
+
 // A Chain is a chain as the kernel lists it, or as it is to be created.
 type Chain struct {
 	Family Family

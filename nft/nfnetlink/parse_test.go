@@ -18,15 +18,15 @@ func TestAttributesAreReadAsWritten(t *testing.T) {
 	var a Attrs
 	a.str(1, "")
 	a.str(2, "name")
-	a.uint32(3, 0xfffffffe)
+	a.AddUint32(3, 0xfffffffe)
 	a.uint64(4, 1<<63|5)
-	a.bytes(5, []byte{1, 2, 3, 0, 5})
-	a.bytes(6, nil)
+	a.AddBytes(5, []byte{1, 2, 3, 0, 5})
+	a.AddBytes(6, nil)
 	a.nest(7, func() {
 		a.str(1, "inner")
-		a.nest(2, func() { a.uint32(1, 9) })
+		a.nest(2, func() { a.AddUint32(1, 9) })
 	})
-	a.uint32(8, 1)
+	a.AddUint32(8, 1)
 	if len(a)%attrAlign != 0 {
 		t.Errorf("%d bytes", len(a))
 	}
@@ -84,7 +84,7 @@ func TestMalformedAttributesAreErrors(t *testing.T) {
 // attr writes one attribute.
 func attr(typ uint16, data ...byte) []byte {
 	var a Attrs
-	a.bytes(typ, data)
+	a.AddBytes(typ, data)
 	return a
 }
 

@@ -15,7 +15,7 @@ import (
 // dump requests all objects of a kind, which the error names, and parses each.
 func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) ([]T, error) {
 	out := []T{}
-	err := dumpEach(c, family, msg, a, func(f Family, b Attrs) error {
+	err := c.each(netlink.Dump, family, msg, a, func(f Family, b Attrs) error {
 		out = append(out, parse(f, b))
 		return nil
 	})
@@ -25,30 +25,22 @@ func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse
 	return out, nil
 }
 
-// dumpEach requests all objects of a kind and calls fn for each, until fn fails.
-func dumpEach(c *Conn, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
-	return c.stream(message(family, msg, netlink.Dump, a), func(m netlink.Message) error {
-		if len(m.Data) < 4 {
-			return fmt.Errorf("message of %d bytes", len(m.Data))
-		}
-		return fn(Family(m.Data[0]), m.Data[4:])
+// each requests an object or, by the flag, all objects of a kind, and calls fn for each.
+func (c *Conn) each(flags netlink.HeaderFlags, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
+	return c.Exchange(message(family, msg, flags, a), func(m netlink.Message) error {
+		return fn(Family(m.Data[0]), m.Data[headerLen:])
 	})
 }
 
 // errEnough ends a dump early.
 var errEnough = errors.New("enough was read")
 
-// get requests one object.
-func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (T, error) {
-	var zero T
-	msgs, err := c.request(message(family, msg, 0, a))
-	if err != nil {
-		return zero, err
-	}
-	if len(msgs) != 1 || len(msgs[0].Data) < 4 {
-		return zero, fmt.Errorf("reply of %d messages", len(msgs))
-	}
-	return parse(Family(msgs[0].Data[0]), msgs[0].Data[4:]), nil
+func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (out T, err error) {
+	err = c.each(0, family, msg, a, func(f Family, b Attrs) error {
+		out = parse(f, b)
+		return nil
+	})
+	return out, err
 }
 
 // Table reads one table. If it does not exist, the error satisfies [IsNotExist].
@@ -131,7 +123,7 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	err := dumpEach(c, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error { return do(ParseRule(f, b)) })
+	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error { return do(ParseRule(f, b)) })
 	if err != nil && (chain == "" || !errors.Is(err, ErrInterrupted)) {
 		return fmt.Errorf("list rules: %w", err)
 	}
@@ -233,7 +225,7 @@ func (c *Conn) Elements(family Family, table, set string, limit int) (elements [
 // eachElement calls fn for each element, until fn returns errEnough: then there are more.
 func (c *Conn) eachElement(family Family, table, set string, fn func(Element) error) (more bool, err error) {
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	err = dumpEach(c, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error { return parseElements(b, fn) })
+	err = c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error { return parseElements(b, fn) })
 	switch {
 	case errors.Is(err, errEnough):
 		return true, nil
@@ -255,20 +247,19 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 			a.element(addr, false)
 			return
 		}
-		a.nest(unix.NFTA_LIST_ELEM, func() { a.uint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
+		a.nest(unix.NFTA_LIST_ELEM, func() { a.AddUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
 	})
-	replies, err := c.request(message(family, unix.NFT_MSG_GETSETELEM, 0, a))
+	err = c.each(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+		return parseElements(b, func(e Element) error {
+			limited = limited || e.Limited
+			return nil
+		})
+	})
 	switch {
 	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):
 		return false, false, nil
 	case err != nil:
 		return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
-	}
-	for _, m := range replies {
-		_ = parseElements(m.Data[4:], func(e Element) error {
-			limited = limited || e.Limited
-			return nil
-		})
 	}
 	return true, limited, nil
 }
@@ -301,7 +292,7 @@ func parseElement(b Attrs) (e Element) {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = data.Attr(unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.End = bigUint32(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.End = Number(data)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = data.Attr(unix.NFTA_DATA_VALUE)
 			e.Code, e.Chain, _ = parseVerdict(data)

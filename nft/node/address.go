@@ -67,7 +67,7 @@ func (r *Reader) Addresses(family byte) (all []Address) {
 			Local:   cmp.Or(m.Address(unix.IFA_LOCAL), peer), // IPv6 has both only if the link is point-to-point
 			Network: netip.PrefixFrom(peer, int(m.Head[bitsAt])).Masked(),
 		}
-		if flags := m.Attributes[unix.IFA_FLAGS]; flags != nil {
+		if flags := m.Attr(unix.IFA_FLAGS); flags != nil {
 			a.Flags = Number(flags)
 		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {

@@ -2,11 +2,12 @@ package node
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Change is the list of a node's addresses, as by [Addresses], or the reason why they
@@ -63,7 +64,7 @@ func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time)
 		deliver(changes, Change{Addresses: addresses})
 		_, err = nl.Receive()
 	}
-	if err == nil || errors.Is(err, unix.ENOBUFS) || errors.Is(err, errTorn) { // those mean events
+	if err == nil || nfnetlink.IsAny(err, unix.ENOBUFS, nfnetlink.ErrBusy) { // those mean events
 		return pause, nil
 	}
 	return afterError, err

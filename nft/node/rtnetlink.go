@@ -1,15 +1,16 @@
 package node
 
 import (
-	"cmp"
+	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Dialer opens an rtnetlink socket that has joined groups (RTMGRP_…).
@@ -23,90 +24,64 @@ func Dial(groups uint32) (*netlink.Conn, error) {
 // A Reader asks the kernel about the namespace of its socket. After an error it has no
 // more replies.
 type Reader struct {
-	*netlink.Conn
-	Err error
+	conn *nfnetlink.Conn
+	Err  error
 }
 
 // Read opens a socket and calls fn.
-func Read[T any](d Dialer, what string, fn func(*Reader) T) (out T, err error) {
-	r := Reader{}
-	if r.Conn, r.Err = d(0); r.Err == nil {
-		out = fn(&r)
-		_ = r.Close()
-	}
+func Read[T any](d Dialer, what string, fn func(*Reader) T) (T, error) {
+	r := Reader{conn: nfnetlink.New(func() (*netlink.Conn, error) { return d(0) })}
+	defer func() { _ = r.conn.Close() }()
+	out := fn(&r)
 	if r.Err != nil {
-		err = fmt.Errorf("%s of this node: %w", what, r.Err)
+		return out, fmt.Errorf("%s of this node: %w", what, r.Err)
 	}
-	return out, err
+	return out, nil
 }
 
-// A message is a reply: its fixed part, such as struct rtmsg, and its attributes.
+// A Message is a reply: its fixed part, such as struct rtmsg, and its attributes, whose numbers
+// are in the byte order of the machine.
 type Message struct {
 	Head []byte
-	Attributes
+	nfnetlink.Attrs
 }
-
-// Attributes are the attributes of a message by type.
-type Attributes map[uint16][]byte
-
-// errTorn reports that a list changed while the kernel sent it.
-var errTorn = errors.New("it changed each time while it was read")
 
 // Request sends a request. The fixed part of the replies is as long as its own.
 func (r *Reader) Request(
 	what netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs ...netlink.Attribute,
-) []Message {
-	const attempts = 20
-	var b []byte
-	if r.Err == nil {
-		b, r.Err = netlink.MarshalAttributes(attrs)
+) (all []Message) {
+	if r.Err != nil {
+		return nil
+	}
+	b, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		r.Err = err
+		return nil
 	}
 	request := netlink.Message{
 		Header: netlink.Header{Type: what, Flags: netlink.Request | flags}, Data: slices.Concat(head, b),
 	}
-	for try := 1; r.Err == nil; try++ {
-		var replies []netlink.Message
-		replies, r.Err = r.Execute(request)
-		torn := slices.ContainsFunc(replies, func(m netlink.Message) bool {
-			return m.Header.Flags&netlink.DumpInterrupted != 0
+	r.Err = nfnetlink.Again(context.Background(), func() error {
+		all = nil
+		return r.conn.Exchange(request, func(m netlink.Message) error {
+			all = append(all, Message{m.Data[:len(head)], m.Data[len(head):]})
+			return nil
 		})
-		if torn && try == attempts {
-			r.Err = errTorn
-		}
-		if torn {
-			continue
-		}
-		all := make([]Message, len(replies))
-		for i, m := range replies {
-			all[i] = Message{m.Data[:len(head)], r.Parse(m.Data[len(head):])}
-		}
-		return all
-	}
-	return nil
-}
-
-// Parse decodes attributes.
-func (r *Reader) Parse(b []byte) Attributes {
-	list, err := netlink.UnmarshalAttributes(b)
-	r.Err = cmp.Or(r.Err, err)
-	out := make(Attributes, len(list))
-	for _, a := range list {
-		out[a.Type&^netlink.Nested] = a.Data
-	}
-	return out
+	})
+	return all
 }
 
 // Number returns the number in an attribute, 0 if there is none.
-func (a Attributes) Number(kind uint16) uint32 {
-	if len(a[kind]) != 4 {
-		return 0
+func (m Message) Number(typ uint16) uint32 {
+	if b := m.Attr(typ); len(b) == 4 {
+		return Number(b)
 	}
-	return Number(a[kind])
+	return 0
 }
 
 // Address returns the address in an attribute, the zero address if there is none.
-func (a Attributes) Address(kind uint16) netip.Addr {
-	addr, _ := netip.AddrFromSlice(a[kind])
+func (m Message) Address(typ uint16) netip.Addr {
+	addr, _ := netip.AddrFromSlice(m.Attr(typ))
 	return addr
 }
 

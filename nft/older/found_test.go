@@ -8,12 +8,12 @@ import (
 
 // A jump may be read before its chain is created, or after that is gone.
 func TestChainsThatWereNotReadAreNotFound(t *testing.T) {
-	at := id{nfnetlink.IPv4, "nat", "IP-MASQ"}
-	l := search{chains: map[id]*chain{}, agent: map[id]bool{}, order: []id{at}}
+	at := nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
+	l := search{chains: map[nfnetlink.ChainID]*candidate{}, agent: map[nfnetlink.ChainID]bool{}, order: []nfnetlink.ChainID{at}}
 	if found := l.found(); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
-	l.chains[at], l.order = &chain{}, []id{at, at}
+	l.chains[at], l.order = &candidate{}, []nfnetlink.ChainID{at, at}
 	if found := l.found(); len(found) != 1 {
 		t.Errorf("found %v", found)
 	}

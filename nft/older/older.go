@@ -43,18 +43,16 @@ func Leads(r nfnetlink.Rule) bool {
 // A Chain is what an iptables-based masquerade agent left behind: a chain,
 // the agent's other chains that it jumps to, and the jumps to them.
 type Chain struct {
-	Family nfnetlink.Family
-	Table  string
-	Name   string
+	nfnetlink.ChainID
 	// Base is the base chain from which packets reach it, or nil.
 	Base *nfnetlink.Chain
 	// Jumps are the rules in other chains that jump here, without their expressions. There
 	// may be two, with and without quotes in the comment.
 	Jumps []nfnetlink.Rule
 	// SubChains are the agent's other chains that this one jumps to.
-	SubChains []string
+	SubChains []nfnetlink.ChainID
 	// Held are those of all these chains that other programs' rules or maps refer to.
-	Held  []string
+	Held  []nfnetlink.ChainID
 	Rules int // in all these chains
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
@@ -74,7 +72,7 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, words facts.Words) ([]Chain, error) {
 	l := search{
 		conn: c, each: each, own: own, words: words,
-		chains: map[id]*chain{}, jumps: map[id][]nfnetlink.Rule{}, agent: map[id]bool{},
+		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{}, agent: map[nfnetlink.ChainID]bool{},
 	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
@@ -87,7 +85,7 @@ func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, word
 // found returns what was found in what was read. A jump may have been read before its chain
 // was created, or after that was deleted.
 func (l *search) found() (out []Chain) {
-	order := slices.DeleteFunc(l.order, func(at id) bool {
+	order := slices.DeleteFunc(l.order, func(at nfnetlink.ChainID) bool {
 		c := l.chains[at]
 		no := c == nil || c.own || c.Hook != nil || l.agent[at]
 		l.agent[at] = l.agent[at] || !no
@@ -96,7 +94,7 @@ func (l *search) found() (out []Chain) {
 	// First the top-level ones: collect includes the chains that they jump to.
 	for _, topLevel := range []bool{true, false} {
 		for _, at := range order {
-			below := slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[chainOf(r)] })
+			below := slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[r.In()] })
 			if l.agent[at] && !(topLevel && below) {
 				if c := l.collect(at); !c.emptied() {
 					out = append(out, c)
@@ -121,15 +119,15 @@ type search struct {
 	words  facts.Words
 	own    func(nfnetlink.Chain) bool
 	rules  int // the number of rules read
-	chains map[id]*chain
-	jumps  map[id][]nfnetlink.Rule // by target chain, without their expressions
-	order  []id                    // what may be an agent's chain, as it was found
-	agent  map[id]bool             // agents' chains not collected yet
+	chains map[nfnetlink.ChainID]*candidate
+	jumps  map[nfnetlink.ChainID][]nfnetlink.Rule // by target chain, without their expressions
+	order  []nfnetlink.ChainID                    // what may be an agent's chain, as it was found
+	agent  map[nfnetlink.ChainID]bool             // agents' chains not collected yet
 }
 
-// A chain is what the search needs of a chain. Other programs have tens of thousands of
+// A candidate is what the search needs of a chain. Other programs have tens of thousands of
 // rules, which are not kept.
-type chain struct {
+type candidate struct {
 	nfnetlink.Chain
 	base        *nfnetlink.Chain
 	own         bool
@@ -138,14 +136,6 @@ type chain struct {
 	targets     []string // of its jumps, in order
 	kept        string   // why it is not certainly an agent's
 }
-
-// An id names a chain.
-type id struct {
-	family      nfnetlink.Family
-	table, name string
-}
-
-func chainOf(r nfnetlink.Rule) id { return id{r.Family, r.Table, r.Chain} }
 
 // readFamily reads the postrouting chains of a family, those that can be reached from
 // them, and those with the name of an agent's.
@@ -169,17 +159,17 @@ func (l *search) readFamily(family nfnetlink.Family) error {
 				if err := l.read(c, &base); err != nil {
 					return err
 				}
-				for _, to := range l.chains[id{c.Family, c.Table, c.Name}].targets {
+				for _, to := range l.chains[c.ID()].targets {
 					targets[to] = true
 				}
 			}
 			level = slices.DeleteFunc(slices.Clone(listed), func(c nfnetlink.Chain) bool {
-				return c.Table != base.Table || !targets[c.Name] || l.chains[id{family, c.Table, c.Name}] != nil
+				return c.Table != base.Table || !targets[c.Name] || l.chains[c.ID()] != nil
 			})
 		}
 	}
 	for _, c := range listed {
-		if agentChains[c.Name] && l.chains[id{family, c.Table, c.Name}] == nil {
+		if agentChains[c.Name] && l.chains[c.ID()] == nil {
 			if err := l.read(c, nil); err != nil {
 				return err
 			}
@@ -191,7 +181,7 @@ func (l *search) readFamily(family nfnetlink.Family) error {
 // read reads a chain, and notes it if it is an agent's, and the agents' chains that its
 // rules jump to.
 func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
-	c, at := &chain{Chain: of, base: base, own: l.own(of)}, id{of.Family, of.Table, of.Name}
+	c, at := &candidate{Chain: of, base: base, own: l.own(of)}, of.ID()
 	l.chains[at] = c
 	agents := agentChains[of.Name]
 	if agents {
@@ -218,7 +208,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 			l.order = append(l.order, at)
 		}
 		if target, ok := facts.Target(r); ok {
-			to := id{of.Family, of.Table, target}
+			to := nfnetlink.ChainID{Family: of.Family, Table: of.Table, Name: target}
 			c.targets = append(c.targets, target)
 			jump := nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle}
 			l.jumps[to] = append(l.jumps[to], jump)
@@ -234,30 +224,30 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 
 // collect returns a chain together with the chains of the same agent that it
 // jumps to.
-func (l *search) collect(at id) Chain {
-	out := Chain{Family: at.family, Table: at.table, Name: at.name, Base: l.chains[at].base, Kept: l.chains[at].kept}
-	members := []id{at}
-	inside := map[id]bool{at: true}
+func (l *search) collect(at nfnetlink.ChainID) Chain {
+	out := Chain{ChainID: at, Base: l.chains[at].base, Kept: l.chains[at].kept}
+	members := []nfnetlink.ChainID{at}
+	inside := map[nfnetlink.ChainID]bool{at: true}
 	delete(l.agent, at)
 	for i := 0; i < len(members); i++ {
 		c := l.chains[members[i]]
 		out.Rules += c.rules
 		out.RandomFully = out.RandomFully || c.randomFully
 		if int(c.Use) > c.rules+len(l.jumps[members[i]]) {
-			out.Held = append(out.Held, members[i].name)
+			out.Held = append(out.Held, members[i])
 		}
 		for _, target := range c.targets {
-			if to := (id{at.family, at.table, target}); l.agent[to] && out.Kept+l.chains[to].kept == "" {
+			if to := (nfnetlink.ChainID{Family: at.Family, Table: at.Table, Name: target}); l.agent[to] && out.Kept+l.chains[to].kept == "" {
 				delete(l.agent, to)
 				inside[to] = true
 				members = append(members, to)
-				out.SubChains = append(out.SubChains, to.name)
+				out.SubChains = append(out.SubChains, to)
 			}
 		}
 	}
 	for _, m := range members {
 		for _, r := range l.jumps[m] {
-			if !inside[chainOf(r)] {
+			if !inside[r.In()] {
 				out.Jumps = append(out.Jumps, r)
 			}
 		}
@@ -272,15 +262,15 @@ func (l *search) collect(at id) Chain {
 // rules have changed since.
 func (l Chain) Remove(b *nfnetlink.Batch) {
 	for _, r := range l.Jumps {
-		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+		b.DelRule(r)
 	}
-	chains := append([]string{l.Name}, l.SubChains...)
+	chains := append([]nfnetlink.ChainID{l.ChainID}, l.SubChains...)
 	for _, chain := range chains {
-		b.FlushChain(l.Family, l.Table, chain)
+		b.FlushChain(chain)
 	}
 	for _, chain := range chains {
 		if !slices.Contains(l.Held, chain) {
-			b.DelChain(l.Family, l.Table, chain)
+			b.DelChain(chain)
 		}
 	}
 }

@@ -39,6 +39,13 @@ func install(t *testing.T, ns *nfttest.NS, name string) {
 	nfttest.LoadForeign(t, ns, filepath.Join(testdata, name), nil)
 }
 
+func names(chains []nfnetlink.ChainID) (out []string) {
+	for _, c := range chains {
+		out = append(out, c.Name)
+	}
+	return out
+}
+
 // find returns what was found, and the generation of the ruleset before.
 func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Chain) {
 	t.Helper()
@@ -137,7 +144,7 @@ COMMIT
 			t.Fatalf("found %v", found)
 		}
 		l := found[0]
-		if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, l.SubChains); diff != "" || l.Name != "IP-MASQ" {
+		if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, names(l.SubChains)); diff != "" || l.Name != "IP-MASQ" {
 			t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
 		}
 		if l.Rules != 4 || len(l.Jumps) != jumps {
@@ -177,7 +184,7 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		got := ""
 		var b nfnetlink.Batch
 		for _, l := range found {
-			got += fmt.Sprintf("%s, held %s; ", l, l.Held)
+			got += fmt.Sprintf("%s, held %s; ", l, names(l.Held))
 			if l.Decides() {
 				t.Errorf("%s decides", l)
 			}
@@ -190,7 +197,9 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := older.Chain{Family: nfnetlink.IPv6, Table: "nat", Name: "A", Rules: 1, Jumps: make([]nfnetlink.Rule, 1)}
+	l := older.Chain{
+		ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv6, Table: "nat", Name: "A"}, Rules: 1, Jumps: make([]nfnetlink.Rule, 1),
+	}
 	for _, base := range []*nfnetlink.Chain{nil, {}} {
 		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {
 			t.Error(l)

@@ -37,7 +37,6 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
 
-// byIndex returns the interfaces by index.
 func (r reader) byIndex() map[uint32]Interface {
 	all := map[uint32]Interface{}
 	for _, i := range r.interfaces() {
@@ -50,16 +49,16 @@ func (r reader) interfaces() []Interface {
 	links, names := r.Links(), map[uint32]string{}
 	for _, l := range links {
 		index, _ := l.Link()
-		names[index] = unix.ByteSliceToString(l.Attributes[unix.IFLA_IFNAME])
+		names[index] = l.Str(unix.IFLA_IFNAME)
 	}
 	all := make([]Interface, len(links))
 	for i, l := range links {
 		index, up := l.Link()
-		info := r.Parse(l.Attributes[unix.IFLA_LINKINFO])
+		info := l.Attr(unix.IFLA_LINKINFO)
 		all[i] = Interface{
-			Index: index, Name: names[index], Up: up, Elsewhere: l.Attributes[unix.IFLA_LINK_NETNSID] != nil,
-			Kind: unix.ByteSliceToString(info[unix.IFLA_INFO_KIND]), Master: names[l.Number(unix.IFLA_MASTER)],
-			MasterKind: unix.ByteSliceToString(info[unix.IFLA_INFO_SLAVE_KIND]),
+			Index: index, Name: names[index], Up: up, Elsewhere: l.Attr(unix.IFLA_LINK_NETNSID) != nil,
+			Kind: info.Str(unix.IFLA_INFO_KIND), Master: names[l.Number(unix.IFLA_MASTER)],
+			MasterKind: info.Str(unix.IFLA_INFO_SLAVE_KIND),
 		}
 	}
 	return all

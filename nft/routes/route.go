@@ -90,7 +90,7 @@ func (l *lookup) find(of Query) {
 	own := l.route(query{dst: l.dst, out: l.out}, 0)
 	l.Own = own.Address(unix.RTA_PREFSRC)
 	back := l.route(query{dst: of.Src}, 0)
-	l.Back = Route{Type: routeType(back), Interface: l.links[l.hops(back)[0].index]}
+	l.Back = Route{Type: routeType(back), Interface: l.links[hops(back)[0].index]}
 	q := query{dst: l.dst, out: l.out, mark: of.Mark}
 	if l.out == 0 {
 		q.src = of.Src
@@ -140,7 +140,7 @@ func (l *lookup) concerns(rule node.Message, of Query) bool {
 		return !network.IsValid() || err == nil && p.Addr() == network
 	}
 	named := func(attr uint16, name string) bool {
-		want, _, _ := strings.Cut(string(rule.Attributes[attr]), "\x00")
+		want, _, _ := strings.Cut(string(rule.Attr(attr)), "\x00")
 		return want == "" || want == name
 	}
 	in := l.Back.Interface.Name
@@ -163,14 +163,14 @@ func (l *lookup) follow(q query, on ...string) {
 		return
 	}
 	entry := l.route(q, unix.RTM_F_FIB_MATCH)
-	hops, all := l.hops(m), l.hops(entry)
+	hops, all := hops(m), hops(entry)
 	if len(all) > 1 && !q.hashesAddresses() {
 		hops, on = all, append(on, byKernel)
 	}
 	for _, h := range hops {
 		l.add(Route{Type: routeType(m), Interface: l.links[h.index], Address: l.masquerade(q, h, entry), Depends: on})
 	}
-	if all[0].index == 0 && entry.Attributes[nexthopID] != nil { // net.ipv4.nexthop_compat_mode is 0
+	if all[0].index == 0 && entry.Attr(nexthopID) != nil { // net.ipv4.nexthop_compat_mode is 0
 		l.add(Route{Type: unix.RTN_UNICAST, Depends: append(on, byKernel)})
 	}
 }
@@ -194,7 +194,7 @@ func (l *lookup) masquerade(q query, h hop, entry node.Message) netip.Addr {
 	if q.dst.Is6() {
 		q.in, q.out, never = 0, h.index, unix.IFA_F_DEPRECATED // unless there is no other
 		m := l.route(q, 0)
-		if entry.Attributes[unix.RTA_PREFSRC] == nil && entry.Attributes[nexthopID] == nil && l.hops(m)[0].index == h.index {
+		if entry.Attr(unix.RTA_PREFSRC) == nil && entry.Attr(nexthopID) == nil && hops(m)[0].index == h.index {
 			return m.Address(unix.RTA_PREFSRC)
 		}
 	}
@@ -268,7 +268,6 @@ func (r reader) route(q query, flags uint32) node.Message {
 	return append(replies, none)[0]
 }
 
-// routeType returns the type of a route.
 func routeType(m node.Message) int {
 	const typeAt = 7 // struct rtmsg
 	return int(m.Head[typeAt])
@@ -281,11 +280,12 @@ type hop struct {
 }
 
 // hops returns the next hops of a route, at least one.
-func (r reader) hops(m node.Message) (all []hop) {
+func hops(m node.Message) (all []hop) {
 	const indexAt, align = 4, 4 // struct rtnexthop
-	for b := m.Attributes[unix.RTA_MULTIPATH]; len(b) >= unix.SizeofRtNexthop; {
+	for b := m.Attr(unix.RTA_MULTIPATH); len(b) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(b))
-		all = append(all, hop{node.Number(b[indexAt:]), r.Parse(b[unix.SizeofRtNexthop:size]).Address(unix.RTA_GATEWAY)})
+		via := node.Message{Attrs: b[unix.SizeofRtNexthop:size]}
+		all = append(all, hop{node.Number(b[indexAt:]), via.Address(unix.RTA_GATEWAY)})
 		b = b[min(len(b), (size+align-1)/align*align):]
 	}
 	if len(all) == 0 {
@@ -339,8 +339,8 @@ func (r reader) networks(links map[uint32]Interface, table byte) (all []Network)
 				dst = netip.IPv6Unspecified()
 			}
 		}
-		for _, h := range r.hops(m) {
-			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attributes[unix.RTA_GATEWAY] == nil
+		for _, h := range hops(m) {
+			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attr(unix.RTA_GATEWAY) == nil
 			all = append(all, Network{netip.PrefixFrom(dst, int(m.Head[bitsAt])), links[h.index].Name, connected})
 		}
 	}

@@ -19,7 +19,7 @@ const sportMask, dportMask = 28, 29 // FRA_SPORT_MASK, FRA_DPORT_MASK
 func selectsMore(rule node.Message, ofNode bool) bool {
 	const tosAt = 3 // struct fib_rule_hdr
 	more := rule.Head[tosAt] != 0
-	for attr := range rule.Attributes {
+	for attr := range rule.All() {
 		switch attr {
 		case unix.FRA_UID_RANGE:
 			more = more || ofNode
@@ -43,7 +43,7 @@ func (r reader) leftovers() (commands []string) {
 		to := rule.Address(unix.FRA_DST)
 		left := to.IsValid() && node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
 			rule.Number(unix.FRA_PRIORITY) == priority && rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
-		for attr := range rule.Attributes {
+		for attr := range rule.All() {
 			left = left && slices.Contains(plain, attr)
 		}
 		if left {
@@ -55,7 +55,6 @@ func (r reader) leftovers() (commands []string) {
 	return commands
 }
 
-// rules returns the rules of a family.
 func (r reader) rules(family byte) []node.Message {
 	head := make([]byte, unix.SizeofRtMsg) // struct fib_rule_hdr is as long
 	head[0] = family

@@ -12,77 +12,73 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A kind is how to read the bytes of a field.
-type kind int
+// A format is how to read the bytes of a field.
+type format int
 
 const (
-	kindRaw kind = iota
-	kindIPv4
-	kindIPv6
-	kindName     // of an interface
-	kindBig      // a number in network order
-	kindEther    // ETH_P_, in network order
-	kindMark     // a number in the machine's order, as all below
-	kindNumber   //
-	kindIfindex  //
-	kindFamily   // NFPROTO_
-	kindProtocol // IPPROTO_
-	kindAddrType // RTN_
-	kindCTState  // bits
-	kindCTStatus // bits
+	formatRaw format = iota
+	formatIPv4
+	formatIPv6
+	formatName     // of an interface
+	formatBig      // a number in network order
+	formatEther    // ETH_P_, in network order
+	formatMark     // a number in the machine's order, as all below
+	formatNumber   //
+	formatIfindex  //
+	formatFamily   // NFPROTO_
+	formatProtocol // IPPROTO_
+	formatAddrType // RTN_
+	formatCTState  // bits
+	formatCTStatus // bits
 )
 
-var names = map[kind]map[uint32]string{
-	kindEther:    {unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6"},
-	kindIfindex:  {1: `"lo"`}, // in every network namespace
-	kindFamily:   {unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"},
-	kindProtocol: {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"},
-	kindAddrType: {
+var names = map[format]map[uint32]string{
+	formatEther:    {unix.ETH_P_IP: "ip", unix.ETH_P_IPV6: "ip6"},
+	formatIfindex:  {1: `"lo"`}, // in every network namespace
+	formatFamily:   {unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"},
+	formatProtocol: {1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"},
+	formatAddrType: {
 		1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole",
 		7: "unreachable", 8: "prohibit",
 	},
-	kindCTState:  {1: "invalid", 2: "established", 4: "related", 8: "new", 64: "untracked"},
-	kindCTStatus: {1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", 32: "dnat", 512: "dying"},
+	formatCTState:  {1: "invalid", 2: "established", 4: "related", 8: "new", 64: "untracked"},
+	formatCTStatus: {1: "expected", 2: "seen-reply", 4: "assured", 8: "confirmed", 16: "snat", 32: "dnat", 512: "dying"},
 }
 
-// word returns a value in words.
-func (k kind) word(b []byte) string {
+func (f format) word(b []byte) string {
 	n := nativeUint32(b)
-	switch k {
-	case kindRaw:
+	switch f {
+	case formatRaw:
 		return fmt.Sprintf("%#x", b)
-	case kindIPv4, kindIPv6:
+	case formatIPv4, formatIPv6:
 		addr, ok := netip.AddrFromSlice(b)
 		if !ok {
 			return fmt.Sprintf("%#x", b)
 		}
 		return addr.String()
-	case kindName:
+	case formatName:
 		if name, _, whole := bytes.Cut(b, []byte{0}); whole {
 			return fmt.Sprintf("%q", name)
 		}
 		return fmt.Sprintf("%q", string(b)+"*")
-	case kindBig, kindEther:
-		n = 0
-		for _, c := range b {
-			n = n<<8 | uint32(c)
-		}
-	case kindMark:
+	case formatBig, formatEther:
+		n = uint32(nfnetlink.Number(b))
+	case formatMark:
 		return fmt.Sprintf("%#x", n)
-	case kindCTState, kindCTStatus:
+	case formatCTState, formatCTStatus:
 		var words []string
 		for bit := uint32(1); bit != 0; bit <<= 1 {
 			if n&bit != 0 {
-				words = append(words, k.name(bit))
+				words = append(words, f.name(bit))
 			}
 		}
 		return strings.Join(words, ",")
 	}
-	return k.name(n)
+	return f.name(n)
 }
 
-func (k kind) name(n uint32) string {
-	if name, ok := names[k][n]; ok {
+func (f format) name(n uint32) string {
+	if name, ok := names[f][n]; ok {
 		return name
 	}
 	return fmt.Sprint(n)
@@ -107,13 +103,13 @@ func (d *decoder) payload(e nfnetlink.Expr) field {
 		e.Uint32(unix.NFTA_PAYLOAD_LEN)
 	switch network := base == unix.NFT_PAYLOAD_NETWORK_HEADER; {
 	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
-		return field{"ip protocol", kindProtocol}
+		return field{"ip protocol", formatProtocol}
 	case network && d.family != nfnetlink.IPv6 && (offset == 12 || offset == 16) && n <= 4:
-		return field{[...]string{"ip saddr", "ip daddr"}[(offset-12)/4], kindIPv4}
+		return field{[...]string{"ip saddr", "ip daddr"}[(offset-12)/4], formatIPv4}
 	case network && d.family != nfnetlink.IPv4 && (offset == 8 || offset == 24) && n <= 16:
-		return field{[...]string{"ip6 saddr", "ip6 daddr"}[(offset-8)/16], kindIPv6}
+		return field{[...]string{"ip6 saddr", "ip6 daddr"}[(offset-8)/16], formatIPv6}
 	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset == 0 || offset == 2) && n == 2:
-		return field{[...]string{"th sport", "th dport"}[offset/2], kindBig}
+		return field{[...]string{"th sport", "th dport"}[offset/2], formatBig}
 	}
 	header := map[uint32]string{
 		unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh",
@@ -124,26 +120,26 @@ func (d *decoder) payload(e nfnetlink.Expr) field {
 
 // A field is a name in nft's words and how to read its bytes.
 type field struct {
-	name string
-	kind kind
+	name   string
+	format format
 }
 
 // keyFields are what an expression loads, by its key.
 var keyFields = map[string]map[uint32]field{
 	"meta": {
-		unix.NFT_META_PROTOCOL: {"meta protocol", kindEther},
-		unix.NFT_META_MARK:     {metaMark, kindMark},
-		unix.NFT_META_IIF:      {"iif", kindIfindex},
-		unix.NFT_META_OIF:      {"oif", kindIfindex},
-		unix.NFT_META_IIFNAME:  {"iifname", kindName},
-		unix.NFT_META_OIFNAME:  {"oifname", kindName},
-		unix.NFT_META_NFPROTO:  {"meta nfproto", kindFamily},
-		unix.NFT_META_L4PROTO:  {"meta l4proto", kindProtocol},
+		unix.NFT_META_PROTOCOL: {"meta protocol", formatEther},
+		unix.NFT_META_MARK:     {metaMark, formatMark},
+		unix.NFT_META_IIF:      {"iif", formatIfindex},
+		unix.NFT_META_OIF:      {"oif", formatIfindex},
+		unix.NFT_META_IIFNAME:  {"iifname", formatName},
+		unix.NFT_META_OIFNAME:  {"oifname", formatName},
+		unix.NFT_META_NFPROTO:  {"meta nfproto", formatFamily},
+		unix.NFT_META_L4PROTO:  {"meta l4proto", formatProtocol},
 	},
 	"ct": {
-		unix.NFT_CT_STATE:  {"ct state", kindCTState},
-		unix.NFT_CT_STATUS: {"ct status", kindCTStatus},
-		unix.NFT_CT_MARK:   {"ct mark", kindMark},
+		unix.NFT_CT_STATE:  {"ct state", formatCTState},
+		unix.NFT_CT_STATUS: {"ct status", formatCTStatus},
+		unix.NFT_CT_MARK:   {"ct mark", formatMark},
 	},
 }
 
@@ -167,11 +163,11 @@ func fibField(e nfnetlink.Expr) field {
 	name := "fib " + strings.Join(key, " . ")
 	switch e.Uint32(unix.NFTA_FIB_RESULT) {
 	case unix.NFT_FIB_RESULT_OIF:
-		return field{name + " oif", kindIfindex}
+		return field{name + " oif", formatIfindex}
 	case unix.NFT_FIB_RESULT_OIFNAME:
-		return field{name + " oifname", kindName}
+		return field{name + " oifname", formatName}
 	case unix.NFT_FIB_RESULT_ADDRTYPE:
-		return field{name + " type", kindAddrType}
+		return field{name + " type", formatAddrType}
 	}
 	return field{name: name + " <result>"}
 }

@@ -49,8 +49,8 @@ type Statement struct {
 	NewMark *NewMark
 	Write   Write
 
-	kind kind
-	text string // if the parts above are not everything
+	format format
+	text   string // if the parts above are not everything
 }
 
 // NAT is how a statement translates a connection; the zero value: it does not.
@@ -88,7 +88,6 @@ type Write struct {
 	To    netip.Addr // the whole address that it becomes, the zero value if that is another
 }
 
-// newMark returns the mark that a register has.
 func (o operand) newMark() *NewMark {
 	mask, xor := uint32(math.MaxUint32), uint32(0)
 	if o.mask != nil {
@@ -109,9 +108,9 @@ func (s Statement) String() string {
 		return s.text
 	}
 	op := either(s.Op == "==", "", s.Op+" ")
-	value := s.kind.word(s.Value)
+	value := s.format.word(s.Value)
 	r, isRange := s.Range()
-	switch anyBit := s.kind == kindCTState || s.kind == kindCTStatus; {
+	switch anyBit := s.format == formatCTState || s.format == formatCTStatus; {
 	case s.Set != "":
 		value = "@" + nfnetlink.Printable(s.Set)
 	case s.Mask == nil && anyBit: // not any of the bits, but these
@@ -123,9 +122,9 @@ func (s Statement) String() string {
 	case isRange:
 		value = r.String()
 	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
-		op, value = either(s.Op == "!=", "", "! "), s.kind.word(s.Mask)
+		op, value = either(s.Op == "!=", "", "! "), s.format.word(s.Mask)
 	case s.Mask != nil:
-		op = "& " + s.kind.word(s.Mask) + " " + s.Op + " "
+		op = "& " + s.format.word(s.Mask) + " " + s.Op + " "
 	}
 	return s.Field + " " + op + value
 }
@@ -141,10 +140,10 @@ func either(first bool, a, b string) string {
 // Op is "!=", otherwise those that do.
 func (s Statement) Range() (iprange.Range, bool) {
 	size := 0
-	switch s.kind {
-	case kindIPv4:
+	switch s.format {
+	case formatIPv4:
 		size = 4
-	case kindIPv6:
+	case formatIPv6:
 		size = 16
 	}
 	if s.Set != "" || len(s.Value) == 0 || len(s.Value) > size {
@@ -198,17 +197,16 @@ func (o operand) part() Part {
 
 func zero(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
 
-// as returns the operand in words, as a value of a kind.
-func (o operand) as(k kind) string {
+func (o operand) as(f format) string {
 	if o.constant != nil {
-		return k.word(o.constant)
+		return f.word(o.constant)
 	}
 	words := o.name
 	if bytes.Count(o.mask, []byte{0xff}) != len(o.mask) {
-		words += " & " + o.kind.word(o.mask)
+		words += " & " + o.format.word(o.mask)
 	}
 	if !zero(o.xor) {
-		words += " ^ " + o.kind.word(o.xor)
+		words += " ^ " + o.format.word(o.xor)
 	}
 	return words
 }
@@ -255,7 +253,6 @@ func (d *decoder) fill(o operand) {
 	d.loads = append(d.loads, o)
 }
 
-// register returns the last value of a register.
 func (d *decoder) register(reg uint32) operand {
 	for _, o := range slices.Backward(d.loads) {
 		if o.register == reg {
@@ -283,12 +280,12 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		o.register = e.Uint32(unix.NFTA_FIB_DREG)
 	case "numgen":
 		how := either(e.Uint32(unix.NFTA_NG_TYPE) == unix.NFT_NG_RANDOM, "random", "inc")
-		o.field = field{fmt.Sprintf("numgen %s mod %d", how, e.Uint32(unix.NFTA_NG_MODULUS)), kindNumber}
+		o.field = field{fmt.Sprintf("numgen %s mod %d", how, e.Uint32(unix.NFTA_NG_MODULUS)), formatNumber}
 		o.modulus, o.offset = e.Uint32(unix.NFTA_NG_MODULUS), e.Uint32(unix.NFTA_NG_OFFSET)
 		o.register = e.Uint32(unix.NFTA_NG_DREG)
 	case "hash":
 		o.modulus, o.offset = e.Uint32(unix.NFTA_HASH_MODULUS), e.Uint32(unix.NFTA_HASH_OFFSET)
-		o.field = field{fmt.Sprintf("hash mod %d", o.modulus), kindNumber}
+		o.field = field{fmt.Sprintf("hash mod %d", o.modulus), formatNumber}
 		o.register = e.Uint32(unix.NFTA_HASH_DREG)
 	case "immediate":
 		o.constant = append([]byte{}, e.Value(unix.NFTA_IMMEDIATE_DATA)...)
@@ -302,8 +299,8 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		}
 		o.register = e.Uint32(unix.NFTA_BITWISE_DREG)
 	case "byteorder":
-		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.kind == kindNumber || o.kind == kindMark {
-			o.kind = kindBig
+		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.format == formatNumber || o.format == formatMark {
+			o.format = formatBig
 		}
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
 	case "lookup":
@@ -323,22 +320,22 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		if op > unix.NFT_CMP_GTE {
 			return s, false
 		}
-		s = Statement{Field: o.name, kind: o.kind, Mask: o.mask, Value: e.Value(unix.NFTA_CMP_DATA)}
+		s = Statement{Field: o.name, format: o.format, Mask: o.mask, Value: e.Value(unix.NFTA_CMP_DATA)}
 		s.Op = [...]string{"==", "!=", "<", "<=", ">", ">="}[op]
 		if o.constant != nil || !zero(o.xor) {
-			s = Statement{text: o.as(o.kind) + " " + s.Op + " " + o.kind.word(s.Value)}
+			s = Statement{text: o.as(o.format) + " " + s.Op + " " + o.format.word(s.Value)}
 		}
-		if f := nfnetlink.Family(nativeUint32(s.Value)); s.kind == kindFamily && s.Op == "==" {
+		if f := nfnetlink.Family(nativeUint32(s.Value)); s.format == formatFamily && s.Op == "==" {
 			d.family = f
 		}
 		return s, true
 	case "range":
 		o := d.register(e.Uint32(unix.NFTA_RANGE_SREG))
 		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
-		s.text = o.as(o.kind) + " " + not + o.kind.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
-			o.kind.word(e.Value(unix.NFTA_RANGE_TO_DATA))
-		if ordered := o.kind == kindIPv4 || o.kind == kindIPv6 || o.kind == kindBig; ordered && zero(o.xor) {
-			s.Field, s.Op, s.Mask, s.kind = o.name, either(not == "", "==", "!="), o.mask, o.kind
+		s.text = o.as(o.format) + " " + not + o.format.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
+			o.format.word(e.Value(unix.NFTA_RANGE_TO_DATA))
+		if ordered := o.format == formatIPv4 || o.format == formatIPv6 || o.format == formatBig; ordered && zero(o.xor) {
+			s.Field, s.Op, s.Mask, s.format = o.name, either(not == "", "==", "!="), o.mask, o.format
 			s.Value, s.Last = e.Value(unix.NFTA_RANGE_FROM_DATA), e.Value(unix.NFTA_RANGE_TO_DATA)
 		}
 		return s, true
@@ -377,7 +374,7 @@ func parts(of []operand) (all []Part) {
 func (d *decoder) key(e nfnetlink.Expr) string {
 	var words []string
 	for _, o := range d.keys(e) {
-		words = append(words, o.as(o.kind))
+		words = append(words, o.as(o.format))
 	}
 	return strings.Join(words, " . ")
 }
@@ -403,15 +400,15 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 		s.text = limit(e)
 	case "meta":
 		f, value := keyField(e, unix.NFTA_META_KEY), d.register(e.Uint32(unix.NFTA_META_SREG))
-		s.text = f.name + " set " + value.as(f.kind)
+		s.text = f.name + " set " + value.as(f.format)
 		if f.name == metaMark {
 			s.NewMark = value.newMark()
 		}
 	case "payload":
 		f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
-		s.text = f.name + " set " + value.as(f.kind)
+		s.text = f.name + " set " + value.as(f.format)
 		s.Write.Field = f.name
-		if size := len(value.constant); f.kind == kindIPv4 && size == 4 || f.kind == kindIPv6 && size == 16 {
+		if size := len(value.constant); f.format == formatIPv4 && size == 4 || f.format == formatIPv6 && size == 16 {
 			s.Write.To, _ = netip.AddrFromSlice(value.constant)
 		}
 	case "masq", "redir", "nat":
@@ -450,7 +447,7 @@ func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
 		to = d.address(e, &n)
 		portsAt, flagsAt = unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_FLAGS
 	}
-	first, last, ports := d.span(e, portsAt, kindBig)
+	first, last, ports := d.span(e, portsAt, formatBig)
 	n.MinPort, n.MaxPort, n.Flags = first.port(), last.port(), e.Uint32(flagsAt)
 	if ports != "" {
 		if n.To.From.Is6() {
@@ -466,9 +463,9 @@ func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
 
 // address decodes the new address of an expression nat.
 func (d *decoder) address(e nfnetlink.Expr, n *NAT) (words string) {
-	k := kindIPv4
+	k := formatIPv4
 	if n.Family == nfnetlink.IPv6 {
-		k = kindIPv6
+		k = formatIPv6
 	}
 	from, to, words := d.span(e, unix.NFTA_NAT_REG_ADDR_MIN, k)
 	switch {
@@ -486,16 +483,16 @@ func (d *decoder) address(e nfnetlink.Expr, n *NAT) (words string) {
 
 // span returns a run of addresses or ports, and its words: an attribute names the register
 // of the first, and the attribute after it that of the last.
-func (d *decoder) span(e nfnetlink.Expr, attr uint16, k kind) (first, last operand, words string) {
+func (d *decoder) span(e nfnetlink.Expr, attr uint16, f format) (first, last operand, words string) {
 	if e.Attr(attr) == nil {
 		return first, last, ""
 	}
 	first = d.register(e.Uint32(attr))
-	last, words = first, first.as(k)
+	last, words = first, first.as(f)
 	if e.Attr(attr+1) != nil {
 		last = d.register(e.Uint32(attr + 1))
 	}
-	if to := last.as(k); to != words {
+	if to := last.as(f); to != words {
 		words += "-" + to
 	}
 	return first, last, words

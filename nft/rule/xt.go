@@ -49,7 +49,9 @@ func xtMatch(name string, info []byte) Statement {
 	case name == "comment":
 		s.text = "-m comment --comment " + strconv.Quote(unix.ByteSliceToString(info))
 	case name == "mark" && len(info) >= 9 && len(info) <= 16: // struct xt_mark_mtinfo1
-		s = Statement{Field: metaMark, kind: kindMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "==")}
+		s = Statement{
+			Field: metaMark, format: formatMark, Value: info[:4], Mask: info[4:8], Op: either(info[8] != 0, "!=", "=="),
+		}
 		s.text = "-m mark " + either(info[8] != 0, "! ", "") + "--mark " + xtMark(info)
 	case name == "conntrack" && len(info) > 152 && info[146] == 1 && info[147]&^0x20 == 0:
 		// struct xt_conntrack_mtinfo3 with the flags XT_CONNTRACK_STATE and, by -m state, …_STATE_ALIAS
@@ -70,14 +72,14 @@ func xtState(unknown Statement, states []byte, not bool) Statement {
 	if bits&^0xf != 0 {
 		return unknown
 	}
-	text := strings.ToUpper(kindCTState.word(binary.NativeEndian.AppendUint32(nil, bits)))
+	text := strings.ToUpper(formatCTState.word(binary.NativeEndian.AppendUint32(nil, bits)))
 	return Statement{
-		Field: "ct state", kind: kindCTState, Value: make([]byte, 4), Mask: binary.NativeEndian.AppendUint32(nil, bits),
+		Field: "ct state", format: formatCTState, Value: make([]byte, 4), Mask: binary.NativeEndian.AppendUint32(nil, bits),
 		Op: either(not, "==", "!="), text: "-m conntrack " + either(not, "! ", "") + "--ctstate " + text,
 	}
 }
 
-func xtMark(info []byte) string { return kindMark.word(info[:4]) + "/" + kindMark.word(info[4:8]) }
+func xtMark(info []byte) string { return formatMark.word(info[:4]) + "/" + formatMark.word(info[4:8]) }
 
 // xtAddrType reads two sets of RTN_ numbers, of source and destination, and
 // flags that invert them or restrict them to an interface.
@@ -89,9 +91,9 @@ func xtAddrType(info []byte) Statement {
 		var types []string
 		for n := range uint32(16) {
 			if set&(1<<n) != 0 {
-				types = append(types, strings.ToUpper(kindAddrType.name(n)))
+				types = append(types, strings.ToUpper(formatAddrType.name(n)))
 				s = Statement{
-					Field: "fib " + side[:1] + "addr type", kind: kindAddrType,
+					Field: "fib " + side[:1] + "addr type", format: formatAddrType,
 					Value: binary.NativeEndian.AppendUint32(nil, n),
 				}
 			}

@@ -213,7 +213,7 @@ func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 		to.Table = "b"
 		for range 500 {
 			var b nfnetlink.Batch
-			b.FlushChain(from.Family, from.Table, from.Chain)
+			b.FlushChain(from.In())
 			b.AddRule(to)
 			if err := writer.Commit(&b, 0); err != nil {
 				done <- err

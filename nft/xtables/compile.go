@@ -93,7 +93,6 @@ func chainInComment(comment string) (chain string, ok bool) {
 	return strings.CutSuffix(chain, xtJumpCommentEnd)
 }
 
-// postroutingHook is the hook of POSTROUTING in iptables.
 func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
 
 type xtCompiler struct {
@@ -158,7 +157,6 @@ func (x xtCompiler) lists(force nft.Node) []nft.Rule {
 	return rules
 }
 
-// list returns a rule for each entry of a list.
 func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
 	rules, same := make([]nft.Rule, len(q.Written)), x.rule(q.View, verdict).Nodes
 	if q.Asks != config.SourceAddress && q.Asks != config.DestinationAddress {

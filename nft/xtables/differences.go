@@ -25,7 +25,7 @@ func (s *State) Differences(words facts.Words) (out []layout.Difference) {
 			}
 			for _, name := range s.unwanted(n, c) {
 				if n.inUse(name) {
-					d.Emptied = append(d.Emptied, layout.ChainID{Family: n.Family, Table: NATTable, Chain: name})
+					d.Emptied = append(d.Emptied, n.id(name))
 				}
 			}
 			out = append(out, d)
@@ -70,7 +70,7 @@ func (s *State) prevented(n *shared) (out []layout.Difference) {
 	}
 	if !n.touched(s.chain) {
 		d.Rules = older.Chain{
-			Family: n.Family, Table: NATTable, Name: s.chain, Jumps: n.jumpsTo(s.chain), Rules: main.total,
+			ChainID: n.id(s.chain), Jumps: n.jumpsTo(s.chain), Rules: main.total,
 			RandomFully: slices.ContainsFunc(main.rules, facts.RandomFully),
 		}
 	}

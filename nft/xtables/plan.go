@@ -71,20 +71,20 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	names := WithSubchains(s.chain)
 	for _, name := range names {
 		if n.chains[name] != nil {
-			b.FlushChain(n.Family, NATTable, name)
+			b.FlushChain(n.id(name))
 		}
 	}
 	// Chains before the rules that refer to them, in the order of WithSubchains.
 	for _, name := range names {
 		got, wanted := n.chains[name], len(n.want.Chain(name).Rules) > 0
 		if got != nil && (got.Hook != nil || !wanted && !n.inUse(name)) { // nothing can jump to a base chain
-			b.DelChain(n.Family, NATTable, name)
+			b.DelChain(n.id(name))
 		}
 		if wanted {
 			b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
 		}
 		if wanted && got == nil { // another agent may have created it since
-			b.FlushChain(n.want.Family, NATTable, name)
+			b.FlushChain(n.id(name))
 		}
 	}
 	for _, name := range names {
@@ -111,7 +111,7 @@ func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
 		b.AddRule(jump)
 	}
 	for _, r := range others {
-		b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+		b.DelRule(r)
 	}
 }
 
@@ -138,16 +138,16 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
 		// Of a chain that another program has renamed, too: then nothing leads to it.
 		named, _ := jumpOf(r)
 		if slices.Contains(names, to) || slices.Contains(left, named) && (n.want == nil || to != s.chain) {
-			b.DelRule(r.Family, r.Table, r.Chain, r.Handle)
+			b.DelRule(r)
 		}
 	}
 	// First the rules, which refer to chains, then the chains.
 	for _, name := range names {
-		b.FlushChain(n.Family, NATTable, name)
+		b.FlushChain(n.id(name))
 	}
 	for _, name := range names {
 		if !n.inUse(name) {
-			b.DelChain(n.Family, NATTable, name)
+			b.DelChain(n.id(name))
 		}
 	}
 	// Without another chain, set or map, only rules of POSTROUTING can refer to our chains.

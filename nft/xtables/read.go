@@ -30,12 +30,12 @@ type shared struct {
 	rest   int              // the number of its other rules
 	named  []string         // the chains in the comments of such jumps
 	lost   []string         // other chains with rules of ours
-	chains map[string]*chain
+	chains map[string]*ourChain
 	staged bool // our chains have been written, which nothing led to
 }
 
-// A chain is a chain of a shared table.
-type chain struct {
+// An ourChain is a chain of a shared table that is or may be ours.
+type ourChain struct {
 	nfnetlink.Chain
 	rules    []nfnetlink.Rule // the first ones
 	total    int              // the number of rules
@@ -43,6 +43,10 @@ type chain struct {
 	targets  map[string]int   // the number of rules that lead to each chain
 	hash     string           // of the policy, from the rule that has it
 	flooded  bool             // it has more rules, which were not read
+}
+
+func (n *shared) id(chain string) nfnetlink.ChainID {
+	return nfnetlink.ChainID{Family: n.Family, Table: NATTable, Name: chain}
 }
 
 // slack is the number of unexpected rules that are read and listed. Their number
@@ -59,7 +63,7 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout
 		s.chain, s.hash = want.Chain(), want.Hash()
 	}
 	for i, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		n, was := &shared{chains: map[string]*chain{}}, &shared{}
+		n, was := &shared{chains: map[string]*ourChain{}}, &shared{}
 		if earlier != nil {
 			was = earlier.families[i]
 		}
@@ -195,7 +199,7 @@ func (s *State) readChain(c *nfnetlink.Conn, n, was *shared, name string) error 
 	if wanted {
 		most += len(n.want.Chain(name).Rules)
 	}
-	ch := &chain{Chain: head, targets: map[string]int{}}
+	ch := &ourChain{Chain: head, targets: map[string]int{}}
 	add := func(r nfnetlink.Rule) error {
 		ch.total++
 		switch {

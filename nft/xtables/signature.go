@@ -20,7 +20,6 @@ const (
 // v2.0.0 writes.
 var signature = userdata.AppendString(nil, signatureType, nft.TableName)
 
-// signed reports whether we wrote a rule.
 func signed(r nfnetlink.Rule) bool {
 	return facts.UserData(r.UserData, signatureType) == nft.TableName
 }

@@ -63,7 +63,7 @@ func Texts(s layout.State, words facts.Words) (all []string) {
 	for _, d := range s.Differences(words) {
 		text := kinds[d.Kind] + d.Text
 		for _, e := range d.Emptied {
-			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Chain)
+			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Name)
 		}
 		all = append(all, text)
 	}

@@ -126,7 +126,6 @@ type event struct {
 	depth  layout.Depth // what to check, unless there are files or addresses
 }
 
-// full reports whether everything is to be checked.
 func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
 
 // checks reports whether the kernel is compared even with an unchanged policy.
@@ -192,11 +191,11 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	defer runtime.UnlockOSThread()
 	start, spent := time.Now(), a.in.Processor()
 	v := before
-	v.step = step{reason: e.reason}
+	v.attempt = attempt{reason: e.reason}
 	if e.files != nil {
-		v.read, v.step.read, v.content = true, true, a.compile(*e.files)
+		v.read, v.attempt.read, v.content = true, true, a.compile(*e.files)
 		if v.installed == nil {
-			v.step.reason = onStart
+			v.attempt.reason = onStart
 		}
 	}
 	err := a.decide(ctx, &v, e)
@@ -217,14 +216,14 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	if ctx.Err() != nil {
 		return before // the agent ends, and has said so
 	}
-	v.step.err = err
+	v.attempt.err = err
 	if err != nil && !(kernel.Delayed(err) && v.inForce()) {
 		v.refusal = err
 		if e.reason != onDrift || before.refusal == nil {
 			v.tries++
 		}
 	}
-	v.step.took, v.step.cost = time.Since(start), a.in.Processor()-spent
+	v.attempt.took, v.attempt.cost = time.Since(start), a.in.Processor()-spent
 	a.plan(&v, before, depth)
 	// First the state, then the log: a reader of the line finds us ready.
 	a.state.Store(&v)
@@ -252,7 +251,6 @@ func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 // GiveBack returns memory to the system after a delay.
 func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
-// compile compiles a content of the config.
 func (a *Agent) compile(f Files) content {
 	c := content{files: f.Sources, at: time.Now(), err: f.Err}
 	if f.Err != nil {
@@ -325,5 +323,4 @@ func (a *Agent) publish(v view) {
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)
 }
 
-// now returns the last view.
 func (a *Agent) now() view { return *a.state.Load() }

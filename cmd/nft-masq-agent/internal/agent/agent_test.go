@@ -650,7 +650,7 @@ func TestHangupChecksFileAndKernel(t *testing.T) {
 
 // legacy is the leftovers of an older agent.
 func legacy() found {
-	return found{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+	return found{Legacy: []older.Chain{{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}, Rules: 2}}}
 }
 
 func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 )
@@ -160,7 +159,7 @@ func TestRulesThatOthersDelayAreNotRejected(t *testing.T) {
 		t.Run(err.Error(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.settled(t)
-				w.refuse(fmt.Errorf("%w: %w", kernel.ErrBusy, err))
+				w.refuse(fmt.Errorf("%w: %w", nfnetlink.ErrBusy, err))
 				w.files <- file("11.0.0.0/8")
 				w.next(20*time.Second, 20*time.Millisecond)
 				lines := w.logs.TakeAll()
@@ -201,7 +200,7 @@ func TestCheckThatOthersDelayIsRepeatedWithoutALine(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.settled(t)
 		w.locked(func() { w.cost, w.frameCost = 10*time.Millisecond, 150*time.Microsecond })
-		w.refuse(fmt.Errorf("%w: list elements: %w", kernel.ErrBusy, nfnetlink.ErrInterrupted))
+		w.refuse(fmt.Errorf("%w: list elements: %w", nfnetlink.ErrBusy, nfnetlink.ErrInterrupted))
 		w.next(10*time.Minute, 20*time.Millisecond)
 		if err := w.agent.Ready(); err != nil {
 			t.Errorf("not ready: %v", err)

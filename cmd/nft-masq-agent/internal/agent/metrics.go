@@ -62,21 +62,20 @@ func newMetrics(a *Agent) *metrics {
 	return m
 }
 
-// count counts a step.
 func (m *metrics) count(v view) {
 	result := inSyncResult
 	switch {
-	case kernel.Delayed(v.step.err):
+	case kernel.Delayed(v.attempt.err):
 		result = delayedResult
-	case v.step.err != nil:
+	case v.attempt.err != nil:
 		result = refusedResult
-	case v.step.applied == nil:
+	case v.attempt.applied == nil:
 		return
-	case len(v.step.applied.Differences) > 0:
+	case len(v.attempt.applied.Differences) > 0:
 		result = writtenResult
-		m.duration.Observe(v.step.took.Seconds())
+		m.duration.Observe(v.attempt.took.Seconds())
 	}
-	m.applies.WithLabelValues(v.step.reason, result).Inc()
+	m.applies.WithLabelValues(v.attempt.reason, result).Inc()
 }
 
 // A stateCollector exports the view and what the observers found, without what is still

@@ -35,7 +35,6 @@ type View struct {
 // Observe adds observers, before Run.
 func (a *Agent) Observe(all ...Observer) { a.observers = append(a.observers, all...) }
 
-// seen returns what observers see of a view.
 func (a *Agent) seen(v view) View {
 	return View{
 		Want: v.policy.want, Installed: v.installed, InForce: v.inForce(), Accepted: v.policy.accepted,

@@ -29,9 +29,9 @@ func (l *lines) add(level zapcore.Level, event, text string, fields ...any) {
 	*l = append(*l, line{level, text, append(fields, "event", event)})
 }
 
-// report returns the lines about a step: the difference of two views.
+// report returns the lines about an attempt: the difference of two views.
 func (a *Agent) report(before, v view) (l lines) {
-	if v.step.read {
+	if v.attempt.read {
 		a.reportContent(&l, before, v)
 	}
 	if v.unfollowed != nil && before.unfollowed == nil {
@@ -42,24 +42,24 @@ func (a *Agent) report(before, v view) (l lines) {
 	if before.refusal != nil && v.refusal == nil {
 		text := "kernel accepted the rules again"
 		switch {
-		case v.step.applied == nil:
+		case v.attempt.applied == nil:
 			text = "nftables can be read again; nothing is written"
 		case kernel.Delayed(before.refusal):
 			text = "the rules are checked and in place in spite of other programs' changes"
 		}
 		l.add(zap.InfoLevel, "rules_accepted", text)
 	}
-	if v.step.applied != nil {
-		a.reportApplied(&l, before, v, *v.step.applied)
+	if v.attempt.applied != nil {
+		a.reportApplied(&l, before, v, *v.attempt.applied)
 	}
 	if err := v.refusal; err != nil && (before.refusal == nil || before.refusal.Error() != err.Error()) {
 		reportRefusal(&l, err, v.hash() != "")
 	}
 	switch was := before.policy.from; {
-	case v.step.read && v.content.err != nil:
+	case v.attempt.read && v.content.err != nil:
 		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.words(),
 			"source", string(v.policy.from), "error", v.content.err)
-	case !v.step.read && was != v.policy.from && was != "":
+	case !v.attempt.read && was != v.policy.from && was != "":
 		l.add(zap.WarnLevel, "config_source_changed", "config still rejected; from now on "+v.words(),
 			"source", string(v.policy.from), "previous_source", string(was))
 	}
@@ -121,15 +121,15 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	}
 	fields := a.appliedFields(before, v, applied)
 	switch {
-	case v.step.changed == restored:
+	case v.attempt.changed == restored:
 		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences",
 			len(applied.Differences),
 			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
-	case v.step.changed == moved:
+	case v.attempt.changed == moved:
 		reportMoved(l, before.installed.Policy, v.installed.Policy, v.hash())
-	case v.step.changed == replaced:
+	case v.attempt.changed == replaced:
 		l.add(zap.InfoLevel, "config_applied", "applied", fields...)
-	case v.step.changed == removed:
+	case v.attempt.changed == removed:
 	case before.installed == nil:
 		l.add(zap.InfoLevel, "rules_in_place", "rules are already in place", fields...)
 	case before.content.err != nil && v.content.err == nil:
@@ -137,7 +137,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	default:
 		l.add(zap.DebugLevel, "rules_checked", "checked; rules are in place", fields...)
 	}
-	if v.step.slowed {
+	if v.attempt.slowed {
 		l.add(zap.WarnLevel, "repairs_slowed",
 			"another program keeps changing the rules; they are restored at most once a second. "+
 				"nft-masq-agent monitor shows which program it is")
@@ -149,7 +149,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 	v4, v6 := v.installed.CIDRs()
 	fields := []any{
-		"reason", v.step.reason, "source", string(v.policy.from), "hash", v.hash(),
+		"reason", v.attempt.reason, "source", string(v.policy.from), "hash", v.hash(),
 		"cidrs", v4 + v6, "duration_ms", milliseconds(applied.Took),
 	}
 	if before.installed != nil && before.hash() != v.hash() {
@@ -208,7 +208,6 @@ func reportMoved(l *lines, before, after nft.Policy, hash string) {
 		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
 }
 
-// without returns the addresses that are not in others.
 func without(addresses, others []netip.Addr) (out []string) {
 	for _, addr := range addresses {
 		if !slices.Contains(others, addr) {

@@ -46,7 +46,6 @@ type check struct {
 	seen uint32 // generation at the last one; 0: unknown
 }
 
-// due reports whether to check at a generation.
 func (c *check) due(generation uint32, now time.Time) bool {
 	return generation != c.seen && c.ready(now)
 }
@@ -64,7 +63,6 @@ func (s *schedule) stop() {
 	s.timer.Stop()
 }
 
-// compare returns a check that is due.
 func (a *Agent) compare(v view) (e event, due bool) {
 	s, now := &a.schedule, time.Now()
 	generation, err := a.in.Generation()
@@ -115,25 +113,25 @@ func (a *Agent) depth(v view, e event) layout.Depth {
 	return depth
 }
 
-// plan plans the next checks after a step.
+// plan plans the next checks after an attempt.
 func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	s, now := &a.schedule, time.Now()
 	switch {
-	case v.step.applied != nil:
-		s.saw(depth, v.step.applied.Generation, now)
-	case kernel.Delayed(v.step.err):
+	case v.attempt.applied != nil:
+		s.saw(depth, v.attempt.applied.Generation, now)
+	case kernel.Delayed(v.attempt.err):
 		s.saw(depth, 0, now) // again, within the pace
-	case v.step.err != nil: // our rules may be only partly written
+	case v.attempt.err != nil: // our rules may be only partly written
 		generation, _ := a.in.Generation()
 		s.saw(depth, generation, now)
 	}
-	v.step.slowed = s.charge(*v, depth, now)
+	v.attempt.slowed = s.charge(*v, depth, now)
 
-	full := v.step.reason == onStart || v.step.reason == onResync || v.step.reason == onHangup
+	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
 	if v.refusal == nil && (full || v.full.IsZero()) {
-		v.full, s.rest = now, min(CheckShare*v.step.cost, elementsPause)
+		v.full, s.rest = now, min(CheckShare*v.attempt.cost, elementsPause)
 	}
-	if v.step.reason == onHangup {
+	if v.attempt.reason == onHangup {
 		v.hangups++
 	}
 	if c := v.policy.content; c.resync > 0 {
@@ -142,19 +140,19 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	switch {
 	case v.refusal == nil:
 		s.timer.Reset(max(0, time.Until(v.full.Add(max(s.resync, s.rest)))))
-	case v.step.reason != onDrift || before.refusal == nil: // other programs do not delay it
+	case v.attempt.reason != onDrift || before.refusal == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}
 }
 
-// charge charges a step that others have caused to its pace. It reports whether repairs are
+// charge charges an attempt that others have caused to its pace. It reports whether repairs are
 // slowed down from now on.
 func (s *schedule) charge(v view, depth layout.Depth, now time.Time) (slowed bool) {
-	repaired := v.step.changed == restored || v.step.changed == removed
-	switch cost := v.step.cost; {
-	case v.step.reason == onAddresses:
+	repaired := v.attempt.changed == restored || v.attempt.changed == removed
+	switch cost := v.attempt.cost; {
+	case v.attempt.reason == onAddresses:
 		s.addresses.repaired(now, cost) // observers look at the new rules, too
-	case v.step.reason != onDrift:
+	case v.attempt.reason != onDrift:
 	case depth == layout.Frame && repaired:
 		return s.rules.repaired(now, cost)
 	case depth == layout.Frame:

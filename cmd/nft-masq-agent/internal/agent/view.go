@@ -34,11 +34,11 @@ type view struct {
 	hangups    int
 	changes    int // of our rules
 	repairs    int // of rules that another program had changed
-	step       step
+	attempt    attempt
 }
 
-// A step is what an event led to.
-type step struct {
+// An attempt is what an event led to.
+type attempt struct {
 	reason  string
 	read    bool            // a new content of the config
 	took    time.Duration   // including everything that was read
@@ -158,7 +158,6 @@ func (v view) words() string {
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)
 }
 
-// effectOf returns the effect of bringing the kernel to a wanted ruleset.
 func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 	switch same := v.installed != nil && v.installed.Hash() == want.Hash(); {
 	case len(a.Differences) == 0:
@@ -178,10 +177,10 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 // after returns the view when the kernel has the wanted ruleset.
 func (v view) after(a kernel.Applied, now time.Time) view {
 	before, want := v, v.policy.want
-	v.step.applied, v.step.changed = &a, before.effectOf(*want, a)
+	v.attempt.applied, v.attempt.changed = &a, before.effectOf(*want, a)
 	v.installed, v.accepted = want, v.policy.accepted
 	v.refusal, v.tries, v.generation = nil, 0, a.Generation
-	if v.step.changed == restored {
+	if v.attempt.changed == restored {
 		v.repairs++
 	}
 	n, known := len(a.Differences), before.hash() == want.Hash()
@@ -189,14 +188,14 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 		return v
 	}
 	v.changes++
-	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.step.reason}
+	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
 	if known {
 		v.told.Since = before.told.Since
 	}
 	switch {
-	case v.step.changed == restored:
+	case v.attempt.changed == restored:
 		v.told.What, v.told.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by another program"
-	case v.step.changed == moved:
+	case v.attempt.changed == moved:
 		v.told.What = "source addresses replaced by those that this node has"
 	case known:
 		v.told.What = fmt.Sprintf("differences removed: %d", n)

@@ -70,10 +70,10 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 			" replaced, entries added: 5, removed: 1"},
 	} {
 		v := tt.before
-		v.policy.want, v.told.Since, v.step.reason = tt.want, start, onResync
+		v.policy.want, v.told.Since, v.attempt.reason = tt.want, start, onResync
 		got := v.after(tt.applied, start.Add(time.Second))
-		if got.step.changed != tt.effect || got.told.What != tt.what {
-			t.Errorf("%s: effect %d, %q", name, got.step.changed, got.told.What)
+		if got.attempt.changed != tt.effect || got.told.What != tt.what {
+			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.told.What)
 		}
 		if !got.inForce() || got.refusal != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.refusal, got.ready())

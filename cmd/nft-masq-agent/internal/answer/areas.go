@@ -39,7 +39,6 @@ var areas = []struct {
 	{"forwarding", []string{health.Forwarding, health.NotANode, health.Unchecked}},
 }
 
-// setAreas sorts the problems by area.
 func (r *Status) setAreas() {
 	r.Areas = []Area{}
 	for _, a := range areas {
@@ -82,7 +81,6 @@ func (r *Status) facts(area string) string {
 	return "on"
 }
 
-// writeAreas writes a line for each area.
 func (r *Status) writeAreas(b *strings.Builder) {
 	b.WriteString("\n")
 	for _, a := range r.Areas {

@@ -72,6 +72,20 @@ func (c *Connections) SetBlock(
 	return notes, true
 }
 
+// OfAnotherNode answers by the blocks of a config's portsPerPod alone, because this node does not
+// have its rules; false without blocks.
+func (c *Connections) OfAnotherNode(p nft.Policy, seenAs netip.AddrPort, podCIDRs []netip.Prefix) (
+	notes config.Problems, ok bool,
+) {
+	if notes, ok = c.SetBlock(p, seenAs, nil, podCIDRs); ok {
+		c.Connections = []Connection{}
+		c.Behind(seenAs, nil)
+		notes = append(notes, problem(config.Note, "another-node", nowhere,
+			"this is by the config alone, because this node does not have its rules: no connection was looked for"))
+	}
+	return notes, ok
+}
+
 // ofCIDRs adds the first addresses of CIDRs that have the block.
 func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool) {
 	const most = 8
@@ -108,7 +122,6 @@ func (b *PortBlock) String() string {
 	return text
 }
 
-// numbers joins numbers by commas.
 func numbers(all []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(all), " ", ", "), "[]")
 }

@@ -172,7 +172,6 @@ func NewDiff(before, after nft.Policy) Diff {
 	return d
 }
 
-// change adds regions whose verdict changes.
 func (d *Diff) change(regions []judge.Region, before, after nft.Verdict) {
 	for _, r := range regions {
 		c := Change{

@@ -146,7 +146,6 @@ func (x *Explanation) add(p nft.Policy, c nft.Connection) {
 	x.Answers = append(x.Answers, a)
 }
 
-// explainStep converts a step for output.
 func explainStep(s judge.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {

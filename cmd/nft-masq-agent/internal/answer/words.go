@@ -25,7 +25,6 @@ func familyName(ipv6 bool) string {
 // familyKey is the name in JSON.
 func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
 
-// place returns the place of a CIDR as text.
 func place(c config.CIDR) string { return originOf(c.Pos).place(c.String()) }
 
 // place returns where a CIDR comes from as text.

@@ -70,12 +70,12 @@ func (h *Node) alone(ctx context.Context, task func() error) error {
 	return task()
 }
 
-// apart reads the kernel with a connection of its own, and calls a task.
+// apart reads others' rules with a connection of its own, and calls a task.
 func (h *Node) apart(ctx context.Context, want nft.Ruleset, task func(*neighbors.State) error) error {
 	return h.alone(ctx, func() error {
 		n := neighbors.Open()
 		defer func() { _ = n.Close() }()
-		s, err := n.Survey(ctx, want)
+		s, err := n.Around(ctx, want)
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (h *Node) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale,
 // Flush begins a pass. listed is called when its connections are known.
 func (h *Node) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
 	p := conntrack.Pass{
-		Table: conntrack.Open(),
+		Tracker: conntrack.Open(),
 		Matches: func(e *conntrack.Entry) bool {
 			return which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP
 		},

@@ -33,7 +33,6 @@ func (o *interfaces) Run(ctx context.Context) {
 	})
 }
 
-// look logs what has changed.
 func (o *interfaces) look(p nft.Policy) {
 	all, err := o.list()
 	if err != nil {

@@ -349,7 +349,7 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 
 // legacy is the leftovers of an older agent.
 func legacy() neighbors.Others {
-	return neighbors.Others{Legacy: []older.Chain{{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Rules: 2}}}
+	return neighbors.Others{Legacy: []older.Chain{{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}, Rules: 2}}}
 }
 
 func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {

@@ -1,0 +1,56 @@
+package nfnetlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrBusy means that others changed the same again and again between reading and writing. What
+// packets see is as before; nothing is wrong with the rules.
+var ErrBusy = errors.New("other programs keep changing what is read")
+
+// A task is repeated while other programs write, for so long, but at least so often.
+const (
+	patience = 3 * time.Second
+	attempts = 5
+)
+
+// Again repeats a task until it succeeds, or fails for another reason than that another
+// program wrote at the same time, or with [ErrBusy] after too long. Two agents would disrupt
+// each other forever if they did not wait for different times.
+func Again(ctx context.Context, do func() error) error {
+	start := time.Now()
+	for n := 1; ; n++ {
+		err := do()
+		if !disturbed(err) {
+			return err
+		}
+		if n >= attempts && time.Since(start) > patience {
+			return fmt.Errorf("%w: %w", ErrBusy, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(rand.N(time.Duration(min(n, 20)) * time.Millisecond)):
+		}
+	}
+}
+
+// disturbed reports whether another program changed something between reading and
+// writing, or whether the outcome is unknown: then read again. While reading, a listed
+// object may be gone.
+func disturbed(err error) bool {
+	return IsAny(err, ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
+		IsNotExist(err) && !errors.As(err, new(*RefusedError))
+}
+
+// IsAny reports whether an error is one of several.
+func IsAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
+}
