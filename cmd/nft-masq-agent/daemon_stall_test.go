@@ -236,7 +236,7 @@ func (s *stalled) tamper() (restored func(nft.Ruleset) bool) {
 	defer c.Close()
 	if s.mode == nft.ModeIPTables {
 		family, table, name := s.chain()
-		b.DelRule(family, table, name, s.rules()[1])
+		b.DelRule(nfnetlink.Rule{Family: family, Table: table, Chain: name, Handle: s.rules()[1]})
 		s.check(c.Commit(b, 0))
 		return s.restored
 	}

@@ -155,7 +155,7 @@ func TestCommandsKnowThePolicyInForceNextToABadFile(t *testing.T) {
 		if r, _ := n.status(); r.Stale == nil || problems(r, "stale-unknown") != nil {
 			t.Errorf("status: %+v", r)
 		}
-		if got := n.run("explain", "10.1.2.3"); !strings.Contains(got.stdout, n.path+":3:5\n") ||
+		if got := n.run("explain", "10.1.2.3", "--from", "10.244.1.2"); !strings.Contains(got.stdout, n.path+":3:5\n") ||
 			!strings.Contains(got.stdout, "kernel "+held.Hash()) {
 			t.Errorf("explain: %+v", got)
 		}

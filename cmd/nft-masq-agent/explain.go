@@ -121,7 +121,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		}
 	}
 	src, ways, err := f.packet(s, judged, dst)
-	if tracer != nil && err == nil {
+	if tracer != nil && len(ways.Ways) > 0 {
 		mark, open := tracer.Mark(src, dst, ways)
 		ways, err = s.routes(routes.Query{Src: src, Dst: dst, Out: f.out, Mark: mark, Open: open})
 	}
@@ -196,7 +196,7 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 	}
 	for _, pod := range pods {
 		ways, err := ask(pod)
-		if err != nil {
+		if len(ways.Ways) == 0 {
 			return pod, ways, err
 		}
 		ours := true
@@ -205,11 +205,11 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 			ours = on && judge.Pods(family).Includes(nft.Connection{Src: pod, Dst: dst, In: ways.Back.Interface.Name})
 		}
 		if ours && pod != dst {
-			return pod, ways, nil
+			return pod, ways, err
 		}
 	}
 	ways, err := ask(netip.Addr{})
-	if err != nil || !ways.Own.IsValid() {
+	if !ways.Own.IsValid() {
 		return ways.Own, ways, err
 	}
 	src := ways.Own

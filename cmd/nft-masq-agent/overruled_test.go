@@ -41,7 +41,7 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 			says    string
 			shared  bool // only in mode iptables-nft
 		}{
-			{"203.0.113.9", "203.0.113.9 sees 10.244.1.2, the source's own address: another program's rule accepts the connection", true},
+			{"203.0.113.9", "another program's rule accepts the connection before this agent's rules", true},
 			{"203.0.113.9", "ip nat POSTROUTING handle", true},
 			{"198.51.100.9", "198.51.100.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent", false},
 			{"198.51.100.9 --out pod0", "198.51.100.9 sees 10.244.1.1, the address of pod0", false},

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	logged "nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/logged"
 )
 
 func TestReadmeListsTheEventsOfTheLog(t *testing.T) {

@@ -1,4 +1,5 @@
-package agent
+// Package logged compares lines of the log with the table of events, for tests.
+package logged
 
 import (
 	"os"
