@@ -72,7 +72,9 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
 		"nft/routes":    {"nft/node"},
 		"nft/older":     {"nft/facts", "nft/nfnetlink"},
-		"nft/foreign":   {"nft", "nft/judge", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
+		"nft/foreign": {
+			"nft", "nft/judge", "nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange",
+		},
 		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/facts", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/facts", "nft/nfnetlink"},
 		"nft/judge":     {"config", "nft", "nft/iprange"},

@@ -186,6 +186,7 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 		change(&d)
 		return d
 	}
+	elsewhere := from(func(c *nft.Connection) { c.In = "docker0" })
 	yes := func(nft.Question) bool { return true }
 	no := func(nft.Question) bool { return false }
 	for _, tt := range []struct {
@@ -210,14 +211,14 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:2:1 cni*", "nonMasqueradeSrcCIDRs false",
 			"nonMasqueradeOutInterfaces true f:4:1 wg* exempt",
 		}},
-		{"from elsewhere", judge.Explain(p, from(func(c *nft.Connection) { c.In = "docker0" })), []string{
+		{"from elsewhere", judge.Explain(p, elsewhere), []string{
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces false exempt",
 		}},
 		{"by no interface", judge.Explain(p, from(func(c *nft.Connection) { c.Out = "" })), []string{
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:3:1 veth1", "nonMasqueradeSrcCIDRs false",
 			"nonMasqueradeOutInterfaces false", "masqueradeOutInterfaces false exempt",
 		}},
-		{"all sources of the lists", judge.ExplainSources(p, from(func(c *nft.Connection) { c.In = "docker0" }), yes), []string{
+		{"all sources of the lists", judge.ExplainSources(p, elsewhere, yes), []string{
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true", "nonMasqueradeSrcCIDRs true exempt",
 		}},
 		{"all other sources", judge.ExplainSources(p, from(func(*nft.Connection) {}), no), []string{

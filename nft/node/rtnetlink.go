@@ -40,7 +40,7 @@ func Read[T any](d Dialer, what string, fn func(*Reader) T) (out T, err error) {
 	return out, err
 }
 
-// A message is a reply: its fixed part, such as struct rtmsg, and its attributes.
+// A Message is a reply: its fixed part, such as struct rtmsg, and its attributes.
 type Message struct {
 	Head []byte
 	Attributes

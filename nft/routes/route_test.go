@@ -425,7 +425,9 @@ func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both("route add DST via V\n"))
 	for src, dst := range map[string]string{"10.99.9.9": "203.0.113.9", "fd00:99::9": "2001:db8:7::9"} {
-		got := nfttest.In(t, ns, func() (Routes, error) { return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "") })
+		got := nfttest.In(t, ns, func() (Routes, error) {
+			return Lookup(netip.MustParseAddr(src), netip.MustParseAddr(dst), "")
+		})
 		if text, _ := ways(got); !strings.HasPrefix(text, "eth0 ") || len(got.Ways) != 1 || got.Back.Type != unix.RTN_UNSPEC {
 			t.Errorf("%s: %+v", src, got)
 		}
