@@ -25,7 +25,7 @@ func TestEachKeyOfThePolicyChangesHashAndRuleset(t *testing.T) {
 		}
 		a, b := rulesets[0], rulesets[1]
 		if equal := a.Hash() == b.Hash(); equal != k.NoPolicy {
-			t.Errorf("equal hashes %t, want %t: Policy.digest has not %s, or newFamilyPolicy has not its entries:\n%s\n%s", equal,
+			t.Errorf("equal hashes %t, want %t: Policy.digest has not %s, or newFamilyPolicy not its entries:\n%s\n%s", equal,
 				k.NoPolicy, k.Name, files[0], files[1])
 		}
 		if same := a.Same(b) || b.Same(a); same != k.NoPolicy {
@@ -74,7 +74,8 @@ func TestRandomConfigsAndConnectionsHaveEachField(t *testing.T) {
 	if never := neverSet(func() any { return m.Config() }); len(never) > 0 {
 		t.Errorf("random configs never have %q: cases.Maker.Config", never)
 	}
-	if never := neverSet(func() any { return m.Connection(m.Near(m.Config(), false), m.Near(m.Config(), true)) }); len(never) > 0 {
+	random := func() any { return m.Connection(m.Near(m.Config(), false), m.Near(m.Config(), true)) }
+	if never := neverSet(random); len(never) > 0 {
 		t.Errorf("random connections never have %q: cases.Maker.Connection", never)
 	}
 }

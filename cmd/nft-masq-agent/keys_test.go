@@ -44,7 +44,7 @@ func TestHeadlineKnowsEachKey(t *testing.T) {
 						t.Fatalf("the headline (Explanation.Follow) is wrong about %s:\n%s", k.Name, text)
 					}
 					if !slices.ContainsFunc(x.Answers, func(a answer.Answer) bool { return a.Verdict == verdict }) {
-						t.Fatalf("port %d of %s: %s, but the answer of the policy is %+v: Explanation.Ask does not know %s:\n%s", port, dst,
+						t.Fatalf("port %d of %s: %s, but the policy answers %+v: Explanation.Ask does not know %s:\n%s", port, dst,
 							verdict, x.Answers, k.Name, text)
 					}
 				}
@@ -79,8 +79,8 @@ func TestCheckAndDiffNameEachKey(t *testing.T) {
 		}
 		for form, of := range answers {
 			if of[0] == of[1] {
-				t.Errorf("check -o %s does not tell %q from %q: Meaning and Check.SetMeaning of package answer\n%s", form, k.Values[0],
-					k.Values[1], of[0])
+				t.Errorf("check -o %s does not tell %q from %q: Meaning and Check.SetMeaning of package answer\n%s", form,
+					k.Values[0], k.Values[1], of[0])
 			}
 			same, differ := run("diff", paths[0], paths[0], "-o", form), run("diff", paths[0], paths[1], "-o", form)
 			named := false

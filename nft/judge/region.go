@@ -20,7 +20,7 @@ type Region struct {
 	Dst    []iprange.Range
 }
 
-// Region returns what a policy masquerades of a family, nothing if that is off.
+// RegionOf returns what a policy masquerades of a family, nothing if that is off.
 func RegionOf(p nft.Policy, ipv6 bool) Region {
 	f, on := p.Family(ipv6)
 	if !on {
@@ -37,7 +37,7 @@ func Pods(f nft.FamilyPolicy) Region {
 	return r
 }
 
-// Region returns what a policy masquerades of a family.
+// Masqueraded returns what a policy masquerades of a family.
 func Masqueraded(f nft.FamilyPolicy) Region {
 	all := []iprange.Range{iprange.All(f.IPv6)}
 	r := Region{Origin: allNames(), Src: all, Out: allNames(), Dst: all}

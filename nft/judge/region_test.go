@@ -135,7 +135,8 @@ func TestDifferencesOfRegionsAreExactAndDoNotOverlap(t *testing.T) {
 			after = similar(m, before)
 		}
 		ipv6, third := n%2 == 0, similar(m, after)
-		a, b, c := judge.RegionOf(policyOf(before), ipv6), judge.RegionOf(policyOf(after), ipv6), judge.RegionOf(policyOf(third), ipv6)
+		of := func(c config.Config) judge.Region { return judge.RegionOf(policyOf(c), ipv6) }
+		a, b, c := of(before), of(after), of(third)
 		left := a.Minus(b)
 		parts[len(left)]++
 		var rests [][]judge.Region

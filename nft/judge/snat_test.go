@@ -189,7 +189,8 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 			earlier = append(earlier, ruleOf(a[0], a[1], a[2]))
 			earlier[i].Place = i + 1
 		}
-		if by, got := judge.CoveredBy(ruleOf("10.0.0.0/8", "10.0.0.0/8", ""), earlier); by.Place != tt.want || got != (tt.want > 0) {
+		by, got := judge.CoveredBy(ruleOf("10.0.0.0/8", "10.0.0.0/8", ""), earlier)
+		if by.Place != tt.want || got != (tt.want > 0) {
 			t.Errorf("%q: covered by %v, %t", tt.earlier, by, got)
 		}
 	}

@@ -42,7 +42,8 @@ func Open(words facts.Words) *Kernel {
 
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn, words facts.Words) *Kernel {
-	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: func() ([]older.XTable, error) { return nil, nil }}
+	none := func() ([]older.XTable, error) { return nil, nil }
+	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: none}
 }
 
 // In returns the connection, whose requests end when ctx does.

@@ -22,7 +22,7 @@ func (w *wire) checkEnforced(t *testing.T, p nft.Policy, packet cases.Packet, wh
 	}
 	s := w.send(t, packet)
 	if kept, want := s.Sent.Addr() == s.Seen.Addr(), judge.Enforced(p, conn); kept != want {
-		t.Errorf("%s keeps its address %t, want %t: the chain enforce (compileEnforcement), or judge.Enforced, is wrong about\n%s",
+		t.Errorf("%s keeps its address %t, want %t: compileEnforcement, or judge.Enforced, is wrong about\n%s",
 			packet.Line, kept, want, why)
 	}
 }

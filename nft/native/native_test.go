@@ -627,7 +627,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(modes.Texts(s, rule.String), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
+		return slices.Contains(modes.Texts(s, nil), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
 	if !differs(want, layout.Ours, nil) || differs(want, layout.Frame, nil) || differs(other, layout.Ours, nil) {

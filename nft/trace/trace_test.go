@@ -155,7 +155,8 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 func packet() trace.Packet {
 	return trace.Packet{
 		Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), SrcType: unix.RTN_UNICAST,
-		DstType: unix.RTN_UNICAST, In: routes.Interface{Name: "cali0", Index: 5}, Out: routes.Interface{Name: "eth0", Index: 2},
+		DstType: unix.RTN_UNICAST, In: routes.Interface{Name: "cali0", Index: 5},
+		Out: routes.Interface{Name: "eth0", Index: 2},
 	}
 }
 

@@ -488,7 +488,8 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 	// Rules of ours for another policy are not another agent's.
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, want, layout.Ours)
-	found := modes.Texts(n.Read(t, wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil }), layout.Ours), rule.String)
+	another := wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil })
+	found := modes.Texts(n.Read(t, another, layout.Ours), rule.String)
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: "A"}})
 	without := modes.New(t, xtables.Read)
 	without.Apply(t, plain, layout.Ours)
