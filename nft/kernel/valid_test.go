@@ -431,6 +431,12 @@ func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *tes
 			if _, isDropped := fate(t, &w, conn, flow); isDropped != (passes && !exempt) {
 				t.Errorf("%s to %s, exempt %t: dropped %t", src, dst, exempt, isDropped)
 			}
+			if !dst.Is6() {
+				continue
+			}
+			if found := nfttest.Run(t, pods[0], "", "ip", "-6", "neighbor", "show", dst.String()); !strings.Contains(found, "lladdr") {
+				t.Errorf("exempt %t: %s is not discovered: %s", exempt, dst, found)
+			}
 		}
 	}
 }
