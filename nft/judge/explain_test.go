@@ -208,7 +208,7 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:2:1 cni*", "nonMasqueradeSrcCIDRs false",
 			"nonMasqueradeOutInterfaces true f:4:1 wg* exempt",
 		}},
-		{"from elsewhere", judge.Explain(p, elsewhere), []string{
+		{"from elsewhere", judge.Explain(p, from(func(c *nft.Connection) { c.In = "docker0" })), []string{
 			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces false exempt",
 		}},
 		{"by no interface", judge.Explain(p, from(func(c *nft.Connection) { c.Out = "" })), []string{
