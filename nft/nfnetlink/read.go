@@ -123,7 +123,9 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error { return do(ParseRule(f, b)) })
+	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error {
+		return do(ParseRule(f, b))
+	})
 	if err != nil && (chain == "" || !errors.Is(err, ErrInterrupted)) {
 		return fmt.Errorf("list rules: %w", err)
 	}
@@ -225,7 +227,9 @@ func (c *Conn) Elements(family Family, table, set string, limit int) (elements [
 // eachElement calls fn for each element, until fn returns errEnough: then there are more.
 func (c *Conn) eachElement(family Family, table, set string, fn func(Element) error) (more bool, err error) {
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	err = c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error { return parseElements(b, fn) })
+	err = c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+		return parseElements(b, fn)
+	})
 	switch {
 	case errors.Is(err, errEnough):
 		return true, nil

@@ -72,7 +72,8 @@ type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnet
 func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, words facts.Words) ([]Chain, error) {
 	l := search{
 		conn: c, each: each, own: own, words: words,
-		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{}, agent: map[nfnetlink.ChainID]bool{},
+		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{},
+		agent: map[nfnetlink.ChainID]bool{},
 	}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		if err := l.readFamily(family); err != nil {
@@ -208,7 +209,8 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 			l.order = append(l.order, at)
 		}
 		if target, ok := facts.Target(r); ok {
-			to := nfnetlink.ChainID{Family: of.Family, Table: of.Table, Name: target}
+			to := at
+			to.Name = target
 			c.targets = append(c.targets, target)
 			jump := nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle}
 			l.jumps[to] = append(l.jumps[to], jump)
@@ -237,7 +239,8 @@ func (l *search) collect(at nfnetlink.ChainID) Chain {
 			out.Held = append(out.Held, members[i])
 		}
 		for _, target := range c.targets {
-			if to := (nfnetlink.ChainID{Family: at.Family, Table: at.Table, Name: target}); l.agent[to] && out.Kept+l.chains[to].kept == "" {
+			to := at
+			if to.Name = target; l.agent[to] && out.Kept+l.chains[to].kept == "" {
 				delete(l.agent, to)
 				inside[to] = true
 				members = append(members, to)

@@ -144,7 +144,8 @@ COMMIT
 			t.Fatalf("found %v", found)
 		}
 		l := found[0]
-		if diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, names(l.SubChains)); diff != "" || l.Name != "IP-MASQ" {
+		diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, names(l.SubChains))
+		if diff != "" || l.Name != "IP-MASQ" {
 			t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
 		}
 		if l.Rules != 4 || len(l.Jumps) != jumps {
@@ -198,7 +199,8 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		}
 	}
 	l := older.Chain{
-		ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv6, Table: "nat", Name: "A"}, Rules: 1, Jumps: make([]nfnetlink.Rule, 1),
+		ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv6, Table: "nat", Name: "A"},
+		Rules:   1, Jumps: make([]nfnetlink.Rule, 1),
 	}
 	for _, base := range []*nfnetlink.Chain{nil, {}} {
 		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {

@@ -650,7 +650,8 @@ func TestHangupChecksFileAndKernel(t *testing.T) {
 
 // legacy is the leftovers of an older agent.
 func legacy() found {
-	return found{Legacy: []older.Chain{{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}, Rules: 2}}}
+	id := nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
+	return found{Legacy: []older.Chain{{ChainID: id, Rules: 2}}}
 }
 
 func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {

@@ -350,7 +350,8 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 
 // legacy is the leftovers of an older agent.
 func legacy() neighbors.Others {
-	return neighbors.Others{Legacy: []older.Chain{{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}, Rules: 2}}}
+	id := nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
+	return neighbors.Others{Legacy: []older.Chain{{ChainID: id, Rules: 2}}}
 }
 
 func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
