@@ -235,8 +235,10 @@ func (t *Tracer) pass(hooks ...uint32) {
 	if t.untracked != No {
 		t.result.Keeps = max(t.result.Keeps, t.untracked)
 	}
-	if t.untracked == Maybe {
-		t.unknown("whether connection tracking is off")
+	for _, f := range t.result.Findings {
+		if f.Code == Untracks && t.untracked == Maybe {
+			t.unknown("whether connection tracking is off, by " + f.RuleText())
+		}
 	}
 	t.result.Untracked, t.result.Mark = t.untracked, t.mark
 }
