@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -120,7 +121,7 @@ func (s *stalled) unread() (end func()) {
 	for err == nil {
 		_, err = unix.Write(pipe, page)
 	}
-	if err != unix.EAGAIN { //nolint:errorlint // a number
+	if !errors.Is(err, unix.EAGAIN) {
 		s.t.Fatal(err)
 	}
 	return s.log.release

@@ -29,7 +29,10 @@ func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
 				"→ 203.0.113.2 is accepted, which no longer exempts it: see nonMasqueradeCIDRs",
 				"ip nat POSTROUTING handle",
 			},
-			nft.ModeIPTables: {"→ 203.0.113.2 is accepted before the jump to this agent's chain, so it is not masqueraded", "ip nat POSTROUTING handle"},
+			nft.ModeIPTables: {
+				"→ 203.0.113.2 is accepted before the jump to this agent's chain, so it is not masqueraded",
+				"ip nat POSTROUTING handle",
+			},
 		}[mode] {
 			if !strings.Contains(text, want) {
 				t.Errorf("status: %q is not in %s", want, text)

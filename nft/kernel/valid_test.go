@@ -434,7 +434,8 @@ func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *tes
 			if !dst.Is6() {
 				continue
 			}
-			if found := nfttest.Run(t, pods[0], "", "ip", "-6", "neighbor", "show", dst.String()); !strings.Contains(found, "lladdr") {
+			found := nfttest.Run(t, pods[0], "", "ip", "-6", "neighbor", "show", dst.String())
+			if !strings.Contains(found, "lladdr") {
 				t.Errorf("exempt %t: %s is not discovered: %s", exempt, dst, found)
 			}
 		}

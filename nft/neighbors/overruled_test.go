@@ -44,7 +44,8 @@ func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
 		nothing    = ""
 	)
 	c := config.Config{
-		EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true, NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
+		EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
+		NonMasqueradeCIDRs:      cases.CIDRs("10.0.0.0/8", "fd00::/8"),
 		MasqueradeSrcInterfaces: []config.Interface{{Name: "cali*"}},
 	}
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})

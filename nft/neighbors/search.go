@@ -159,7 +159,8 @@ func (s *search) masqueraded(p packets, elsewhere bool) {
 // overruled finds the rules because of which what a policy masquerades is not: before our chain,
 // or, those that accept, before the jump to any masquerade agent.
 func (s *search) overruled(p packets, shared bool) {
-	s.ask(p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}, func(packet trace.Packet, r trace.Result) bool {
+	hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}
+	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		ours := len(r.Findings)
 		for i, f := range r.Findings {
 			if f.Code == trace.Ours && f.InNAT() && f.Priority != nft.EnforcePriority {
@@ -288,7 +289,9 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, nil
 		s.masqueraded(p, true)
 	}
-	p = packets{over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known}
+	p = packets{
+		over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known,
+	}
 	over.overruled(p, want.Mode() == nft.ModeIPTables)
 	for _, ipv6 := range []bool{false, true} {
 		over.dropped(p.of(ipv6))

@@ -318,7 +318,8 @@ func (m model) String() string {
 			if r.target > 0 {
 				to = fmt.Sprintf(" c%d", r.target)
 			}
-			fmt.Fprintf(&b, "%s%s%s%s%s comment \"%d\"\n", r.src.text("ip saddr"), r.dst.text("ip daddr"), mark, r.verdict, to, n)
+			fmt.Fprintf(&b, "%s%s%s%s%s comment \"%d\"\n", r.src.text("ip saddr"), r.dst.text("ip daddr"), mark,
+				r.verdict, to, n)
 		}
 		b.WriteString("}\n")
 	}

@@ -122,7 +122,10 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		{name: "a mark, given interface", rules: "fwmark 0x10/0x30 lookup 100", out: "eth0", open: 0x10, want: eth0},
 		{name: "no mark", rules: "fwmark 0x0/0x30 lookup 100", want: eth1},
 		{name: "not a mark", rules: "not fwmark 0x10 lookup 100", want: eth1},
-		{name: "not a mark that it may have", rules: "not fwmark 0x10 lookup 100", open: 0x10, want: eth1 + ", " + eth0, on: "ip rule 9"},
+		{
+			name: "not a mark that it may have", rules: "not fwmark 0x10 lookup 100", open: 0x10, want: eth1 + ", " + eth0,
+			on: "ip rule 9",
+		},
 		{name: "a mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", open: 0x10, want: eth0},
 		{name: "a mark from another network", rules: "fwmark 0x10 from HERE lookup 100", open: 0x10, want: eth0},
 		{name: "a mark on another interface", rules: "fwmark 0x10 iif eth1 lookup 100", open: 0x10, want: eth0},
@@ -140,7 +143,10 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		{name: "source", rules: from, want: eth1},
 		{name: "network of the source", rules: "from RANGE lookup 100", want: eth1},
 		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", mark: 0x10, want: "type 0"},
-		{name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0", on: "ip rule 9"},
+		{
+			name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0",
+			on: "ip rule 9",
+		},
 		{
 			name: "to a proxy on the node by its mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200", mark: 0x10,
 			want: "lo type 2 192.0.2.1",

@@ -311,8 +311,8 @@ func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
 // known of it.
 func (t *Tracer) onLoopback(s rule.Statement) bool {
 	lo := map[string]string{"oifname": "lo\x00", "oif": string(binary.NativeEndian.AppendUint32(nil, 1))}[s.Field]
-	return t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && (s.Op == "==" || s.Op == "!=") &&
-		lo != "" && s.Mask == nil && s.Last == nil && strings.HasPrefix(string(s.Value), lo)
+	return t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && lo != "" &&
+		(s.Op == "==" || s.Op == "!=") && s.Mask == nil && s.Last == nil && strings.HasPrefix(string(s.Value), lo)
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.

@@ -359,12 +359,14 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 			"postrouting priority 0; drop; }; }\n"+
 			"table ip asleep { flags dormant; chain a { type nat hook postrouting priority 0; drop; }; }\n", "-f", "-")
 		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
-		rules, err := trace.Read(t.Context(), c, trace.Scope{Own: own, Ours: true, Reads: func(nfnetlink.Chain) bool { return true }})
+		of := everything
+		of.Own, of.Ours = own, true
+		rules, err := trace.Read(t.Context(), c, of)
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := trace.New(rules).At(trace.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")},
-			unix.NF_INET_POST_ROUTING)
+		p := trace.Packet{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}
+		x := trace.New(rules).At(p, unix.NF_INET_POST_ROUTING)
 		if got := traced(x, false); got != tt.want {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
 		}

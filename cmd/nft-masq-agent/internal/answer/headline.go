@@ -103,7 +103,8 @@ func (x *Explanation) follow(n neighbors.Path) {
 		return
 	case n.Packet.Delivered() && len(by) == 0:
 		x.Why.Code, x.Sees = "local", src
-		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.", x.Destination, src)
+		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.",
+			x.Destination, src)
 		return
 	case n.Packet.DstType == unix.RTN_UNSPEC:
 		x.Why.Code = "no-route"

@@ -39,7 +39,8 @@ func TestExplanationNamesTheSpecifiedAddress(t *testing.T) {
 			}
 			if _, entry, by := strings.Cut(a.sees, "by entry "); by {
 				byRule++
-				if n := of("snat-rule"); len(n) != 1 || !strings.Contains(n[0].Msg, "entry "+strings.Fields(entry)[0]+" of snatRules") {
+				name := "entry " + strings.Fields(entry)[0] + " of snatRules"
+				if n := of("snat-rule"); len(n) != 1 || !strings.Contains(n[0].Msg, name) {
 					t.Fatalf("%q, decided by %v", a.sees, n)
 				}
 			}

@@ -253,8 +253,8 @@ func (r *Status) SetOthers(others neighbors.Others) {
 			others.Unread)
 	}
 	if others.Unasked > 0 {
-		r.Add(config.Warning, "rules-unasked", "rules of other programs name too many addresses to ask about each: %d packets "+
-			"were not asked about", others.Unasked)
+		r.Add(config.Warning, "rules-unasked", "rules of other programs name too many addresses to ask about each: "+
+			"%d packets were not asked about", others.Unasked)
 	}
 }
 

@@ -417,7 +417,7 @@ func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		w.messages()
-		w.others = neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}}
+		w.others = neighbors.Others{Conflicts: one("nat")}
 		w.files <- file("100.64.0.0/10")
 		synctest.Wait()
 		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")

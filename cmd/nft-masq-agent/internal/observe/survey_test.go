@@ -14,12 +14,17 @@ import (
 	"nft-masq-agent/nft/trace"
 )
 
+// one returns a rule of a table that masquerades.
+func one(table string) []neighbors.Conflict {
+	return []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: table}}}}}
+}
+
 const contradicted = "another program's rule masquerades what the config exempts"
 
 func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Hour
-		w.find(neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}})
+		w.find(neighbors.Others{Conflicts: one("nat")})
 		w.settled(t)
 		w.tamper()
 		time.Sleep(compareEvery)
@@ -36,7 +41,7 @@ func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 func TestSurveysRunOneAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.surveyCost = time.Minute
-		w.find(neighbors.Others{Conflicts: []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: "nat"}}}}}})
+		w.find(neighbors.Others{Conflicts: one("nat")})
 		w.files <- file("10.0.0.0/8")
 		time.Sleep(time.Second)
 		w.find(neighbors.Others{})
