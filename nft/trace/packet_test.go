@@ -180,7 +180,10 @@ func TestTraceReadsEachCondition(t *testing.T) {
 		{rules: "ct mark set 1 masquerade", want: hit},
 		{rules: "meta priority set 1:2 masquerade", want: hit},
 		{rules: "add @seen { ip saddr } masquerade", want: "masquerade; passes; if add @seen { … }"},
-		{rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade", want: "masquerade; passes; if add @self { … }, ip saddr . ip daddr @self", itself: true},
+		{
+			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade",
+			want:  "masquerade; passes; if add @self { … }, ip saddr . ip daddr @self", itself: true,
+		},
 		{
 			rules: "add @self { ip saddr . ip saddr } ip saddr . ip daddr @self masquerade",
 			want:  "masquerade; passes; if add @self { … }, ip saddr . ip daddr @self",
