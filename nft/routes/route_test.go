@@ -129,7 +129,10 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		{name: "a mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", open: 0x10, want: eth0},
 		{name: "a mark from another network", rules: "fwmark 0x10 from HERE lookup 100", open: 0x10, want: eth0},
 		{name: "a mark on another interface", rules: "fwmark 0x10 iif eth1 lookup 100", open: 0x10, want: eth0},
-		{name: "a mark on its interface", rules: "fwmark 0x10 iif pod0 lookup 100", open: 0x10, want: several, on: "ip rule 9"},
+		{
+			name: "a mark on its interface", rules: "fwmark 0x10 iif pod0 lookup 100",
+			open: 0x10, want: several, on: "ip rule 9",
+		},
 		{name: "a mark with the same route", rules: "fwmark 0x10 lookup main", open: 0x10, want: eth0},
 		{name: "protocol", rules: "ipproto tcp lookup 100", want: anotherOne, on: "ip rule 9"},
 		{name: "port", rules: "dport 53 lookup 100", want: anotherOne, on: "ip rule 9"},

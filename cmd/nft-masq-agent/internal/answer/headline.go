@@ -93,7 +93,7 @@ func (x *Explanation) follow(n neighbors.Path) {
 	src := n.Packet.Src.String()
 	by, itself := n.Source.Seen()
 	switch {
-	case n.Source.Untracked == trace.Yes && n.Packet.DstType != unix.RTN_UNSPEC:
+	case n.Source.Untracked == trace.Yes && len(by) == 0 && n.Packet.DstType != unix.RTN_UNSPEC:
 		f := last(n.Source, trace.Untracks)
 		r := newWay(f, n)
 		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, src

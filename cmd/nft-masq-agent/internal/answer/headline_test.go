@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -92,6 +93,31 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 		lists := strings.Contains(listed, tt.listed) && (listed == "") == (tt.listed == "")
 		if !strings.Contains(x.Headline, tt.headline) || !lists {
 			t.Errorf("%+v: %q %q", tt, x.Headline, x.Possible)
+		}
+	}
+}
+
+// Without connection tracking there is no NAT, but a rule can still write another source.
+func TestHeadlineIsWhatIsWrittenIntoAnUntrackedPacket(t *testing.T) {
+	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
+	to := netip.MustParseAddr("192.0.2.7")
+	untracks := trace.Finding{Code: trace.Untracks, Sure: true}
+	writes := trace.Finding{Code: trace.Rewrites, Sure: true, To: iprange.Range{From: to, To: to}}
+	for _, tt := range []struct {
+		found      []trace.Finding
+		code, sees string
+	}{
+		{[]trace.Finding{untracks}, "untracked", "10.244.1.2"},
+		{[]trace.Finding{untracks, writes}, "rewritten", "192.0.2.7"},
+		{[]trace.Finding{writes, untracks}, "rewritten", "192.0.2.7"},
+	} {
+		x := Explanation{Destination: dst.String()}
+		x.Follow([]neighbors.Path{{
+			Packet: trace.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST},
+			Source: trace.Result{Findings: tt.found, Keeps: trace.Yes, Untracked: trace.Yes},
+		}})
+		if x.Why.Code != tt.code || x.Sees != tt.sees {
+			t.Errorf("%v: %s, sees %s: %s", tt.found, x.Why.Code, x.Sees, x.Headline)
 		}
 	}
 }
