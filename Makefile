@@ -57,7 +57,7 @@ test: deps ## test: Run all tests: units, kernel and binary (root, or user names
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.
-PURE    = ./config $(addprefix ./nft,/ /conntrack /foreign /iprange /native /nfnetlink /rule /xtables)
+PURE    = ./config $(addprefix ./nft,/ /conntrack /iprange /judge /native /nfnetlink /rule /xtables)
 # Without capabilities, and without the namespace in which others would have them.
 EMULATE = $(if $(filter 0,$(shell id -u)),setpriv --bounding-set=-all) qemu-s390x-static
 
