@@ -122,8 +122,9 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	}
 	src, ways, err := f.packet(s, judged, dst)
 	if tracer != nil && len(ways.Ways) > 0 {
-		mark, open := tracer.Mark(src, dst, ways)
-		ways, err = s.routes(routes.Query{Src: src, Dst: dst, Out: f.out, Mark: mark, Open: open})
+		if mark, open := tracer.Mark(src, dst, ways); mark != 0 || open != 0 {
+			ways, err = s.routes(routes.Query{Src: src, Dst: dst, Out: f.out, Mark: mark, Open: open})
+		}
 	}
 	switch {
 	case err != nil && readErr == nil:

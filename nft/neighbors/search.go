@@ -16,8 +16,8 @@ import (
 	"nft-masq-agent/nft/trace"
 )
 
-// Bounds of a search: how many packets it asks about at a time, how many rules these meet in all, and how
-// many conflicts it reports. Of a large set it asks about a few elements.
+// Bounds of a search: how many packets it asks about at a time, how many rules these meet in
+// all, and how many conflicts it reports. Of a large set it asks about a few elements.
 const (
 	maxPackets   = 200_000
 	maxVisits    = 1_000_000
@@ -64,8 +64,8 @@ type place struct {
 
 func at(k Kind, r nfnetlink.Rule) place { return place{k, r.Family, r.Table, r.Chain, r.Handle} }
 
-func newSearch(t *trace.Tracer) *search {
-	return &search{Tracer: t, ends: t.Ends(perSet), found: map[place]int{}}
+func newSearch(t *trace.Tracer, ends trace.Ends) *search {
+	return &search{Tracer: t, ends: ends, found: map[place]int{}}
 }
 
 // ask calls a function with what happens to each of some packets at some hooks, of both families,
@@ -269,7 +269,8 @@ var nowhere = iprange.SetOf([]netip.Prefix{
 // priorities, and how many packets were not asked about.
 func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []netip.Prefix, running []netip.Addr) ([]Conflict, int) {
 	t := trace.New(r)
-	s, over := newSearch(t), newSearch(t)
+	ends := t.Ends(perSet)
+	s, over := newSearch(t, ends), newSearch(t, ends)
 	mine := iprange.Normal(slices.Concat(iprange.SetOf(local), nowhere))
 	everything := iprange.Subtract([]iprange.Range{iprange.All(false), iprange.All(true)}, nowhere)
 	known := map[bool]bool{}

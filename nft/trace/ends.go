@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/rule"
@@ -111,8 +110,6 @@ func (e *Ends) add(field string, r iprange.Range) {
 		*list = append(*list, next)
 	}
 }
-
-func isSource(field string) bool { return strings.HasSuffix(field, " saddr") }
 
 // Alike returns a source and a destination that the rules treat like the given ones.
 func (e Ends) Alike(src, dst netip.Addr) (netip.Addr, netip.Addr) {

@@ -405,6 +405,8 @@ func (t *Tracer) rule(c *Chain, i int, w way) (to flow) {
 
 func ofDestination(p rule.Part) bool { return isDestination(p.Field) }
 
+func isSource(field string) bool { return field == "ip saddr" || field == "ip6 saddr" }
+
 func isDestination(field string) bool { return field == "ip daddr" || field == "ip6 daddr" }
 
 // do applies an effect to the packet.
@@ -491,7 +493,7 @@ func (t *Tracer) unknown(words ...string) {
 // write notes that a rule writes into the header of the packet. Parts of an address, and what is
 // not a constant, are unknown addresses.
 func (t *Tracer) write(c *Chain, r nfnetlink.Rule, w way, e effect) {
-	if of := e.to.Field; !isDestination(of) && !strings.HasSuffix(of, " saddr") {
+	if of := e.to.Field; !isDestination(of) && !isSource(of) {
 		return
 	}
 	f := t.find(c, r, w, e)
@@ -547,7 +549,7 @@ func (t *Tracer) translate(c *Chain, r nfnetlink.Rule, w way, e effect) flow {
 		w = w.under(has, rule.Statement{}, func() string { return rule.String(r) })
 	}
 	f := t.find(c, r, w, e)
-	f.OfDestination, f.Keeps = !source, n.ToMap == "" && source && strings.HasSuffix(n.ToField, " saddr")
+	f.OfDestination, f.Keeps = !source, n.ToMap == "" && source && isSource(n.ToField)
 	for i := range to {
 		if n.Flags&nfnetlink.NATPrefix != 0 {
 			to[i] = prefixed(to[i], of)
