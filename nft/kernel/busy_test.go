@@ -40,13 +40,20 @@ func (s *busySocket) Send(m netlink.Message) error {
 	return err
 }
 
-// busyKernel opens a Kernel in a namespace; while busy is set, another program
-// commits to its own table as often as a long list of ours is read.
-func busyKernel(t *testing.T, ns *nfttest.NS) (k *Kernel, busy *bool, lists map[netlink.HeaderType]int, write func()) {
+// A busyNode is a Kernel of a namespace; while busy is set, another program commits to its own
+// table as often as a long list of ours is read.
+type busyNode struct {
+	*Kernel
+	ns    *nfttest.NS
+	busy  *bool
+	lists map[netlink.HeaderType]int
+}
+
+func newBusyNode(t *testing.T, ns *nfttest.NS) *busyNode {
 	t.Helper()
 	other := connect(t, ns)
-	busy, lists = new(bool), map[netlink.HeaderType]int{}
-	write = func() {
+	n := &busyNode{ns: ns, busy: new(bool), lists: map[netlink.HeaderType]int{}}
+	write := func() {
 		var b nfnetlink.Batch
 		b.AddTable(nfnetlink.Inet, "other")
 		b.DelTable(nfnetlink.Inet, "other")
@@ -54,15 +61,47 @@ func busyKernel(t *testing.T, ns *nfttest.NS) (k *Kernel, busy *bool, lists map[
 			t.Error(err)
 		}
 	}
-	k = New(nfnetlink.New(func() (*netlink.Conn, error) {
+	n.Kernel = New(nfnetlink.New(func() (*netlink.Conn, error) {
 		nl, err := dialIn(ns)()
 		if err != nil {
 			return nil, err
 		}
-		s := &busySocket{&faultySocket{real: nl, faults: &faults{}}, busy, lists, write}
+		s := &busySocket{&faultySocket{real: nl, faults: &faults{}}, n.busy, n.lists, write}
 		return netlink.NewConn(s, nl.PID()), nil
 	}), rule.String)
-	return k, busy, lists, write
+	return n
+}
+
+// A busyStep is what happens to our rules, and what is wanted then.
+type busyStep struct {
+	name  string
+	do    func()
+	want  nft.Ruleset
+	depth layout.Depth
+}
+
+// areDone carries out steps, and then a removal, while another program commits. A difference
+// counts if two reads agree; after that the long list, of a kind, is not read again.
+func (n *busyNode) areDone(t *testing.T, kind netlink.HeaderType, most int, last Removal, steps []busyStep) {
+	t.Helper()
+	for _, step := range steps {
+		step.do()
+		clear(n.lists)
+		*n.busy = true
+		a, err := n.Apply(t.Context(), step.want, step.depth)
+		*n.busy = false
+		if err != nil || len(a.Differences) == 0 {
+			t.Errorf("%s: Apply found %q, %v", step.name, a.Differences, err)
+		}
+		if n := n.lists[kind]; n > most {
+			t.Errorf("%s: %d lists", step.name, n)
+		}
+		inSync(t, n.ns, step.want)
+	}
+	*n.busy = true
+	if removed, err := n.Cleanup(t.Context(), last); err != nil || len(removed) == 0 {
+		t.Errorf("Cleanup removed %q, %v", removed, err)
+	}
 }
 
 // A large set is changed, restored, and removed, although every read of it takes longer than
@@ -77,44 +116,23 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	}
 	ns := nfttest.NewNS(t, "node")
-	k, busy, lists, _ := busyKernel(t, ns)
+	n := newBusyNode(t, ns)
 	want := compile()
-	apply(t, k, want, layout.Ours)
-	nothing := func(*attacker) {}
+	apply(t, n.Kernel, want, layout.Ours)
 	deleteOne := func(a *attacker) {
 		a.nft("delete element inet nft-masq-agent " + liveSet(a.t, a.ns) +
 			" { 10.0.4.0/24 }; add element inet nft-masq-agent " + liveSet(a.t, a.ns) + " { 8.8.8.0/24 }")
 	}
-	for _, step := range []struct {
-		name  string
-		do    func(*attacker)
-		want  nft.Ruleset
-		depth layout.Depth
-	}{
-		{"another config", nothing, compile(cases.CIDRs("203.0.113.0/25")...), layout.Ours},
-		{"back, with all checks", nothing, want, layout.TakeOver},
-		{"one CIDR is exchanged", deleteOne, want, layout.Ours},
-		{"one CIDR is exchanged, with all checks", deleteOne, want, layout.TakeOver},
-		{"the table is gone", does("delete table inet nft-masq-agent"), want, layout.Ours},
-	} {
-		step.do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want})
-		clear(lists)
-		*busy = true
-		a, err := k.Apply(t.Context(), step.want, step.depth)
-		*busy = false
-		if err != nil || len(a.Differences) == 0 {
-			t.Errorf("%s: Apply found %q, %v", step.name, a.Differences, err)
-		}
-		// A difference counts if two reads agree. After that, the set is not read again.
-		if n := lists[unix.NFT_MSG_GETSETELEM]; n > 4 {
-			t.Errorf("%s: %d lists of elements", step.name, n)
-		}
-		inSync(t, ns, step.want)
+	attack := func(do func(*attacker)) func() {
+		return func() { do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}) }
 	}
-	*busy = true
-	if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
-		t.Errorf("Cleanup removed %q, %v", removed, err)
-	}
+	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
+		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), layout.Ours},
+		{"back, with all checks", func() {}, want, layout.TakeOver},
+		{"one CIDR is exchanged", attack(deleteOne), want, layout.Ours},
+		{"one CIDR is exchanged, with all checks", attack(deleteOne), want, layout.TakeOver},
+		{"the table is gone", attack(does("delete table inet nft-masq-agent")), want, layout.Ours},
+	})
 }
 
 // So is a chain of as many rules as mode iptables-nft may have.
@@ -125,8 +143,8 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	const chain = "ip nat " + cases.DefaultChain
 	want, other := neighborConfigs(nft.ModeIPTables, xtables.MaxCIDRs)
 	ns := nfttest.NewNS(t, "node")
-	k, busy, lists, _ := busyKernel(t, ns)
-	apply(t, k, want, layout.Ours)
+	n := newBusyNode(t, ns)
+	apply(t, n.Kernel, want, layout.Ours)
 	script := func(text string) func() {
 		return func() { nfttest.NFT(t, ns, text, "-f", "-") }
 	}
@@ -140,12 +158,7 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 			script(fmt.Sprintf("delete rule ip nat %s handle %d", chain, rules[0].Handle))()
 		}
 	}
-	for _, step := range []struct {
-		name  string
-		do    func()
-		want  nft.Ruleset
-		depth layout.Depth
-	}{
+	n.areDone(t, unix.NFT_MSG_GETRULE, 2, Ours, []busyStep{
 		{"another config", func() {}, other, layout.Ours},
 		{"back, with all checks", func() {}, want, layout.TakeOver},
 		{"the chain is flushed", script("flush chain " + chain), want, layout.Ours},
@@ -156,23 +169,5 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 		{"the chain is renamed", script("rename chain " + chain + " x"), want, layout.Ours},
 		{"the table is gone", script("delete table ip nat"), want, layout.Ours},
 		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, layout.Ours},
-	} {
-		step.do()
-		clear(lists)
-		*busy = true
-		a, err := k.Apply(t.Context(), step.want, step.depth)
-		*busy = false
-		if err != nil || len(a.Differences) == 0 {
-			t.Errorf("%s: Apply found %q, %v", step.name, a.Differences, err)
-		}
-		// A difference counts if two reads agree. After that, the chain is not listed again.
-		if n := lists[unix.NFT_MSG_GETRULE]; n > 2 {
-			t.Errorf("%s: %d lists of rules", step.name, n)
-		}
-		inSync(t, ns, step.want)
-	}
-	*busy = true
-	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
-		t.Errorf("Cleanup removed %q, %v", removed, err)
-	}
+	})
 }
