@@ -90,13 +90,17 @@ func (t Table) Chain(name string) Chain {
 	return t.Chains[i]
 }
 
-// Owns reports whether a chain is one of the ruleset.
+// Owns reports whether a chain is ours by its name: all of our table, whatever is wanted, and
+// the chains of the ruleset in tables that other programs use, too. What we once wrote there
+// besides has our signature.
 func (r Ruleset) Owns(c nfnetlink.Chain) bool {
+	if c.Family == nfnetlink.Inet && c.Table == TableName {
+		return true
+	}
 	return slices.ContainsFunc(r.Tables, func(t Table) bool {
-		shared := t.Name != TableName
-		return t.Family == c.Family && t.Name == c.Table && (!shared || slices.ContainsFunc(t.Chains, func(own Chain) bool {
+		return t.Family == c.Family && t.Name == c.Table && slices.ContainsFunc(t.Chains, func(own Chain) bool {
 			return own.Name == c.Name && own.Hook == nil
-		}))
+		})
 	})
 }
 

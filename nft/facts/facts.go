@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
@@ -107,6 +108,19 @@ func Comment(r nfnetlink.Rule) string {
 	}
 	return UserData(r.UserData, Comments)
 }
+
+// Signature is the user data of each rule that we write into a table which other programs use,
+// too. It distinguishes them from rules with the same text, which ip-masq-agent up to v2.0.0
+// writes. iptables and nft do not know its type: they neither show nor preserve it.
+func Signature() []byte { return userdata.AppendString(nil, signatureType, signature) }
+
+const (
+	signatureType = 200
+	signature     = "nft-masq-agent"
+)
+
+// Signed reports whether a rule has our [Signature].
+func Signed(r nfnetlink.Rule) bool { return UserData(r.UserData, signatureType) == signature }
 
 // UserData returns a string from the type, length, value entries that
 // programs attach to an object. Any program may have written them: the library's

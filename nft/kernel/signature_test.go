@@ -101,6 +101,38 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	}
 }
 
+// Both the mode and the take-over may take it for theirs: by its name, and by what is in it.
+func TestOurChainWithRulesOfOthersIsRemovedOnce(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "ip6tables-nft")
+	c := config.Default(config.Defaults{})
+	c.EnableIPv6 = true
+	compile := func() nft.Ruleset {
+		return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
+	}
+	for name, remove := range map[string]func(*testing.T, *Kernel){
+		"take-over": func(t *testing.T, k *Kernel) {
+			c.EnableIPv6 = false
+			apply(t, k, compile(), layout.TakeOver)
+		},
+		"cleanup": func(t *testing.T, k *Kernel) {
+			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		ns := nfttest.NewNS(t, "node")
+		k := open(t, ns)
+		c.EnableIPv6 = true
+		apply(t, k, compile(), layout.Ours)
+		nfttest.Run(t, ns, "", "ip6tables-nft", "-t", "nat", "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "RETURN")
+		remove(t, k)
+		if left := nfttest.Run(t, ns, "", "ip6tables-nft", "-t", "nat", "-S"); strings.Contains(left, cases.DefaultChain) {
+			t.Errorf("%s: left are\n%s", name, left)
+		}
+	}
+}
+
 // At the start, rules that another program has restored are written again, and count from zero.
 func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 	t.Parallel()

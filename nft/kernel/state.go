@@ -65,24 +65,11 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		}
 	}
 	if depth == layout.TakeOver {
-		if s.legacy, err = older.Find(c, c.EachRule, s.Owns, s.words); err != nil {
+		if s.legacy, err = older.Find(c, c.EachRule, want, s.words); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
-}
-
-// Owns reports whether a chain is ours, or will be.
-func (s *State) Owns(c nfnetlink.Chain) bool {
-	if s.modes == nil {
-		return s.Want.Owns(c)
-	}
-	for _, m := range s.modes {
-		if m != nil && m.Owns(c) {
-			return true
-		}
-	}
-	return false
 }
 
 // Installed returns our rules that the kernel has, of any mode and whatever other programs

@@ -40,8 +40,6 @@ type State interface {
 	Switch(now, after *nfnetlink.Batch) (atAny bool)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
-	// Owns reports whether a chain is ours or will be.
-	Owns(c nfnetlink.Chain) bool
 }
 
 // A Commit sends a transaction.

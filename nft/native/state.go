@@ -74,11 +74,6 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout
 	return s, nil
 }
 
-// Owns implements [layout.State].
-func (s *State) Owns(c nfnetlink.Chain) bool {
-	return c.Family == nfnetlink.Inet && c.Table == nft.TableName
-}
-
 // Installed implements [layout.State]. The comment of the last rule has the hash.
 func (s *State) Installed() (found layout.Installed, ok bool) {
 	rules := s.held.rules[BaseChain]

@@ -75,8 +75,8 @@ func (n *Node) Around(ctx context.Context, want nft.Ruleset) (*State, error) {
 func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	return s, nfnetlink.Again(ctx, func() (err error) {
-		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Owns, Reads: concerns}); err == nil {
-			s.older, err = older.Find(c, s.others.EachRule(c), s.Owns, rule.String)
+		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
+			s.older, err = older.Find(c, s.others.EachRule(c), s.Want, rule.String)
 		}
 		return err
 	})

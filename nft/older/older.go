@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -64,14 +65,15 @@ type Chain struct {
 // EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
 type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
 
-// Find finds the chains of iptables-based agents, other than ours: by their names, by the
-// comments of their rules, and by the comments of jumps to them. A chain with a name
-// unknown for agents is found only if it is reachable from a postrouting chain, and is kept
-// unless all of its rules are an agent's. each reads the rules of a chain, as the connection
-// does.
-func Find(c *nfnetlink.Conn, each EachRule, own func(nfnetlink.Chain) bool, words facts.Words) ([]Chain, error) {
+// Find finds the chains of iptables-based agents by their names, by the comments of their rules,
+// and by the comments of jumps to them. A chain with a name unknown for agents is found only if
+// it is reachable from a postrouting chain, and is kept unless all of its rules are an agent's.
+// Ours are the chains of the wanted ruleset, those whose rules all have our signature, and one
+// with the layout's name of which some have it. each reads the rules of a chain, as the
+// connection does.
+func Find(c *nfnetlink.Conn, each EachRule, want nft.Ruleset, words facts.Words) ([]Chain, error) {
 	l := search{
-		conn: c, each: each, own: own, words: words,
+		conn: c, each: each, want: want, words: words,
 		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{},
 		agent: map[nfnetlink.ChainID]bool{},
 	}
@@ -118,7 +120,7 @@ type search struct {
 	conn   *nfnetlink.Conn
 	each   EachRule
 	words  facts.Words
-	own    func(nfnetlink.Chain) bool
+	want   nft.Ruleset
 	rules  int // the number of rules read
 	chains map[nfnetlink.ChainID]*candidate
 	jumps  map[nfnetlink.ChainID][]nfnetlink.Rule // by target chain, without their expressions
@@ -182,7 +184,7 @@ func (l *search) readFamily(family nfnetlink.Family) error {
 // read reads a chain, and notes it if it is an agent's, and the agents' chains that its
 // rules jump to.
 func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
-	c, at := &candidate{Chain: of, base: base, own: l.own(of)}, of.ID()
+	c, at := &candidate{Chain: of, base: base, own: l.want.Owns(of)}, of.ID()
 	l.chains[at] = c
 	agents := agentChains[of.Name]
 	if agents {
@@ -194,9 +196,12 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		}
 		return nil
 	}
-	named := agents
+	named, signed := agents, 0
 	err := l.each(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
 		c.rules++
+		if facts.Signed(r) {
+			signed++
+		}
 		c.randomFully = c.randomFully || facts.RandomFully(r)
 		text := comment(r)
 		fromAgent := agentJump.MatchString(text)
@@ -220,6 +225,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		}
 		return nil
 	})
+	c.own = signed > 0 && (signed == c.rules || l.want.Layout != nil && of.Name == l.want.Layout.Chain())
 	l.rules += c.rules
 	return err
 }

@@ -12,10 +12,13 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestMain(m *testing.M) {
@@ -51,7 +54,7 @@ func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Cha
 	t.Helper()
 	generation, err := c.Generation()
 	if err == nil {
-		found, err = older.Find(c, c.EachRule, func(nfnetlink.Chain) bool { return false }, rule.String)
+		found, err = older.Find(c, c.EachRule, nft.Ruleset{}, rule.String)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -330,7 +333,8 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
-	found, err := older.Find(c, c.EachRule, func(c nfnetlink.Chain) bool { return c.Name == "IP-MASQ-AGENT" }, rule.String)
+	want := nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
+	found, err := older.Find(c, c.EachRule, want, rule.String)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v", found, err)
 	}

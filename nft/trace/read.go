@@ -229,7 +229,13 @@ func (r *reader) readChain(c nfnetlink.Chain) (*Chain, error) {
 		case c.Hook != nil: // a rule of more than 32 KiB hides itself and those after it
 			unread = max(0, int(c.Use)-len(rules))
 		}
-		out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
+		others := slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return !facts.Signed(r) })
+		if !others && len(rules) > 0 && c.Hook == nil {
+			out.Own = true
+		}
+		if !out.Own || r.Ours {
+			out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
+		}
 		r.rules += len(rules)
 	}
 	out.Unread = unread > 0

@@ -168,7 +168,7 @@ func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	}
 	var found []string
 	err := c.EachRule(n.Family, NATTable, "", func(r nfnetlink.Rule) error {
-		if signed(r) && !slices.Contains(found, r.Chain) {
+		if facts.Signed(r) && !slices.Contains(found, r.Chain) {
 			found = append(found, r.Chain)
 		}
 		return nil
@@ -203,7 +203,7 @@ func (s *State) readChain(c *nfnetlink.Conn, n, was *shared, name string) error 
 	add := func(r nfnetlink.Rule) error {
 		ch.total++
 		switch {
-		case !signed(r):
+		case !facts.Signed(r):
 			ch.unsigned++
 		case facts.UserData(r.UserData, hashType) != "":
 			ch.hash = facts.UserData(r.UserData, hashType)
@@ -275,19 +275,6 @@ func (s *State) leftovers(n *shared) (left []string) {
 		left = append(left, s.chain)
 	}
 	return left
-}
-
-// Owns implements [layout.State]: chains of the wanted name are or will be ours.
-func (s *State) Owns(c nfnetlink.Chain) bool {
-	if c.Table != NATTable {
-		return false
-	}
-	return slices.ContainsFunc(s.families, func(n *shared) bool {
-		return n.Family == c.Family && (n.want != nil && slices.Contains(WithSubchains(s.chain), c.Name) ||
-			slices.ContainsFunc(slices.Concat(n.named, n.lost), func(own string) bool {
-				return n.owned(own) && slices.Contains(WithSubchains(own), c.Name)
-			}))
-	})
 }
 
 // Installed implements [layout.State].

@@ -8,31 +8,18 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Types of user data that iptables and nft do not know: they neither show nor preserve
-// them.
-const (
-	signatureType = 200
-	hashType      = 201
-)
-
-// signature is in the user data of each rule that we write into our chains. It
-// distinguishes them from chains with the same text, which ip-masq-agent up to
-// v2.0.0 writes.
-var signature = userdata.AppendString(nil, signatureType, nft.TableName)
-
-func signed(r nfnetlink.Rule) bool {
-	return facts.UserData(r.UserData, signatureType) == nft.TableName
-}
+// hashType is the type of the hash in the user data, next to [facts.Signature].
+const hashType = 201
 
 // bytecode returns the rules of a chain as we write them: signed, and the last one of our
 // main chain with the hash of the policy.
 func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 	rules := t.Chain(chain).Bytecode(t, nil)
 	for i := range rules {
-		rules[i].UserData = signature
+		rules[i].UserData = facts.Signature()
 	}
 	if chain == s.chain && len(rules) > 0 {
-		rules[len(rules)-1].UserData = userdata.AppendString(signature, hashType, s.hash)
+		rules[len(rules)-1].UserData = userdata.AppendString(facts.Signature(), hashType, s.hash)
 	}
 	return rules
 }

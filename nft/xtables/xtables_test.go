@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
@@ -588,31 +589,43 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 	t.Parallel()
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, wanted("A", nil), layout.Ours)
-	s := n.Read(t, nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "B"}}), layout.Everything)
+	want := wanted("B", func(c *config.Config) { c.EnableIPv6 = false })
 	for _, tt := range []struct {
 		family       nfnetlink.Family
 		table, chain string
 		owns         bool
 	}{
-		{nfnetlink.IPv4, "nat", "A", true},
-		{nfnetlink.IPv4, "nat", "A-SRC", true},
-		{nfnetlink.IPv6, "nat", "A", true},
 		{nfnetlink.IPv4, "nat", "B", true},
-		{nfnetlink.IPv4, "nat", "B-MASQ", true},
+		{nfnetlink.IPv4, "nat", "B-SRC", true},
 		{nfnetlink.IPv6, "nat", "B", false}, // IPv6 is not wanted
-		{nfnetlink.IPv4, "filter", "A", false},
-		{nfnetlink.IPv4, "nat", "C", false},
-		{nfnetlink.Inet, "nat", "A", false},
+		{nfnetlink.IPv4, "nat", "POSTROUTING", false},
+		{nfnetlink.IPv4, "filter", "B", false},
+		{nfnetlink.IPv4, "nat", "A", false},
+		{nfnetlink.Inet, "nat", "B", false},
+		{nfnetlink.Inet, nft.TableName, "any", true},
+		{nfnetlink.IPv4, nft.TableName, "any", false},
 	} {
-		if got := s.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
+		if got := want.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
 			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
 		}
 	}
-	restore(t, n, "*nat\n-A A -j ACCEPT\nCOMMIT\n")
-	s = n.Read(t, nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "B"}}), layout.Everything)
-	for _, f := range families {
-		if got := s.Owns(nfnetlink.Chain{Family: f, Table: "nat", Name: "A"}); got != (f == nfnetlink.IPv6) {
-			t.Errorf("%s: with a rule of others in the chain: %t", f, got)
+	var none []nfnetlink.ChainID
+	for _, mixed := range []bool{false, true} {
+		others := none
+		if mixed {
+			restore(t, n, "*nat\n-A A -j ACCEPT\nCOMMIT\n")
+			others = []nfnetlink.ChainID{{Family: nfnetlink.IPv4, Table: "nat", Name: "A"}}
+		}
+		found, err := older.Find(n.Conn, n.Conn.EachRule, want, rule.String)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chains := none
+		for _, c := range found {
+			chains = append(chains, c.ChainID)
+		}
+		if !slices.Equal(chains, others) {
+			t.Errorf("with a rule of others in it %t: older agents' chains: %v, want %v", mixed, chains, others)
 		}
 	}
 }
