@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,7 +75,9 @@ func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	program := filepath.Join(dir, "program")
 	commands := []string{"build -tags agentonly -o program ./cmd/nft-masq-agent"}
 	if nfttest.Long() {
-		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/agent ./nft")
+		// The tests of the other packages word rules as package rule does.
+		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/... ./config ./watch "+
+			"./nft ./nft/iprange ./nft/nfnetlink ./nft/node")
 	}
 	for _, args := range commands {
 		// Without -trimpath, the cache has nothing for this directory.
@@ -102,7 +105,7 @@ func healsAndTakesOver(t *testing.T, program, mode string) {
 	nfttest.Run(t, n.NS, older.rules, older.xt+"-restore")
 	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	a := agent.Run(t, n.NS, exec.CommandContext(t.Context(), program, "run", "--mode", mode, "--config", n.path,
-		"--probe-socket", n.socket, "--takeover"))
+		"--probe-socket", n.socket, "--http-address", httpAddress, "--takeover"))
 	await := func(event string) {
 		t.Helper()
 		_, err := a.Await(t.Context(), event)
@@ -120,6 +123,14 @@ func healsAndTakesOver(t *testing.T, program, mode string) {
 		t.Errorf("the change is not in the kernel:\n%s", rules)
 	}
 	nfttest.Run(t, n.NS, "", program, "ready", "--probe-socket", n.socket)
+	if code, text := n.get("/healthz"); code != http.StatusOK {
+		t.Errorf("health is %d: %s", code, text)
+	}
+	counter := `nft_masq_agent_connections_total{family="ipv4",verdict="masqueraded"}`
+	if n.metric(counter) != "0" || n.metric("nft_masq_agent_ready") != "1" {
+		_, text := n.get("/metrics")
+		t.Errorf("metrics are\n%s", text)
+	}
 	n.check(a.Stop())
 	nfttest.Run(t, n.NS, "", program, "cleanup", "--probe-socket", n.socket)
 	if rules := nfttest.ListRuleset(t, n.NS); strings.Contains(rules, "192.0.2.0/24") {
