@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -26,18 +25,22 @@ func (s *State) Judge() (*conntrack.Judge, error) {
 	return conntrack.NewJudge(s.Want.Policy, e), nil
 }
 
+// Candidates returns a judge that knows no other programs: they can only spare connections that
+// it finds stale.
+func Candidates(p nft.Policy) (*conntrack.Judge, error) {
+	local, err := routes.LocalInAnyTable()
+	if err != nil {
+		return nil, err
+	}
+	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
+	return conntrack.NewJudge(p, conntrack.Evidence{Local: local, Others: nobody}), nil
+}
+
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
 func (s *State) Evidence() (e conntrack.Evidence, err error) {
-	if e.Local, err = routes.LocalPrefixes(); err != nil {
+	if e.Local, err = routes.LocalInAnyTable(); err != nil {
 		return e, err
-	}
-	addresses, err := node.Addresses() // also those of a VRF, which has a table of local routes of its own
-	if err != nil {
-		return e, err
-	}
-	for _, a := range addresses {
-		e.Local = append(e.Local, netip.PrefixFrom(a, a.BitLen()))
 	}
 	if s.others.Unread > 0 {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")

@@ -296,12 +296,20 @@ func hops(m node.Message) (all []hop) {
 
 // LocalPrefixes returns the networks that are local to this node: those with a route of
 // type LOCAL, as in "fib daddr type local".
-func LocalPrefixes() ([]netip.Prefix, error) { return read("local routes", reader.local) }
+func LocalPrefixes() ([]netip.Prefix, error) {
+	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_LOCAL) })
+}
 
-func (r reader) local() (local []netip.Prefix) {
+// LocalInAnyTable returns the networks that are local to this node or to one of its VRFs, which
+// have tables of local routes of their own.
+func LocalInAnyTable() ([]netip.Prefix, error) {
+	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_UNSPEC) })
+}
+
+func (r reader) local(table byte) (local []netip.Prefix) {
 	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg
 	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt], head[typeAt] = unix.RT_TABLE_LOCAL, unix.RTN_LOCAL
+	head[tableAt], head[typeAt] = table, unix.RTN_LOCAL
 	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
 		if dst := m.Address(unix.RTA_DST); routeType(m) == unix.RTN_LOCAL && dst.IsValid() {
 			local = append(local, netip.PrefixFrom(dst, int(m.Head[bitsAt])))

@@ -39,7 +39,7 @@ func Leftovers() ([]string, error) { return read("routing rules", reader.leftove
 func (r reader) leftovers() (commands []string) {
 	const bitsAt, flagsAt, priority = 1, 8, 20 // struct fib_rule_hdr
 	plain := []uint16{unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL, unix.FRA_DST}
-	for _, rule := range slices.Concat(r.rules(unix.AF_INET), r.rules(unix.AF_INET6)) {
+	for _, rule := range r.rules(unix.AF_UNSPEC) {
 		to := rule.Address(unix.FRA_DST)
 		left := to.IsValid() && node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
 			rule.Number(unix.FRA_PRIORITY) == priority && rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
@@ -55,6 +55,7 @@ func (r reader) leftovers() (commands []string) {
 	return commands
 }
 
+// rules lists the rules of policy routing of a family, or with AF_UNSPEC of all.
 func (r reader) rules(family byte) []node.Message {
 	head := make([]byte, unix.SizeofRtMsg) // struct fib_rule_hdr is as long
 	head[0] = family

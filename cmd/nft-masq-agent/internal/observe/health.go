@@ -15,11 +15,12 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// nodeHealth reports what keeps the policy from having an effect on the node, or in force.
+// nodeHealth reports what keeps the policy from having an effect on the node, or in force. It looks
+// at the node when everything is checked, and not at each change, which would ask the kernel
+// more than the change itself.
 type nodeHealth struct {
 	*agent.Agent
 	check   func(nft.Policy) config.Problems
-	policy  *nft.Ruleset
 	repairs int // at the last view
 
 	mu       sync.Mutex
@@ -34,8 +35,7 @@ const rulesRestored = "rules-restored"
 func (o *nodeHealth) Run(ctx context.Context) {
 	o.Follow(ctx, func(v agent.View, checked bool) {
 		o.count(v)
-		if v.Installed != nil && (v.Installed != o.policy || checked) {
-			o.policy = v.Installed
+		if v.Installed != nil && checked {
 			o.look(v.Installed.Policy)
 		}
 	})

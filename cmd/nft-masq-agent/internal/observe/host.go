@@ -101,8 +101,16 @@ func (h *Node) Others(ctx context.Context, want nft.Ruleset) (others neighbors.O
 	return others, err
 }
 
-// Stale counts the connections that contradict the policy of our ruleset in the kernel.
+// Stale counts the connections that contradict the policy of our ruleset in the kernel. It reads
+// other programs' rules only if some may.
 func (h *Node) Stale(ctx context.Context, r nft.Ruleset) (stale conntrack.Stale, err error) {
+	candidates, err := neighbors.Candidates(r.Policy)
+	if err != nil {
+		return stale, err
+	}
+	if stale, err = conntrack.Open().CountStale(candidates); err != nil || stale.Count == 0 {
+		return stale, err
+	}
 	err = h.apart(ctx, r, func(s *neighbors.State) error {
 		j, err := s.Judge()
 		if err == nil {

@@ -34,7 +34,14 @@ func (o *interfaces) Run(ctx context.Context) {
 }
 
 func (o *interfaces) look(p nft.Policy) {
-	all, err := o.list()
+	asked := slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
+		return slices.ContainsFunc(f.Questions, func(q nft.Question) bool { return len(q.Interfaces) > 0 })
+	})
+	var all []routes.Interface
+	var err error
+	if asked {
+		all, err = o.list()
+	}
 	if err != nil {
 		o.Log(zap.WarnLevel, "interfaces_unreadable", "cannot list the interfaces of this node", "error", err)
 		return
