@@ -130,8 +130,8 @@ func (c Conflict) Why() string {
 }
 
 func (c Conflict) newAddress() string {
-	if c.To.From.IsValid() {
-		return " to " + c.To.String()
+	if len(c.To) != 1 {
+		return ""
 	}
-	return ""
+	return " to " + c.To[0].String()
 }

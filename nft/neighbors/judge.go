@@ -89,7 +89,7 @@ func (s *State) asker() *asker {
 // own address, or ended the base chain before it reached ours. It asks what happens to the
 // packet, once for those that the rules treat alike.
 func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
-	src, dst = a.ends.Alike(src, dst)
+	src, dst = alike(a.ends, src, dst)
 	at := asked{src, dst, dnat}
 	if may, known := a.known[at]; known {
 		return may
@@ -102,7 +102,7 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.OfSource() && f.InNAT() && !f.Ends()
+		may = may || f.OfSource() && f.InNAT && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]

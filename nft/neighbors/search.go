@@ -16,11 +16,11 @@ import (
 	"nft-masq-agent/nft/trace"
 )
 
-// Bounds of a search: how many packets it asks about at a time, how many rules these meet in
-// all, and how many conflicts it reports. Of a large set it asks about a few elements.
+// Bounds of a search: how many packets it asks about at a time, how many statements of rules these
+// meet in all, and how many conflicts it reports. Of a large set it asks about a few elements.
 const (
 	maxPackets   = 200_000
-	maxVisits    = 1_000_000
+	maxVisits    = 4_000_000
 	maxConflicts = 4_000
 	perSet       = 4
 )
@@ -28,15 +28,16 @@ const (
 // A packets is those that a search asks about: from sources, received on interfaces, to
 // destinations. The zero interface stands for any.
 type packets struct {
-	src, dst []netip.Addr
-	in       []routes.Interface
-	ofPods   map[bool]bool // and so not from an address of this node; by whether it is IPv6
+	src    []netip.Addr
+	dst    []iprange.Range
+	in     []routes.Interface
+	ofPods map[bool]bool // and so not from an address of this node; by whether it is IPv6
 }
 
 // of returns those of a family.
 func (p packets) of(ipv6 bool) packets {
-	others := func(a netip.Addr) bool { return a.Is6() != ipv6 }
-	p.src, p.dst = slices.DeleteFunc(slices.Clone(p.src), others), slices.DeleteFunc(slices.Clone(p.dst), others)
+	p.src = slices.DeleteFunc(slices.Clone(p.src), func(a netip.Addr) bool { return a.Is6() != ipv6 })
+	p.dst = iprange.Intersect(p.dst, []iprange.Range{iprange.All(ipv6)})
 	return p
 }
 
@@ -74,53 +75,37 @@ func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r t
 	s.asked, s.always = 0, map[place]int{}
 	for _, ipv6 := range []bool{false, true} {
 		of := p.of(ipv6)
-		total := len(of.src) * len(of.dst) * len(p.in)
-		src, dst := thin(of.src, of.dst, maxPackets/max(1, len(p.in)))
-		for _, in := range p.in {
-			for _, from := range src {
-				for _, to := range dst {
+		to := destinations(s.ends, of.dst, max(1, maxPackets/max(1, len(of.src)*len(p.in))))
+		for _, from := range of.src {
+			dst, joined := to(from)
+			s.rest += joined * len(p.in)
+			for _, in := range p.in {
+				for i, to := range dst {
 					if s.Visits > maxVisits || len(s.all) >= maxConflicts {
-						s.rest += total
-						return
+						s.rest += len(dst) - i
+						break
 					}
-					if total--; from == to {
-						continue
-					}
-					packet := trace.Packet{
-						Src: from, Dst: to, DstType: unix.RTN_UNICAST, In: in, Translated: trace.Maybe,
-					}
+					packet := trace.Packet{Src: from, Dst: to, DstType: unix.RTN_UNICAST, In: in, Translated: trace.Maybe}
 					if p.ofPods[ipv6] {
 						packet.SrcType = unix.RTN_UNICAST
 					}
-					s.asked++
-					r := s.At(packet, hooks...)
-					if slices.Contains(r.Unknown, trace.TooMany) {
-						s.rest++
-					}
-					if !do(packet, r) {
+					if from != to && !s.one(packet, hooks, do) {
 						return
 					}
 				}
 			}
 		}
-		s.rest += total
 	}
 }
 
-// thin drops addresses, of the longer list first, until there are at most so many pairs.
-func thin(a, b []netip.Addr, most int) (_, _ []netip.Addr) {
-	for len(a)*len(b) > most {
-		longer := &a
-		if len(b) > len(a) {
-			longer = &b
-		}
-		half := (*longer)[:0:0]
-		for i := 0; i < len(*longer); i += 2 {
-			half = append(half, (*longer)[i])
-		}
-		*longer = half
+// one asks about one packet.
+func (s *search) one(packet trace.Packet, hooks []uint32, do func(trace.Packet, trace.Result) bool) bool {
+	s.asked++
+	r := s.At(packet, hooks...)
+	if slices.Contains(r.Unknown, trace.TooMany) {
+		s.rest++
 	}
-	return a, b
+	return do(packet, r)
 }
 
 // add adds a conflict, unless the rule is known for it: then one packet is enough. What is
@@ -163,7 +148,7 @@ func (s *search) overruled(p packets, shared bool) {
 	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		ours := len(r.Findings)
 		for i, f := range r.Findings {
-			if f.Code == trace.Ours && f.InNAT() && f.Priority != nft.EnforcePriority {
+			if f.Code == trace.Ours && f.InNAT && f.Priority != nft.EnforcePriority {
 				ours = i
 			}
 		}
@@ -194,7 +179,7 @@ func (s *search) dropped(p packets) {
 		all = false
 		for _, f := range r.Findings {
 			base := s.base(f)
-			if !f.Ends() || !f.Sure || f.Own || f.InNAT() || base == nil || base.Policy != 0 { // NF_DROP
+			if !f.Ends() || !f.Sure || f.Own || f.InNAT || base == nil || base.Policy != 0 { // NF_DROP
 				continue
 			}
 			f.Code, f.Via = trace.Drops, nil
@@ -211,7 +196,7 @@ func (s *search) dropped(p packets) {
 
 // kindOf returns the kind of conflict that a finding is for what a policy masquerades.
 func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
-	whatever := f.Sure || f.ByDevice
+	whatever := f.Sure || f.ByDevice()
 	switch f.Code {
 	case trace.Translates:
 		return Translates, before && !f.OfDestination
@@ -284,15 +269,13 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 	}
 	exempt := iprange.Subtract(iprange.Subtract(iprange.SetOf(judge.ExemptDestinations(want.Policy)), mine), dst)
 	sent := iprange.Subtract(iprange.Normal(pods.Src), nowhere)
-	p := packets{s.ends.Sources(sent, running), s.ends.Destinations(exempt), receiving(pods), known}
+	p := packets{samples(ends.Src, sent, running, 1), exempt, receiving(pods), known}
 	s.masqueraded(p, false)
 	if known[false] || known[true] || pods.Origin != nil {
-		p.src, p.in, p.ofPods = s.ends.Sources(everything, nil), []routes.Interface{{}}, nil
+		p.src, p.in, p.ofPods = samples(ends.Src, everything, nil, 1), []routes.Interface{{}}, nil
 		s.masqueraded(p, true)
 	}
-	p = packets{
-		over.ends.Sources(iprange.Intersect(src, sent), running), over.ends.Destinations(dst), receiving(pods), known,
-	}
+	p = packets{samples(ends.Src, iprange.Intersect(src, sent), running, 1), dst, receiving(pods), known}
 	over.overruled(p, want.Mode() == nft.ModeIPTables)
 	for _, ipv6 := range []bool{false, true} {
 		over.dropped(p.of(ipv6))

@@ -186,10 +186,14 @@ type operand struct {
 	keys     []Part // all of that
 
 	modulus, offset uint32 // of a number that a generator or a hash makes
+	swapped         bool   // in network order, which the number is not
 }
 
+// opaque reports whether it is no part of a field as it is in a packet.
+func (o operand) opaque() bool { return o.constant != nil || o.swapped || !zero(o.xor) }
+
 func (o operand) part() Part {
-	if o.constant != nil || !zero(o.xor) {
+	if o.opaque() {
 		return Part{}
 	}
 	return Part{o.name, o.mask, o.modulus, o.offset}
@@ -302,6 +306,7 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 		if o = d.register(e.Uint32(unix.NFTA_BYTEORDER_SREG)); o.format == formatNumber || o.format == formatMark {
 			o.format = formatBig
 		}
+		o.swapped = !o.swapped
 		o.register = e.Uint32(unix.NFTA_BYTEORDER_DREG)
 	case "lookup":
 		key := d.register(e.Uint32(unix.NFTA_LOOKUP_SREG))
@@ -322,7 +327,7 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		}
 		s = Statement{Field: o.name, format: o.format, Mask: o.mask, Value: e.Value(unix.NFTA_CMP_DATA)}
 		s.Op = [...]string{"==", "!=", "<", "<=", ">", ">="}[op]
-		if o.constant != nil || !zero(o.xor) {
+		if o.opaque() {
 			s = Statement{text: o.as(o.format) + " " + s.Op + " " + o.format.word(s.Value)}
 		}
 		if f := nfnetlink.Family(nativeUint32(s.Value)); s.format == formatFamily && s.Op == "==" {
@@ -334,7 +339,7 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
 		s.text = o.as(o.format) + " " + not + o.format.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
 			o.format.word(e.Value(unix.NFTA_RANGE_TO_DATA))
-		if ordered := o.format == formatIPv4 || o.format == formatIPv6 || o.format == formatBig; ordered && zero(o.xor) {
+		if ordered := o.format == formatIPv4 || o.format == formatIPv6 || o.format == formatBig; ordered && !o.opaque() {
 			s.Field, s.Op, s.Mask, s.format = o.name, either(not == "", "==", "!="), o.mask, o.format
 			s.Value, s.Last = e.Value(unix.NFTA_RANGE_FROM_DATA), e.Value(unix.NFTA_RANGE_TO_DATA)
 		}

@@ -3,6 +3,7 @@ package rule
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -145,10 +146,15 @@ func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
 	case name == "CONNMARK" && len(info) > modeAt && info[modeAt] == restore: // struct xt_connmark_tginfo1
 		mask := nativeUint32(info[8:])
 		mark = &NewMark{Keep: ^mask, Unknown: mask}
+	case name == "MARK", name == "HMARK", name == "SET":
+		mark = &NewMark{Unknown: math.MaxUint32}
 	case nat.option != "" && nat.xtRange(info, family):
 		words = nat.xtWords(nat.option)
 	}
-	return Statement{text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: mark}
+	write := map[string]string{"SNPT": "ip6 saddr", "DNPT": "ip6 daddr"}[name] // of a prefix, without NAT
+	return Statement{
+		text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: mark, Write: Write{Field: write},
+	}
 }
 
 // xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,10 +13,12 @@ import (
 // Ends are where rules tell addresses apart: each is the first of those that they treat alike, up
 // to the next one. They come from what the rules compare addresses with.
 type Ends struct {
-	src, dst []netip.Addr // sorted
+	Src, Dst []netip.Addr // sorted, from the first address of each family on
+	Common   []netip.Addr // the destinations of rules that are not for certain sources
 	// Exact means that a rule tells addresses apart in another way, such as by a mask that is no
 	// prefix: only equal ones are alike.
 	Exact bool
+	of    byPrefix[netip.Addr] // the other destinations, by the sources of their rules
 }
 
 // Ends returns the ends of all rules that were read. Of a set with more elements than perSet it
@@ -25,150 +28,76 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 	for _, c := range t.Chains {
 		for i := range c.Rules {
 			all := t.statements(c, i)
-			if hairpin(all) {
-				continue
-			}
-			for _, s := range all {
-				e.compared(s)
-				for _, m := range []struct {
-					set string
-					key []rule.Part
-				}{{s.Set, s.Key}, {s.Expr.Set(), s.Key}, {s.ToMap, s.ToKey}} {
-					at := id{c.Family, c.Table, m.set}
-					if of, use := t.sets[at], fmt.Sprint(at, m.key); of != nil && !known[use] {
-						known[use] = true
-						e.keys(of.elements[:min(perSet, len(of.elements))], m.key)
+			from, _ := prefixes(all)
+			for s := range all {
+				if isSource(s.Field) || isDestination(s.Field) {
+					r, ok := s.Range()
+					if e.Exact = e.Exact || !ok && (s.Set == "" || s.Mask != nil); ok {
+						e.add(s.Field, r, from)
 					}
-					e.Exact = e.Exact || t.large[at]
+				}
+				at, key := id{c.Family, c.Table, cmp.Or(s.ToMap, s.Expr.Set())}, slices.Concat(s.Key, s.ToKey)
+				of := t.sets[at]
+				e.Exact = e.Exact || t.large[at]
+				if of == nil {
+					continue
+				}
+				if use := fmt.Sprint(at, key, from); !known[use] {
+					known[use] = true
+					e.keys(of.elements[:min(perSet, len(of.elements))], key, from)
 				}
 			}
 		}
 	}
-	for _, list := range []*[]netip.Addr{&e.src, &e.dst} {
-		*list = append(*list, netip.IPv4Unspecified(), netip.IPv6Unspecified())
-		slices.SortFunc(*list, netip.Addr.Compare)
-		*list = slices.Compact(*list)
-	}
+	e.Src, e.Dst, e.Common = Sorted(e.Src), Sorted(e.Dst), Sorted(e.of.rest)
 	return e
 }
 
-// hairpin reports whether a rule is only for connections from an address to itself.
-func hairpin(all []rule.Statement) bool {
-	var of [2]iprange.Range // the source and the destination
-	for _, s := range all {
-		if r, ok := s.Range(); ok && s.Op == "==" && r.From == r.To {
-			of[map[bool]int{true: 1}[isDestination(s.Field)]] = r
-		}
-	}
-	return of[0].From.IsValid() && of[0] == of[1]
+// Sorted returns ends once each, with the first address of each family.
+func Sorted(of []netip.Addr) []netip.Addr {
+	of = append(of, netip.IPv4Unspecified(), netip.IPv6Unspecified())
+	slices.SortFunc(of, netip.Addr.Compare)
+	return slices.Compact(of)
 }
 
-// compared adds the ends of a comparison.
-func (e *Ends) compared(s rule.Statement) {
-	if !isDestination(s.Field) && !isSource(s.Field) {
+// keys adds the ends of the keys of a set. An element with a source is only for that.
+func (e *Ends) keys(all []element, key []rule.Part, from netip.Prefix) {
+	for _, of := range all {
+		at, from := 0, from
+		for _, p := range key {
+			size := sizes[p.Field]
+			if size == 0 || at+size > min(len(of.from), len(of.to)) { // what comes after it is somewhere
+				e.Exact = true
+				break
+			}
+			if isDestination(p.Field) || isSource(p.Field) {
+				e.Exact = e.Exact || p.Mask != nil
+				first, _ := netip.AddrFromSlice(of.from[at : at+size])
+				last, _ := netip.AddrFromSlice(of.to[at : at+size])
+				r := iprange.Range{From: first, To: last}
+				if e.add(p.Field, r, from); isSource(p.Field) && p.Mask == nil {
+					if only, ok := r.Prefix(); ok {
+						from = only
+					}
+				}
+			}
+			at = (at + size + 3) &^ 3
+		}
+	}
+}
+
+func (e *Ends) add(field string, r iprange.Range, from netip.Prefix) {
+	ends := []netip.Addr{r.From}
+	if next := r.To.Next(); next.IsValid() {
+		ends = append(ends, next)
+	}
+	if isSource(field) {
+		e.Src = append(e.Src, ends...)
 		return
 	}
-	if r, ok := s.Range(); ok {
-		e.add(s.Field, r)
-	} else if s.Set == "" || s.Mask != nil {
-		e.Exact = true
-	}
+	e.Dst = append(e.Dst, ends...)
+	e.of.add(from, ends...)
 }
 
-// keys adds the ends of the keys of a set.
-func (e *Ends) keys(all []element, key []rule.Part) {
-	at := 0
-	for _, p := range key {
-		size := sizes[p.Field]
-		if size == 0 { // and what comes after it is somewhere
-			e.Exact = true
-			return
-		}
-		if isDestination(p.Field) || isSource(p.Field) {
-			e.Exact = e.Exact || p.Mask != nil
-			for _, of := range all {
-				if at+size > len(of.from) || at+size > len(of.to) {
-					e.Exact = true
-					break
-				}
-				from, _ := netip.AddrFromSlice(of.from[at : at+size])
-				to, _ := netip.AddrFromSlice(of.to[at : at+size])
-				e.add(p.Field, iprange.Range{From: from, To: to})
-			}
-		}
-		at = (at + size + 3) &^ 3
-	}
-}
-
-func (e *Ends) add(field string, r iprange.Range) {
-	list := &e.src
-	if isDestination(field) {
-		list = &e.dst
-	}
-	*list = append(*list, r.From)
-	if next := r.To.Next(); next.IsValid() {
-		*list = append(*list, next)
-	}
-}
-
-// Alike returns a source and a destination that the rules treat like the given ones.
-func (e Ends) Alike(src, dst netip.Addr) (netip.Addr, netip.Addr) {
-	from, to := first(e.src, src), first(e.dst, dst)
-	if e.Exact || src == dst || from == to {
-		return src, dst
-	}
-	return from, to
-}
-
-// first returns the first of the addresses that are alike.
-func first(ends []netip.Addr, a netip.Addr) netip.Addr {
-	i, found := slices.BinarySearchFunc(ends, a, netip.Addr.Compare)
-	if !found && i > 0 {
-		i--
-	}
-	return ends[i]
-}
-
-// Sources returns one address of each group that the rules treat alike, as far as it has any in
-// a set: one of the preferred ones, if they are in it.
-func (e Ends) Sources(of []iprange.Range, prefer []netip.Addr) []netip.Addr {
-	return samples(e.src, of, prefer, 1)
-}
-
-// Destinations is like Sources.
-func (e Ends) Destinations(of []iprange.Range) []netip.Addr { return samples(e.dst, of, nil, 2) }
-
-// samples takes the address at a place of each group, so that sources and destinations differ: the
-// first one, at 0, is that of a network.
-func samples(ends []netip.Addr, of []iprange.Range, prefer []netip.Addr, place int) (all []netip.Addr) {
-	groups := make([]iprange.Range, len(ends))
-	for i, a := range ends {
-		groups[i] = iprange.Range{From: a, To: iprange.All(a.Is6()).To}
-		if i+1 < len(ends) && ends[i+1].Is6() == a.Is6() {
-			groups[i].To = ends[i+1].Prev()
-		}
-	}
-	preferred := map[netip.Addr]netip.Addr{} // by the first of their groups
-	for _, a := range prefer {
-		if iprange.Contains(of, a) {
-			preferred[first(ends, a)] = a
-		}
-	}
-	last := netip.Addr{}
-	for _, r := range iprange.Intersect(groups, of) {
-		group := first(ends, r.From)
-		if group == last { // another part of it
-			continue
-		}
-		last = group
-		a, ok := preferred[group]
-		if !ok {
-			a = r.From
-			for n := 0; n < place && a != r.To; n++ {
-				a = a.Next()
-			}
-		}
-		all = append(all, a)
-	}
-	return all
-}
+// Of returns the destinations that rules for a source alone compare with.
+func (e Ends) Of(src netip.Addr) []netip.Addr { return e.of.at(src) }

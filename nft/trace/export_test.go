@@ -11,14 +11,11 @@ type Near struct{ Rules, Memory, Elements int }
 
 // TracerNear reads the chains of all hooks when only so much may be read.
 func TracerNear(ctx context.Context, c *nfnetlink.Conn, left Near) (*Tracer, error) {
-	r := reader{
-		Rules: newRules(), ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{},
-		Scope: Scope{
-			Own:   func(nfnetlink.Chain) bool { return false },
-			Reads: func(nfnetlink.Chain) bool { return true },
-		},
-		rules: maxRules - left.Rules, memory: maxMemory - left.Memory, elements: maxElements - left.Elements,
-	}
+	r := newReader(ctx, c, Scope{
+		Own:   func(nfnetlink.Chain) bool { return false },
+		Reads: func(nfnetlink.Chain) bool { return true },
+	})
+	r.rules, r.memory, r.elements = maxRules-left.Rules, maxMemory-left.Memory, maxElements-left.Elements
 	err := r.read()
 	return New(r.Rules), err
 }

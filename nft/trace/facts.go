@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
@@ -109,75 +110,41 @@ func (f fact) masked(mask []byte) fact {
 	return f
 }
 
-// whole returns how many bytes are known from the beginning.
-func (f fact) whole() int {
-	n := slices.IndexFunc(f.known[:f.size], func(b byte) bool { return b != 0xff })
-	if n < 0 {
-		return f.size
-	}
-	return n
-}
-
-// count returns how many values the field can have, 0: many.
-func (f fact) count() uint32 {
-	unknown := 0
-	for _, b := range f.known[:f.size] {
-		unknown += 8 - bits.OnesCount8(b)
-	}
-	switch {
-	case f.values > 0:
-		return f.values
-	case f.size == 0 || unknown > 16:
-		return 0
-	}
-	return 1 << unknown
+// whole reports whether all of the field is known.
+func (f fact) whole() bool {
+	return f.size > 0 && !slices.ContainsFunc(f.known[:f.size], func(b byte) bool { return b != 0xff })
 }
 
 // within reports whether the field, or as much of it, is between two values.
 func (f fact) within(from, to []byte) Truth {
-	if len(from) != len(to) || len(from) > len(f.value) {
+	n := len(from)
+	if n == 0 || n != len(to) || n > len(f.value) {
 		return Maybe
 	}
-	fromLow, fromHigh, toLow, toHigh, differs := 0, 0, 0, 0, false
-	order := func(have *int, a, b byte) {
-		switch {
-		case *have != 0 || a == b:
-		case a < b:
-			*have = -1
-		default:
-			*have = 1
-		}
+	low, high, single, differs := f.value, f.value, string(from) == string(to), false
+	for i := range n {
+		low[i] &= f.known[i]
+		high[i] |= ^f.known[i]
+		differs = differs || (f.value[i]^from[i])&f.known[i] != 0
 	}
-	for i := range from {
-		low, high := f.value[i]&f.known[i], f.value[i]|^f.known[i]
-		order(&fromLow, low, from[i])
-		order(&fromHigh, high, from[i])
-		order(&toLow, low, to[i])
-		order(&toHigh, high, to[i])
-		differs = differs || from[i] == to[i] && (low^from[i])&f.known[i] != 0
+	if f.values > 0 && n == 4 {
+		differs = binary.NativeEndian.Uint32(from)-f.first >= f.values
 	}
-	single := string(from) == string(to)
 	switch {
-	case f.values > 0 && single && binary.NativeEndian.Uint32(from)-f.first >= f.values:
+	case single && differs, bytes.Compare(high[:n], from) < 0, bytes.Compare(low[:n], to) > 0:
 		return No
-	case fromHigh < 0, toLow > 0, single && differs:
-		return No
-	case fromLow >= 0 && toHigh <= 0:
+	case bytes.Compare(low[:n], from) >= 0 && bytes.Compare(high[:n], to) <= 0:
 		return Yes
 	}
 	return Maybe
 }
 
-// The fields that can be known, and their sizes. The value of those that are ordered is in
-// network order.
-var (
-	sizes = map[string]int{
-		"ip saddr": 4, "ip daddr": 4, "ip6 saddr": 16, "ip6 daddr": 16, "iifname": unix.IFNAMSIZ, "oifname": unix.IFNAMSIZ,
-		"iif": 4, "oif": 4, "meta nfproto": 1, "meta protocol": 2, "meta l4proto": 1, "ip protocol": 1, "th sport": 2,
-		"th dport": 2, "fib saddr type": 4, "fib daddr type": 4, "ct state": 4, "ct status": 4, "ct mark": 4, metaMark: 4,
-	}
-	ordered = []string{"ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr", "th sport", "th dport"}
-)
+// sizes are those of the fields that can be known.
+var sizes = map[string]int{
+	"ip saddr": 4, "ip daddr": 4, "ip6 saddr": 16, "ip6 daddr": 16, "iifname": unix.IFNAMSIZ, "oifname": unix.IFNAMSIZ,
+	"iif": 4, "oif": 4, "meta nfproto": 1, "meta protocol": 2, "meta l4proto": 1, "ip protocol": 1, "th sport": 2,
+	"th dport": 2, "fib saddr type": 4, "fib daddr type": 4, "ct state": 4, "ct status": 4, "ct mark": 4, metaMark: 4,
+}
 
 const metaMark = "meta mark"
 
@@ -189,130 +156,140 @@ const (
 	dstNAT         = 1 << 5
 )
 
-// learn notes what is known of the packet at a hook.
-func (t *Tracer) learn() {
-	p := t.packet
-	ipv6 := p.Dst.Is6()
-	words, family, ether := "ip ", uint8(unix.NFPROTO_IPV4), uint16(unix.ETH_P_IP)
-	if ipv6 {
-		words, family, ether = "ip6 ", unix.NFPROTO_IPV6, unix.ETH_P_IPV6
-	}
-	f := map[string]fact{
-		words + "daddr": factOf(p.Dst.AsSlice()), "meta nfproto": factOf([]byte{family}),
-		"meta protocol": factOf(binary.BigEndian.AppendUint16(nil, ether)),
-	}
-	if p.Src.IsValid() {
-		f[words+"saddr"] = factOf(p.Src.AsSlice())
-	}
-	for name, typ := range map[string]int{"fib saddr type": p.SrcType, "fib daddr type": p.DstType} {
-		if typ != unix.RTN_UNSPEC {
-			f[name] = number(uint32(typ), allBits)
-		}
-	}
-	device(f, "iif", p.In, p.FromNode)
-	device(f, "oif", p.Out, false)
-	if p.Protocol != 0 {
-		f["meta l4proto"], f["ip protocol"] = factOf([]byte{p.Protocol}), factOf([]byte{p.Protocol})
-	}
-	if p.Port != 0 {
-		f["th dport"] = factOf(binary.BigEndian.AppendUint16(nil, p.Port))
-	}
-	status, known := uint32(0), uint32(0x7f)
-	switch {
-	case p.Src == p.Dst || p.Translated == Yes: // a packet comes back to its source for no other reason
-		status = dstNAT
-	case p.Translated == Maybe:
-		known &^= dstNAT
-	}
-	switch {
-	case p.Known:
-		f["ct status"] = number(status, dstNAT&known)
-	case t.untracked == Yes:
-		f["ct state"] = number(stateUntracked, allBits)
-	default:
-		f["ct status"] = number(status, known)
-		if t.untracked == No {
-			f["ct state"] = number(stateNew, allBits)
-		}
-	}
-	t.facts = f
-}
-
-// device notes an interface. A packet that the node sends was received on none.
-func device(f map[string]fact, field string, d routes.Interface, none bool) {
-	if d.Index != 0 || none {
-		f[field] = number(d.Index, allBits)
-	}
-	prefix, more := strings.CutSuffix(d.Name, "*")
-	name := fact{size: unix.IFNAMSIZ}
-	copy(name.value[:], prefix)
-	for i := range name.known {
-		if i < len(prefix) || !more {
-			name.known[i] = 0xff
-		}
-	}
-	if d.Name != "" || none {
-		f[field+"name"] = name
-	}
-}
-
 // fact returns what is known of a field in a chain.
-func (t *Tracer) fact(c *Chain, of rule.Part) fact {
-	if of.Modulus > 0 {
-		f := number(0, allBits<<bits.Len32(of.Offset|(of.Offset+of.Modulus-1)))
-		f.values, f.first = of.Modulus, of.Offset
-		return f.masked(of.Mask)
-	}
-	f, ok := t.facts[of.Field]
-	switch {
-	case of.Field == metaMark:
+func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
+	p := t.packet
+	switch field := of.Field; field {
+	case metaMark:
 		f = t.marked(c, of.Mask)
-	case !ok:
+	case "ip saddr", "ip6 saddr":
+		f = factOf(p.Src.AsSlice())
+	case "ip daddr", "ip6 daddr":
+		f = factOf(p.Dst.AsSlice())
+	case "iifname":
+		f = named(p.In, p.FromNode)
+	case "oifname":
+		f = named(p.Out, false)
+	case "ct state":
+		if !p.Known && t.untracked != Maybe {
+			f = number([...]uint32{No: stateNew, Yes: stateUntracked}[t.untracked], allBits)
+		}
+	case "ct status":
+		if t.untracked != Yes {
+			f = p.status()
+		}
+	default:
+		f = p.number(field)
+	}
+	switch {
+	case of.Modulus > 0:
+		f = fact{size: 4, values: of.Modulus, first: of.Offset}
+	case f.size != sizes[of.Field]: // not known, or of the other family
 		f = fact{size: sizes[of.Field]}
 	}
 	return f.masked(of.Mask)
 }
 
+// status returns what is known of the status of the connection. A packet comes back to its source
+// only if it was translated.
+func (p Packet) status() fact {
+	value, known := uint32(0), uint32(0x7f)
+	if p.Src == p.Dst || p.Translated == Yes {
+		value = dstNAT
+	} else if p.Translated == Maybe {
+		known &^= dstNAT
+	}
+	if p.Known {
+		known &= dstNAT
+	}
+	return number(value, known)
+}
+
+// named returns what is known of the name of an interface.
+func named(d routes.Interface, none bool) fact {
+	prefix, more := strings.CutSuffix(d.Name, "*")
+	name := fact{size: unix.IFNAMSIZ}
+	copy(name.value[:], prefix)
+	for i := range name.known {
+		if i < len(prefix) || !more && (d.Name != "" || none) {
+			name.known[i] = 0xff
+		}
+	}
+	return name
+}
+
+// number returns what is known of a field that is a number. None of them is 0.
+func (p Packet) number(field string) fact {
+	n := uint32(0)
+	switch field {
+	case "meta nfproto":
+		n = p.of(unix.NFPROTO_IPV4, unix.NFPROTO_IPV6)
+	case "meta protocol":
+		n = p.of(unix.ETH_P_IP, unix.ETH_P_IPV6)
+	case "meta l4proto", "ip protocol":
+		n = uint32(p.Protocol)
+	case "th dport":
+		n = uint32(p.Port)
+	case "fib saddr type":
+		n = uint32(p.SrcType)
+	case "fib daddr type":
+		n = uint32(p.DstType)
+	case "iif":
+		n = p.In.Index
+	case "oif":
+		n = p.Out.Index
+	}
+	switch size := sizes[field]; {
+	case field == "iif" && p.FromNode: // it was received on none
+		return number(0, allBits)
+	case n == 0:
+		return fact{}
+	case size == 4:
+		return number(n, allBits)
+	default: // in network order
+		return factOf(binary.BigEndian.AppendUint32(nil, n)[4-size:])
+	}
+}
+
+// of returns the number of the packet's family.
+func (p Packet) of(ipv4, ipv6 uint32) uint32 {
+	if p.Dst.Is6() {
+		return ipv6
+	}
+	return ipv4
+}
+
+// compare reports whether the packet satisfies a comparison.
+func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
+	from, to, not := s.Value, s.Value, s.Op == "!="
+	switch order := len(s.Value) == 2 || strings.HasSuffix(s.Field, "addr"); { // a port or an address
+	case s.Set != "":
+		return t.isIn(c, s).unless(not)
+	case s.Last != nil:
+		to = s.Last
+	case s.Op == "==", not:
+	case !order:
+		return Maybe
+	case s.Op == "<=", s.Op == ">":
+		from, not = make([]byte, len(to)), s.Op == ">"
+	default:
+		to, not = bytes.Repeat([]byte{0xff}, len(from)), s.Op == "<"
+	}
+	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(from, to).unless(not)
+}
+
+// byLoopback is whether a packet leaves by the loopback interface. One to another host does not.
+var byLoopback = map[string]Truth{`oifname "lo"`: No, `oif "lo"`: No, `oifname != "lo"`: Yes, `oif != "lo"`: Yes}
+
 // holds reports whether the packet satisfies a comparison.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
 	is := t.compare(c, s)
-	if s.Field == "ct status" || s.Field == "ct mark" { // which break the rule off if there is no connection
-		is = min(is, Yes-t.untracked)
+	if strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST {
+		if leaves, ok := byLoopback[s.String()]; ok {
+			return leaves
+		}
 	}
 	return is
-}
-
-func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
-	if s.Set != "" {
-		return t.isIn(c, s).unless(s.Op == "!=")
-	}
-	if t.onLoopback(s) {
-		return No.unless(s.Op == "!=")
-	}
-	f := t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask})
-	low, high := make([]byte, len(s.Value)), []byte(strings.Repeat("\xff", len(s.Value)))
-	order := slices.Contains(ordered, s.Field)
-	switch {
-	case len(s.Value) == 0:
-	case s.Last != nil:
-		return f.within(s.Value, s.Last).unless(s.Op == "!=")
-	case s.Op == "==" || s.Op == "!=":
-		return f.within(s.Value, s.Value).unless(s.Op == "!=")
-	case order && (s.Op == ">=" || s.Op == "<"):
-		return f.within(s.Value, high).unless(s.Op == "<")
-	case order:
-		return f.within(low, s.Value).unless(s.Op == ">")
-	}
-	return Maybe
-}
-
-// onLoopback reports whether a statement compares the interface that the packet leaves by with
-// the loopback interface, by which no packet leaves for another host, while that is all that is
-// known of it.
-func (t *Tracer) onLoopback(s rule.Statement) bool {
-	lo := map[string]string{"oifname": "lo\x00", "oif": string(binary.NativeEndian.AppendUint32(nil, 1))}[s.Field]
-	return t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST && lo != "" &&
-		(s.Op == "==" || s.Op == "!=") && s.Mask == nil && s.Last == nil && strings.HasPrefix(string(s.Value), lo)
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.
@@ -320,30 +297,32 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 	if c.Own && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr") {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
-	at, key := id{c.Family, c.Table, s.Set}, t.key(c, s.Key)
-	if of := t.sets[at]; of != nil {
-		_, has := of.lookup(key)
+	_, has := t.lookup(c, s.Set, s.Key)
+	if t.Has == nil || !t.large[id{c.Family, c.Table, s.Set}] || len(s.Key) != 1 {
 		return has
 	}
-	if t.Has == nil || !t.large[at] || len(key) != 1 || key[0].whole() != key[0].size {
-		return Maybe
+	if of := t.fact(c, s.Key[0]); of.whole() {
+		if a, ok := netip.AddrFromSlice(of.value[:of.size]); ok {
+			if is, limited, err := t.Has(c.Family, c.Table, s.Set, a); err == nil && !limited {
+				return truthOf(is)
+			}
+		}
 	}
-	a, ok := netip.AddrFromSlice(key[0].value[:key[0].size])
-	if !ok {
-		return Maybe
-	}
-	has, limited, err := t.Has(c.Family, c.Table, s.Set, a)
-	if err != nil || limited {
-		return Maybe
-	}
-	return truthOf(has)
+	return Maybe
 }
 
-func (t *Tracer) key(c *Chain, parts []rule.Part) (key []fact) {
+// lookup returns the elements of a set or map that the packet may have, and whether it has one. Of
+// one that was not read, it may have any: then there are none.
+func (t *Tracer) lookup(c *Chain, name string, parts []rule.Part) ([]element, Truth) {
+	of := t.sets[id{c.Family, c.Table, name}]
+	if of == nil {
+		return nil, Maybe
+	}
+	var key []fact
 	for _, p := range parts {
 		key = append(key, t.fact(c, p))
 	}
-	return key
+	return of.lookup(key)
 }
 
 const allBits = 0xffffffff

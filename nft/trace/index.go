@@ -8,84 +8,86 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// An index has the rules of a long chain by the one prefix with which they begin to compare an
-// address: the others have no bearing on a packet with another address.
-type index struct {
-	by      map[end][]int
+// A byPrefix has things by the prefix of the addresses that they are for, and the rest for any.
+type byPrefix[T any] struct {
+	of      map[netip.Prefix][]T
 	lengths map[int]bool // of the prefixes
-	rest    []int
+	rest    []T
 }
 
-// An end is a prefix of the source or the destination of a packet.
-type end struct {
-	netip.Prefix
-	source bool
+// add adds things for a prefix, the zero value for any address.
+func (b *byPrefix[T]) add(p netip.Prefix, all ...T) {
+	if !p.IsValid() {
+		b.rest = append(b.rest, all...)
+		return
+	}
+	if b.of == nil {
+		b.of, b.lengths = map[netip.Prefix][]T{}, map[int]bool{}
+	}
+	b.of[p], b.lengths[p.Bits()] = append(b.of[p], all...), true
 }
 
-// indexed is how many rules a chain has that gets an index.
-const indexed = 32
-
-// meets returns the rules of a chain that have a bearing on the packet.
-func (t *Tracer) meets(c *Chain) iter.Seq[int] {
-	if len(c.Rules) < indexed || !t.packet.Src.IsValid() {
-		return func(yield func(int) bool) {
-			for i := range c.Rules {
-				if !yield(i) {
-					return
-				}
-			}
-		}
-	}
-	if c.index == nil {
-		c.index = &index{by: map[end][]int{}, lengths: map[int]bool{}}
-		for i := range c.Rules {
-			if at, ok := begins(t.statements(c, i)); ok {
-				c.index.by[at], c.index.lengths[at.Bits()] = append(c.index.by[at], i), true
-			} else {
-				c.index.rest = append(c.index.rest, i)
-			}
-		}
-	}
-	var found []int
-	for bits := range c.index.lengths {
-		for source, a := range map[bool]netip.Addr{true: t.packet.Src, false: t.packet.Dst} {
-			if p, err := a.Prefix(bits); err == nil {
-				found = append(found, c.index.by[end{p, source}]...)
-			}
-		}
-	}
-	if len(found) == 0 {
-		return slices.Values(c.index.rest)
-	}
-	found = append(found, c.index.rest...)
-	slices.Sort(found)
-	return slices.Values(found)
-}
-
-// begins returns the prefix that a rule compares before it does anything.
-func begins(all []rule.Statement) (at end, ok bool) {
-	for _, s := range all {
-		if s.Field == "" {
-			break
-		}
-		if r, is := s.Range(); is && s.Op == "==" && (isSource(s.Field) || isDestination(s.Field)) {
-			if p, is := r.Prefix(); is {
-				return end{p, isSource(s.Field)}, true
-			}
-		}
-	}
-	return end{}, false
-}
-
-// statements returns those of a rule.
-func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
-	if all := c.statements[i]; all != nil {
-		return all
-	}
-	all := slices.Collect(rule.Statements(c.Rules[i]))
-	t.Visits += len(all)
-	if t.decoded++; t.decoded < maxDecoded {
-		c.statements[i] = all
+// at returns what is for the prefixes of an address.
+func (b *byPrefix[T]) at(a netip.Addr) (all []T) {
+	for bits := range b.lengths {
+		p, _ := a.Prefix(bits)
+		all = append(all, b.of[p]...)
 	}
 	return all
+}
+
+// An index has the rules of a chain by the prefix that they compare an address with: the others
+// have no bearing on a packet with another address.
+type index struct{ src, dst byPrefix[int] }
+
+// meets returns the rules of a chain that have a bearing on the packet.
+func (t *Tracer) meets(c *Chain) []int {
+	if c.index == nil {
+		c.index = &index{}
+		for i := range c.Rules {
+			if src, dst := prefixes(t.statements(c, i)); src.Bits() > dst.Bits() {
+				c.index.src.add(src, i)
+			} else {
+				c.index.dst.add(dst, i)
+			}
+		}
+	}
+	found := slices.Concat(c.index.dst.rest, c.index.dst.at(t.packet.Dst), c.index.src.at(t.packet.Src))
+	if !t.packet.Src.IsValid() { // it may be any
+		for _, all := range c.index.src.of {
+			found = append(found, all...)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// prefixes returns those that a rule compares addresses with before it does anything.
+func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
+	for s := range of {
+		r, ok := s.Range()
+		p, is := r.Prefix()
+		switch {
+		case s.Field == "":
+			return src, dst
+		case !ok, !is, s.Op != "==":
+		case isSource(s.Field):
+			src = p
+		case isDestination(s.Field):
+			dst = p
+		}
+	}
+	return src, dst
+}
+
+// statements returns those of a rule, of which the first rules are kept decoded.
+func (t *Tracer) statements(c *Chain, i int) iter.Seq[rule.Statement] {
+	if c.statements[i] == nil && t.decoded < maxDecoded {
+		t.decoded++
+		c.statements[i] = slices.Collect(rule.Statements(c.Rules[i]))
+	}
+	if all := c.statements[i]; all != nil {
+		return slices.Values(all)
+	}
+	return rule.Statements(c.Rules[i])
 }

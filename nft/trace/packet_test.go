@@ -27,12 +27,12 @@ func traced(x trace.Result, atDestination bool) string {
 			return "masquerade"
 		case f.Keeps:
 			return "keep"
-		case len(f.Among) > 1:
-			return fmt.Sprint(f.Among)
-		case !f.To.From.IsValid():
+		case len(f.To) == 0:
 			return "somewhere"
+		case len(f.To) > 1:
+			return fmt.Sprint(f.To)
 		}
-		return f.To.String()
+		return f.To[0].String()
 	}
 	ways, itself := x.Seen()
 	if atDestination {
@@ -345,7 +345,7 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.2", "192.0.2.1; 192.0.2.2" + order},
 		{"priority 100; snat to 192.0.2.1", "priority 101; snat to 192.0.2.2", "192.0.2.1"},
 		{"priority 101; snat to 192.0.2.1", "priority 100; snat to 192.0.2.2", "192.0.2.2"},
-		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.1", "192.0.2.1; 192.0.2.1"},
+		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.1", "192.0.2.1; 192.0.2.1" + order},
 		{"priority 100; snat to 192.0.2.1", "priority 100; accept", "192.0.2.1; left by accept"},
 		{"priority 100; accept", "priority 110; masquerade", "masquerade; left by accept"},
 		{

@@ -3,7 +3,6 @@ package trace
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -11,14 +10,12 @@ import (
 
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
 // Rules are the chains that [Read] found, with the sets and maps that their rules refer to.
 type Rules struct {
-	// Generation is that of the ruleset when reading began. With it, Commit makes
-	// the kernel reject changes that are based on older rules.
+	// Generation is that of the ruleset when reading began.
 	Generation uint32
 	Chains     []*Chain
 	// Unread counts rules that were not read, because there are too many. Their effect is
@@ -67,52 +64,21 @@ type Scope struct {
 // Read reads chains of the families ip, ip6 and inet.
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
-// returns what it has; Generation is then out of date. It fails with
-// [nfnetlink.ErrInterrupted] if every attempt was interrupted, and when ctx ends.
+// returns what it has. It fails with [nfnetlink.ErrInterrupted] if the kernel says so, and
+// when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
-	torn := (*Rules)(nil)
-	for range 3 {
-		r := reader{Rules: newRules(), Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}}
-		err := r.read()
-		if errors.Is(err, nfnetlink.ErrInterrupted) {
-			continue
-		}
-		if err != nil {
+	for attempt := 1; ; attempt++ {
+		r := newReader(ctx, c, of)
+		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("read rules: %w", err)
 		}
 		after, err := c.Generation()
 		if err != nil {
 			return nil, err
 		}
-		if after == r.Generation {
+		if after == r.Generation || attempt == 3 {
 			return r.Rules, nil
 		}
-		torn = r.Rules
-	}
-	if torn == nil {
-		return nil, fmt.Errorf("read rules: %w", nfnetlink.ErrInterrupted)
-	}
-	return torn, nil
-}
-
-func newRules() *Rules {
-	return &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}, large: map[id]bool{}}
-}
-
-// EachRule returns what calls a function for each rule of a chain. It asks the kernel for those
-// that were not read.
-func (r *Rules) EachRule(c *nfnetlink.Conn) older.EachRule {
-	return func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
-		read := r.chains[id{family, table, chain}]
-		if read == nil || read.statements == nil || read.Unread {
-			return c.EachRule(family, table, chain, do)
-		}
-		for _, r := range read.Rules {
-			if err := do(r); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
 }
 
@@ -121,33 +87,29 @@ type reader struct {
 	Scope
 	ctx      context.Context
 	conn     *nfnetlink.Conn
+	all      map[id]nfnetlink.Chain
 	listed   map[id]nfnetlink.Set // sets that were not read
 	rules    int                  // the number of rules read
 	memory   int                  // that they take, in bytes
 	elements int                  // in sets and maps
 }
 
+func newReader(ctx context.Context, c *nfnetlink.Conn, of Scope) *reader {
+	r := &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}, large: map[id]bool{}}
+	return &reader{Rules: r, Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}, all: map[id]nfnetlink.Chain{}}
+}
+
 func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
-	all := map[id]nfnetlink.Chain{}
 	var first []nfnetlink.Chain
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		dormant, err := r.list(family)
+		of, err := r.list(family)
 		if err != nil {
 			return err
 		}
-		chains, err := r.conn.Chains(family)
-		if err != nil {
-			return err
-		}
-		for _, c := range chains {
-			all[id{family, c.Table, c.Name}] = c
-			if c.Hook != nil && r.Reads(c) && !dormant[c.Table] {
-				first = append(first, c)
-			}
-		}
+		first = append(first, of...)
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
@@ -157,17 +119,21 @@ func (r *reader) read() (err error) {
 		)
 	})
 	for _, c := range first {
-		if err := r.follow(c, all); err != nil {
+		if err := r.follow(c); err != nil {
 			return err
 		}
 	}
 	return r.ctx.Err()
 }
 
-// list records the sets of a family, and returns the tables that are not in force.
-func (r *reader) list(family nfnetlink.Family) (dormant map[string]bool, err error) {
+// list records the chains and sets of a family, and returns the base chains to read, of which
+// those of dormant tables are not in force.
+func (r *reader) list(family nfnetlink.Family) (first []nfnetlink.Chain, err error) {
 	tables, err := r.conn.Tables(family)
-	dormant = map[string]bool{}
+	if err != nil {
+		return nil, err
+	}
+	dormant := map[string]bool{}
 	for _, t := range tables {
 		dormant[t.Name] = t.Dormant()
 		sets, err := r.conn.Sets(family, t.Name)
@@ -178,11 +144,18 @@ func (r *reader) list(family nfnetlink.Family) (dormant map[string]bool, err err
 			r.listed[id{family, t.Name, s.Name}] = s
 		}
 	}
-	return dormant, err
+	chains, err := r.conn.Chains(family)
+	for _, c := range chains {
+		r.all[id{family, c.Table, c.Name}] = c
+		if c.Hook != nil && r.Reads(c) && !dormant[c.Table] {
+			first = append(first, c)
+		}
+	}
+	return first, err
 }
 
 // follow reads a chain and all chains that it leads to.
-func (r *reader) follow(from nfnetlink.Chain, all map[id]nfnetlink.Chain) error {
+func (r *reader) follow(from nfnetlink.Chain) error {
 	for next := []nfnetlink.Chain{from}; len(next) > 0; next = next[1:] {
 		at := id{next[0].Family, next[0].Table, next[0].Name}
 		if r.chains[at] != nil {
@@ -198,7 +171,7 @@ func (r *reader) follow(from nfnetlink.Chain, all map[id]nfnetlink.Chain) error 
 				return err
 			}
 			for _, name := range targets {
-				if to, ok := all[id{at.family, at.table, name}]; ok {
+				if to, ok := r.all[id{at.family, at.table, name}]; ok {
 					next = append(next, to)
 				}
 			}

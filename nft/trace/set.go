@@ -11,7 +11,7 @@ import (
 // A set is the content of a set or a map.
 type set struct {
 	elements []element // sorted by from
-	rest     *element  // the catch-all element *
+	rest     []element // the catch-all element *, if there is one
 	single   bool      // each has one key
 }
 
@@ -39,7 +39,7 @@ func newSet(all []nfnetlink.Element, interval bool) *set {
 		switch {
 		case e.End:
 		case len(e.Key) == 0:
-			s.rest = &element{Element: e}
+			s.rest = []element{{Element: e}}
 		case !interval:
 			s.elements = append(s.elements, element{e.Key, e.Key, e})
 		case e.Last != nil:
@@ -68,65 +68,48 @@ func before(key []byte) []byte {
 
 // chains returns those that a map of verdicts leads to.
 func (s *set) chains() (all []string) {
-	for _, e := range s.elements {
+	for _, e := range append(s.elements, s.rest...) {
 		if e.Chain != "" {
 			all = append(all, e.Chain)
 		}
-	}
-	if s.rest != nil && s.rest.Chain != "" {
-		all = append(all, s.rest.Chain)
 	}
 	return all
 }
 
 // lookup returns the elements that a key may have, and whether it has one.
 func (s *set) lookup(key []fact) (found []element, has Truth) {
-	var sure []byte // the beginning of the key that is known
-	for _, f := range key {
-		n := f.whole()
-		if sure = append(sure, f.value[:n]...); n < f.size || f.size == 0 {
-			break
-		}
-		for len(key) > 1 && len(sure)%4 != 0 {
-			sure = append(sure, 0)
-		}
-	}
-	values := uint64(1) // how many the key can have, 0: many
-	for _, f := range key {
-		values = min(values*uint64(f.count()), 1<<32)
-	}
 	from, to := 0, len(s.elements)
-	if s.single {
+	if s.single && key[0].whole() {
+		sure := key[0].value[:key[0].size]
 		from = sort.Search(to, func(i int) bool { return bytes.Compare(s.elements[i].from, sure) >= 0 })
 		to = from + sort.Search(to-from, func(i int) bool { return !bytes.HasPrefix(s.elements[from+i].from, sure) })
 	}
-	possible := uint64(0)
+	certain := uint32(0) // elements that a number has if it has their value
 	for _, e := range s.elements[from:to] {
 		is := e.has(key)
 		if is == No {
 			continue
 		}
-		found = append(found, e)
-		switch {
-		case e.Limited:
-			has = max(has, Maybe)
-		case is == Yes:
-			has = Yes
-		default:
-			possible++
-			has = max(has, Maybe)
+		if !e.Limited {
+			certain++
 		}
+		found, has = append(found, e), max(has, e.limited(is))
 	}
-	if s.single && values > 0 && possible >= values {
+	if s.single && len(key) == 1 && certain > 0 && certain == key[0].values {
 		has = Yes // there is one for each value that it may have
 	}
-	if s.rest != nil && has != Yes {
-		found, has = append(found, *s.rest), Yes
-		if s.rest.Limited {
-			has = Maybe
-		}
+	if has == Yes || len(s.rest) == 0 {
+		return found, has
 	}
-	return found, has
+	return append(found, s.rest...), s.rest[0].limited(Yes)
+}
+
+// limited returns the truth of what an element is for, if that is only up to a limit or a quota.
+func (e element) limited(is Truth) Truth {
+	if e.Limited {
+		return min(is, Maybe)
+	}
+	return is
 }
 
 // has reports whether an element is for a key.

@@ -1,9 +1,10 @@
 package trace
 
 import (
+	"strings"
+
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -21,6 +22,14 @@ const (
 	Rejects     Code = "rejected"
 	Unknown     Code = "unknown"
 	Ours        Code = "ours" // the packet meets a chain of this agent, whose rules were not read
+
+	// These are not reported.
+	nothing Code = ""
+	jumps   Code = "jumps"
+	goes    Code = "goes"
+	returns Code = "returns"
+	chooses Code = "chooses" // by a map of verdicts
+	marks   Code = "marks"
 )
 
 const (
@@ -30,121 +39,76 @@ const (
 
 // An effect is what a statement does to a packet that meets it.
 type effect struct {
-	code    Code // empty: nothing to report
-	verdict int32
-	chain   string // of a jump or goto
-	nat     rule.NAT
-	mark    *rule.NewMark
-	to      rule.Write
-	byMap   bool // the verdict comes from a map
+	code  Code
+	chain string // to which it jumps or goes
 }
-
-// nothing is the effect of a comparison.
-func nothing() effect { return effect{verdict: unix.NFT_CONTINUE} }
 
 // statement returns the effect of a statement, and whether the packet gets past it. There is no
 // other place that knows what an expression does.
 func (t *Tracer) statement(c *Chain, s rule.Statement) (effect, Truth) {
-	e := nothing()
 	code, chain, ends := s.Expr.Verdict()
 	switch {
 	case ends:
 		return verdict(code, chain), Yes
+	case s.Masquerade:
+		return effect{code: Masquerades}, Yes
 	case s.Source || s.Destination:
-		e.nat, e.verdict, e.code = s.NAT, accept, Translates
-		if s.Masquerade {
-			e.code = Masquerades
-		}
-		return e, truthOf(t.ofFamily(s.NAT.Family))
+		return effect{code: Translates}, truthOf(t.ofFamily(s.Family))
 	case s.Expr.JumpsByMap():
-		e.byMap = true
-		return e, Yes
+		return effect{code: chooses}, Yes
 	case s.Write.Field != "":
-		e.code, e.to = Rewrites, s.Write
-		return e, Yes
+		return effect{code: Rewrites}, Yes
 	case rule.Untracks(s.Expr):
-		e.code = Untracks
-		return e, Yes
+		return effect{code: Untracks}, Yes
 	case s.NewMark != nil:
-		e.mark = s.NewMark
-		return e, Yes
+		return effect{code: marks}, Yes
 	case s.Field != "":
-		return e, t.holds(c, s)
+		return effect{}, t.holds(c, s)
+	case c.Own && s.Expr.Name == "dynset": // ours has neither a limit nor, for long, no room
+		return effect{}, Yes
 	}
-	if c.Own && s.Expr.Name == "dynset" { // ours has neither a limit nor, for long, no room
-		return e, Yes
-	}
-	return other(s.Expr)
+	return other(s)
 }
 
-// verdict returns the effect of a verdict, of a rule or of an element of a map.
+// verdicts are those of rules and of elements of maps. Others, such as queue, are unknown.
+var verdicts = map[int32]Code{
+	drop: Drops, accept: Accepts, unix.NFT_CONTINUE: nothing, unix.NFT_RETURN: returns, unix.NFT_JUMP: jumps,
+	unix.NFT_GOTO: goes,
+}
+
 func verdict(code int32, chain string) effect {
-	e := effect{verdict: code, chain: chain}
-	switch code {
-	case drop:
-		e.code = Drops
-	case accept:
-		e.code = Accepts
-	case unix.NFT_CONTINUE, unix.NFT_RETURN, unix.NFT_JUMP, unix.NFT_GOTO:
-	default: // queue
-		e.code = Unknown
+	is, known := verdicts[code]
+	if !known {
+		is = Unknown
 	}
-	return e
+	return effect{is, chain}
 }
 
-// Expressions, and targets of xtables, by what they do. Of the others nothing is known.
-var (
-	harmless = words("counter", "log", "last", "meta", "ct", "dup", "flow_offload", "payload",
-		"-j LOG", "-j NFLOG", "-j TCPMSS", "-j CHECKSUM", "-j CLASSIFY", "-j DSCP", "-j TOS", "-j TTL", "-j HL",
-		"-j TEE", "-j AUDIT", "-j TRACE", "-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK",
-		"-j CT", "-j CONNMARK", "-j TCPOPTSTRIP", "-j ECN", "-m comment")
-	conditional = words("limit", "quota", "connlimit", "dynset", "exthdr", "rt", "socket", "osf", "cmp", "range", "lookup",
-		"match")
-	rejecting = words("reject", "-j REJECT", "-j TARPIT", "-j DELUDE")
-	marking   = words("-j MARK", "-j HMARK", "-j SET")
-)
-
-func words(all ...string) map[string]bool {
-	m := map[string]bool{}
-	for _, w := range all {
-		m[w] = true
+// other returns the effect of an expression that neither compares nor ends by a verdict. Those of
+// xtables are named as iptables writes them, named objects as nft does.
+func other(s rule.Statement) (effect, Truth) {
+	name := s.Expr.Name
+	switch name {
+	case "match":
+		name = "-m " + s.Expr.Str(unix.NFTA_MATCH_NAME)
+	case "target":
+		name = "-j " + s.Expr.Str(unix.NFTA_TARGET_NAME)
+	case "objref":
+		name, _, _ = strings.Cut(s.String(), " name ")
 	}
-	return m
-}
-
-// other returns the effect of an expression that neither compares nor ends by a verdict.
-func other(x nfnetlink.Expr) (effect, Truth) {
-	e, name := nothing(), x.Name
-	switch {
-	case name == "target":
-		name = "-j " + x.Str(unix.NFTA_TARGET_NAME)
-	case name == "match" && x.Str(unix.NFTA_MATCH_NAME) == "comment":
-		name = "-m comment"
-	case name == "objref" && x.Attr(unix.NFTA_OBJREF_SET_NAME) == nil:
-		name = objects[x.Uint32(unix.NFTA_OBJREF_IMM_TYPE)]
+	switch name {
+	case "counter", "log", "last", "meta", "ct", "dup", "flow_offload", "payload", "-m comment", "-j LOG", "-j NFLOG",
+		"-j TCPMSS", "-j CHECKSUM", "-j CLASSIFY", "-j DSCP", "-j TOS", "-j TTL", "-j HL", "-j TEE", "-j AUDIT", "-j TRACE",
+		"-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK", "-j CT", "-j CONNMARK", "-j TCPOPTSTRIP",
+		"-j ECN", "ct helper set", "ct timeout set", "ct expectation set", "meta secmark set":
+		return effect{}, Yes
+	case "limit", "quota", "connlimit", "ct count", "dynset", "exthdr", "rt", "socket", "osf", "cmp", "range", "lookup":
+		return effect{}, Maybe
+	case "reject", "-j REJECT", "-j TARPIT", "-j DELUDE":
+		return effect{code: Rejects}, Yes
 	}
-	switch {
-	case harmless[name]:
-		return e, Yes
-	case conditional[name]:
-		return e, Maybe
-	case rejecting[name]:
-		e.code, e.verdict = Rejects, drop
-		return e, Yes
-	case marking[name]:
-		e.mark = &rule.NewMark{Unknown: allBits}
-		return e, Yes
-	case name == "-j SNPT" || name == "-j DNPT": // IPv6 prefix translation without NAT
-		e.code, e.to.Field = Rewrites, map[string]string{"-j SNPT": "ip6 saddr", "-j DNPT": "ip6 daddr"}[name]
-		return e, Yes
+	if s.Expr.Name == "match" {
+		return effect{}, Maybe
 	}
-	e.code = Unknown
-	return e, Maybe
-}
-
-// objects are the expressions that named objects stand for.
-var objects = map[uint32]string{
-	unix.NFT_OBJECT_COUNTER: "counter", unix.NFT_OBJECT_QUOTA: "quota", unix.NFT_OBJECT_LIMIT: "limit",
-	unix.NFT_OBJECT_CONNLIMIT: "connlimit", unix.NFT_OBJECT_CT_HELPER: "ct", unix.NFT_OBJECT_CT_TIMEOUT: "ct",
-	unix.NFT_OBJECT_CT_EXPECT: "ct", unix.NFT_OBJECT_SECMARK: "meta", unix.NFT_OBJECT_SYNPROXY: "synproxy",
+	return effect{code: Unknown}, Maybe
 }

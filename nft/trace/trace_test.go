@@ -14,7 +14,7 @@ import (
 )
 
 // words describes a result: each finding with its new addresses, "?" if it may happen only, then
-// whether the packet keeps its address and is lost.
+// whether the packet keeps its address.
 func words(r trace.Result) string {
 	var all []string
 	for _, f := range r.Findings {
@@ -22,10 +22,10 @@ func words(r trace.Result) string {
 		switch {
 		case f.Keeps:
 			w += " itself"
-		case f.To.From.IsValid():
-			w += " " + f.To.String()
-		case len(f.Among) > 0:
-			w += fmt.Sprint(f.Among)
+		case len(f.To) == 1:
+			w += " " + f.To[0].String()
+		case len(f.To) > 0:
+			w += fmt.Sprint(f.To)
 		}
 		if !f.Sure {
 			w += "?"
@@ -33,7 +33,7 @@ func words(r trace.Result) string {
 		all = append(all, w)
 	}
 	truths := map[trace.Truth]string{trace.No: "no", trace.Maybe: "maybe", trace.Yes: "yes"}
-	return strings.Join(append(all, "keeps "+truths[r.Keeps], "lost "+truths[r.Lost]), ", ")
+	return strings.Join(append(all, "keeps "+truths[r.Keeps]), ", ")
 }
 
 // What is known of each expression, and to which side it errs.
@@ -42,9 +42,9 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	const (
-		masquerades = "foreign-masquerade, keeps no, lost no"
-		may         = "foreign-masquerade?, keeps maybe, lost no"
-		nothing     = "keeps yes, lost no"
+		masquerades = "foreign-masquerade, keeps no"
+		may         = "foreign-masquerade?, keeps maybe"
+		nothing     = "keeps yes"
 	)
 	for _, tt := range []struct{ rules, want string }{
 		{"masquerade", masquerades},
@@ -70,7 +70,7 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"tcp sport 80 masquerade", may},
 		{"ct state new masquerade", masquerades},
 		{"ct state vmap { established : accept, invalid : drop } masquerade", masquerades},
-		{"ct state vmap { new : accept } masquerade", "accepted-first, keeps yes, lost no"},
+		{"ct state vmap { new : accept } masquerade", "accepted-first, keeps yes"},
 		{"ct mark 7 masquerade", may},
 		{"fib daddr type local masquerade", nothing},
 		// the mark: unset is only a comparison of exactly the bit
@@ -88,49 +88,49 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"ct count 5 masquerade", may},
 		{"quota name q masquerade", may},
 		{"counter name seen masquerade", masquerades},
-		{"update @learned { ip saddr } accept; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe, lost no"},
+		{"update @learned { ip saddr } accept; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe"},
 		{"add @full { ip saddr } masquerade", may},
 		{"ip saddr @learned masquerade", may},
 		{"ip saddr @limited masquerade", may},
 		{"ip saddr vmap { 10.244.1.2 : goto sub } masquerade", nothing},
 		// addresses
-		{"snat to 192.0.2.1", "translated 192.0.2.1, keeps no, lost no"},
-		{"snat to 192.0.2.1-192.0.2.3", "translated 192.0.2.1-192.0.2.3, keeps no, lost no"},
-		{"snat to ip saddr", "translated itself, keeps no, lost no"},
-		{"snat prefix to 192.0.2.0/24", "translated 192.0.2.2, keeps no, lost no"},
+		{"snat to 192.0.2.1", "translated 192.0.2.1, keeps no"},
+		{"snat to 192.0.2.1-192.0.2.3", "translated 192.0.2.1-192.0.2.3, keeps no"},
+		{"snat to ip saddr", "translated itself, keeps no"},
+		{"snat prefix to 192.0.2.0/24", "translated 192.0.2.2, keeps no"},
 		{
 			"snat ip prefix to ip saddr map { 10.244.1.0/24 : 192.0.2.0/24, 10.244.2.0/24 : 198.51.100.0/24 }",
-			"translated 192.0.2.2, keeps no, lost no",
+			"translated 192.0.2.2, keeps no",
 		},
 		{
 			"snat to ip saddr map { 10.244.1.2 : 192.0.2.7, 10.244.1.3 : 192.0.2.8 }",
-			"translated 192.0.2.7, keeps no, lost no",
+			"translated 192.0.2.7, keeps no",
 		},
 		{"snat to ip saddr map { 10.244.1.3 : 192.0.2.8 }", nothing},
 		{
 			"snat to numgen inc mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
-			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
+			"translated 192.0.2.7-192.0.2.8, keeps no",
 		},
 		{
 			"snat to numgen random mod 3 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
-			"translated[192.0.2.7 192.0.2.8]?, keeps maybe, lost no",
+			"translated 192.0.2.7-192.0.2.8?, keeps maybe",
 		},
 		{
 			"snat to jhash ip saddr mod 2 map { 0 : 192.0.2.7, 1 : 192.0.2.8 }",
-			"translated[192.0.2.7 192.0.2.8], keeps no, lost no",
+			"translated 192.0.2.7-192.0.2.8, keeps no",
 		},
 		{
 			"numgen inc mod 2 vmap { 0 : jump masq, 1 : jump masq }",
-			"foreign-masquerade?, foreign-masquerade?, keeps no, lost no",
+			"foreign-masquerade?, foreign-masquerade?, keeps no",
 		},
 		{"numgen inc mod 2 offset 4 vmap { 4 : jump masq, 6 : jump masq }", may},
 		// ways
 		{"jump sub; masquerade", masquerades},
 		{"goto sub; masquerade", nothing},
-		{"meta l4proto tcp return; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe, lost no"},
+		{"meta l4proto tcp return; masquerade", "accepted-first?, foreign-masquerade?, keeps maybe"},
 		{"jump some; masquerade", masquerades},
-		{"jump either", "foreign-masquerade?, foreign-masquerade?, keeps no, lost no"},
-		{"drop", "dropped, keeps no, lost yes"},
+		{"jump either", "foreign-masquerade?, foreign-masquerade?, keeps no"},
+		{"drop", "dropped, keeps no"},
 	} {
 		nfttest.NFT(t, ns, `flush ruleset
 		table ip t {
@@ -166,12 +166,12 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns, c := dialNS(t)
 	for _, tt := range []struct{ rules, want string }{
-		{"reject", "rejected, keeps yes, lost yes"},
-		{"meta l4proto tcp reject with tcp reset", "rejected?, keeps yes, lost maybe"},
-		{"meta l4proto tcp reject; drop", "rejected?, dropped?, keeps yes, lost yes"},
-		{"limit rate 5/second accept; drop", "dropped?, keeps yes, lost maybe"},
-		{"accept; drop", "keeps yes, lost no"},
-		{"notrack", "keeps yes, lost no"}, // after connection tracking
+		{"reject", "rejected, keeps yes"},
+		{"meta l4proto tcp reject with tcp reset", "rejected?, keeps yes"},
+		{"meta l4proto tcp reject; drop", "rejected?, dropped?, keeps yes"},
+		{"limit rate 5/second accept; drop", "dropped?, keeps yes"},
+		{"accept; drop", "keeps yes"},
+		{"notrack", "keeps yes"}, // after connection tracking
 	} {
 		nfttest.NFT(t, ns, "flush ruleset\ntable inet t { chain f { type filter hook forward priority 0;\n"+
 			strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
@@ -180,13 +180,13 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ rules, want string }{
-		{"-j REJECT", "rejected, keeps yes, lost yes"},
-		{"-m conntrack --ctstate INVALID -j DROP", "keeps yes, lost no"},
-		{"-m conntrack --ctstate NEW,RELATED -j REJECT", "rejected, keeps yes, lost yes"},
-		{"-m conntrack ! --ctstate NEW -j DROP", "keeps yes, lost no"},
-		{"-m state --state NEW -j DROP", "dropped, keeps yes, lost yes"},
-		{"-m comment --comment words -j DROP", "dropped, keeps yes, lost yes"},
-		{"-m ttl --ttl-eq 3 -j DROP", "dropped?, keeps yes, lost maybe"},
+		{"-j REJECT", "rejected, keeps yes"},
+		{"-m conntrack --ctstate INVALID -j DROP", "keeps yes"},
+		{"-m conntrack --ctstate NEW,RELATED -j REJECT", "rejected, keeps yes"},
+		{"-m conntrack ! --ctstate NEW -j DROP", "keeps yes"},
+		{"-m state --state NEW -j DROP", "dropped, keeps yes"},
+		{"-m comment --comment words -j DROP", "dropped, keeps yes"},
+		{"-m ttl --ttl-eq 3 -j DROP", "dropped?, keeps yes"},
 	} {
 		nfttest.NFT(t, ns, "flush ruleset", "-f", "-")
 		nfttest.Run(t, ns, "*filter\n-A FORWARD "+tt.rules+"\nCOMMIT\n", "iptables-nft-restore")

@@ -1,8 +1,6 @@
 package trace
 
 import (
-	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,14 +19,12 @@ type Finding struct {
 	Place
 	Via []nfnetlink.Rule // the rules that lead to it from the base chain
 	// Sure means that it certainly happens. Open are the conditions on its way that may not
-	// hold, as nft writes them; with ByDevice, all of them are about interfaces.
-	Sure     bool
-	Open     []string
-	ByDevice bool
-	// To are the new addresses, the zero value if the rule does not name them: those of Masquerades
-	// are the interface's. Among are those that a map has, if there are several.
-	To    iprange.Range
-	Among []netip.Addr
+	// hold, as nft writes them.
+	Sure bool
+	Open []string
+	// To are the new addresses, of which it takes one; none if the rule does not name them: those of
+	// Masquerades are the interface's.
+	To []iprange.Range
 	// Keeps means that the packet keeps its own address.
 	Keeps bool
 	// OfDestination means that it is the destination that changes.
@@ -37,7 +33,7 @@ type Finding struct {
 	// the rule known to be for this address.
 	Direct    bool
 	Own       bool // the rule is this agent's
-	nat       bool // in a chain of type nat
+	InNAT     bool // it is in a chain of type nat
 	ofSources bool // and it translates sources
 }
 
@@ -71,11 +67,15 @@ func (f Finding) RuleText() string {
 	return "the rules of chain " + f.Chain() + ", which has too many to read"
 }
 
-// InNAT reports whether the rule is in a chain of type nat.
-func (f Finding) InNAT() bool { return f.nat }
-
 // Ends reports whether the rule ends the connection.
 func (f Finding) Ends() bool { return f.Code == Drops || f.Code == Rejects }
+
+// ByDevice reports whether it depends on interfaces alone.
+func (f Finding) ByDevice() bool {
+	return len(f.Open) > 0 && !slices.ContainsFunc(f.Open, func(o string) bool {
+		return !strings.HasPrefix(o, "iif") && !strings.HasPrefix(o, "oif")
+	})
+}
 
 // OfSource reports whether the rule decides which source the far end sees: it translates the
 // packet, or may do anything where that is done, or writes into the header.
@@ -94,8 +94,8 @@ type Result struct {
 	// Findings are in the order in which the packet meets them.
 	Findings []Finding
 	// Keeps is whether the packet keeps the address in question, its destination or its source, for
-	// all that NAT does; Lost whether it is dropped or rejected.
-	Keeps, Lost Truth
+	// all that NAT does.
+	Keeps Truth
 	// Untracked is whether connection tracking, and with it NAT, is off.
 	Untracked Truth
 	Mark      Mark // at the end
@@ -128,7 +128,7 @@ func (r Result) Seen() (by []Finding, itself bool) {
 const (
 	maxDepth    = 16 // the kernel's NFT_JUMP_STACK_SIZE
 	maxFindings = 1000
-	maxVisits   = 200_000 // of rules, by one packet
+	maxVisits   = 500_000 // of statements, by one packet
 	maxUnknown  = 100
 	maxDecoded  = 10_000 // rules whose statements are kept
 )
@@ -141,19 +141,28 @@ type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
 	Has       func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits    int // of rules, by all packets, and of statements of rules that had to be decoded
+	Visits    int // of statements, by all packets
+	bases     []*Chain
 	packet    Packet
-	facts     map[string]fact
 	mark      Mark
 	untracked Truth
 	base      *Chain
 	result    Result
-	visits    int
+	last      int // visit of the packet
 	decoded   int
 }
 
 // New returns a Tracer for rules that were read.
-func New(r *Rules) *Tracer { return &Tracer{Rules: r} }
+func New(r *Rules) *Tracer {
+	t := &Tracer{Rules: r}
+	for _, c := range r.Chains {
+		if c.Hook != nil {
+			t.bases = append(t.bases, c)
+		}
+	}
+	slices.SortStableFunc(t.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
+	return t
+}
 
 // A flow is where the packet may be after a rule or a chain: one bit for each.
 type flow uint8
@@ -171,22 +180,37 @@ const (
 type way struct {
 	reach  Truth
 	open   []string
-	others bool // some of them are not about interfaces
 	direct bool
 	via    []nfnetlink.Rule
+	chain  *Chain
+	rule   nfnetlink.Rule
 }
 
 // under returns the way past a condition of a statement.
-func (w way) under(is Truth, s rule.Statement, text func() string) way {
+func (w way) under(is Truth, s rule.Statement) way {
+	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) || s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
 	if is == Maybe {
 		w.reach = min(w.reach, Maybe)
-		w.others = w.others || !strings.HasPrefix(s.Field, "iif") && !strings.HasPrefix(s.Field, "oif")
 		if w.open = slices.Clip(w.open); len(w.open) < maxUnknown {
-			w.open = append(w.open, text())
+			w.open = append(w.open, s.String())
 		}
 	}
 	return w
 }
+
+// sure limits how certain a way is.
+func (w way) sure(is bool) way {
+	if !is {
+		w.reach = min(w.reach, Maybe)
+	}
+	return w
+}
+
+func ofDestination(p rule.Part) bool { return isDestination(p.Field) }
+
+func isSource(field string) bool { return field == "ip saddr" || field == "ip6 saddr" }
+
+func isDestination(field string) bool { return field == "ip daddr" || field == "ip6 daddr" }
 
 // Trace follows a packet: first through the hook at which its destination can be translated,
 // then through those at which its source can be, or which drop it. At each hook the base
@@ -199,52 +223,53 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 	case p.FromNode:
 		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
 	case p.Delivered():
-		later, p.Out, out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}, routes.Interface{}
+		later, out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
+		fallthrough
 	default:
 		p.Out = routes.Interface{} // not yet known
 	}
 	destination = t.At(p, first)
-	lost := t.result.Lost
-	t.packet.Out, t.result = out, Result{Keeps: Yes, Lost: lost}
+	t.packet.Out, t.result = out, Result{Keeps: Yes}
 	for _, f := range destination.Findings { // what concerns its source too
 		if !f.OfDestination && f.Code != Accepts {
 			t.result.Findings = append(t.result.Findings, f)
 		}
 	}
-	t.pass(later...)
-	return destination, t.result
+	return destination, t.pass(later)
 }
 
 // At follows a packet through the base chains of some hooks.
 func (t *Tracer) At(p Packet, hooks ...uint32) Result {
-	t.packet, t.mark, t.untracked, t.visits = p, Mark{}, No, 0
+	t.packet, t.mark, t.untracked, t.last = p, Mark{}, No, t.Visits+maxVisits
 	t.result = Result{Keeps: Yes}
-	t.pass(hooks...)
-	return t.result
+	return t.pass(hooks)
 }
 
-func (t *Tracer) pass(hooks ...uint32) {
+func (t *Tracer) pass(hooks []uint32) Result {
 	for _, hook := range hooks {
-		t.learn()
 		t.atHook(hook)
+	}
+	r := &t.result
+	r.Keeps, r.Untracked, r.Mark = max(r.Keeps, t.untracked), t.untracked, t.mark
+	for _, f := range r.Findings {
+		switch {
+		case f.Code == Untracks && t.untracked == Maybe:
+			t.unknown("whether connection tracking is off, by " + f.RuleText())
+		case f.InNAT && f.Code == Unknown:
+			t.unknown(append(slices.Clip(f.Open), f.RuleText())...)
+		case f.InNAT, f.Code == Rewrites && !f.OfDestination:
+			t.unknown(f.Open...)
+		}
 	}
 	if t.spent() {
 		t.unknown(TooMany)
-		t.result.Keeps = max(t.result.Keeps, Maybe)
+		r.Keeps = max(r.Keeps, Maybe)
 	}
-	if t.untracked != No {
-		t.result.Keeps = max(t.result.Keeps, t.untracked)
-	}
-	for _, f := range t.result.Findings {
-		if f.Code == Untracks && t.untracked == Maybe {
-			t.unknown("whether connection tracking is off, by " + f.RuleText())
-		}
-	}
-	t.result.Untracked, t.result.Mark = t.untracked, t.mark
+	return *r
 }
 
 // spent reports whether the packet has met too many rules.
-func (t *Tracer) spent() bool { return t.visits > maxVisits || len(t.result.Findings) >= maxFindings }
+func (t *Tracer) spent() bool { return t.Visits > t.last || len(t.result.Findings) >= maxFindings }
 
 // ConntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has passed it is
 // tracked.
@@ -258,97 +283,75 @@ const (
 
 // atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
-	var bases []*Chain
-	for _, c := range t.Chains {
-		if c.Hook != nil && c.Hook.Number == hook && t.ofFamily(c.Family) {
-			bases = append(bases, c)
-		}
-	}
-	order := func(a, b *Chain) int {
-		return cmp.Or(cmp.Compare(a.runsAt(), b.runsAt()), cmp.Compare(a.Hook.Priority, b.Hook.Priority))
-	}
-	slices.SortStableFunc(bases, order)
 	var keeps Truth
+	var last []int32
 	first := 0 // the finding of chains of this priority
-	for i, c := range bases {
-		if i == 0 || order(bases[i-1], c) != 0 {
-			keeps, first = t.result.Keeps, len(t.result.Findings)
-		}
-		nat := c.Hook.Type == "nat"
-		if nat && (t.untracked == Yes || keeps == No) {
+	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
+	for _, c := range t.bases {
+		if c.Hook.Number != hook || !t.ofFamily(c.Family) {
 			continue
 		}
-		n := len(t.result.Findings)
+		if when := c.when(); !slices.Equal(when, last) {
+			keeps, first, last = t.result.Keeps, len(t.result.Findings), when
+		}
+		if c.nat() && (t.untracked == Yes || keeps == No) {
+			continue
+		}
+		earlier := len(t.result.Findings) - first
 		t.enter(c, keeps)
-		if equal := t.result.Findings[first:]; len(equal) > n-first && n > first && differ(equal) {
+		equal := t.result.Findings[first:]
+		if slices.ContainsFunc(equal[:earlier], translates) && slices.ContainsFunc(equal[earlier:], translates) {
 			t.unknown("which of the chains of equal priority was registered last")
-			for j := range equal {
-				equal[j].Sure = equal[j].Sure && !equal[j].nat
+			for i, f := range equal {
+				equal[i].Sure = f.Sure && !translates(f)
 			}
 		}
 	}
 }
 
-// runsAt returns the priority at which the kernel runs a base chain.
-func (c *Chain) runsAt() int32 {
+// when returns the priority at which the kernel runs a base chain, and its own.
+func (c *Chain) when() []int32 {
+	at := c.Hook.Priority
 	switch {
-	case c.Hook.Type != "nat":
-		return c.Hook.Priority
 	case c.ofSources():
-		return srcPriority
+		at = srcPriority
+	case c.nat():
+		at = dstPriority
 	}
-	return dstPriority
+	return []int32{at, c.Hook.Priority}
 }
+
+func (c *Chain) nat() bool { return c.Hook.Type == "nat" }
 
 // ofSources reports whether a base chain of type nat translates sources.
 func (c *Chain) ofSources() bool {
-	return c.Hook.Number == unix.NF_INET_POST_ROUTING || c.Hook.Number == unix.NF_INET_LOCAL_IN
+	return c.nat() && (c.Hook.Number == unix.NF_INET_POST_ROUTING || c.Hook.Number == unix.NF_INET_LOCAL_IN)
 }
 
-// differ reports whether rules of type nat translate a packet in different ways.
-func differ(all []Finding) bool {
-	all = slices.DeleteFunc(slices.Clone(all), func(f Finding) bool { return !f.nat || f.Code == Accepts })
-	return len(all) > 1 && slices.ContainsFunc(all, func(f Finding) bool {
-		return f.Code != all[0].Code || f.To != all[0].To || f.Keeps != all[0].Keeps
-	})
-}
-
-// enter follows the packet through a base chain.
+// enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
 	t.base = c
-	reach := Yes
-	if c.Hook.Type == "nat" {
-		reach = min(keeps, Yes-t.untracked) // one before may have translated it
+	w := way{reach: Yes}
+	if c.nat() {
+		w.reach = min(keeps, Yes-t.untracked)
 	}
-	to := t.walk(c, way{reach: reach})
+	to := t.walk(c, w)
 	if to&back != 0 && c.Policy == drop {
-		end := nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
-		t.find(c, end, way{reach: reach}.sure(to&past == 0), effect{code: Drops})
+		t.find(c.rest(w).sure(to&past == 0), Drops)
 		to = to&^back | gone
 	}
-	if passes := to&(back|past) != 0; passes {
-		if to&gone != 0 {
-			t.ends(c, Maybe)
-		}
-		return
+	switch { // whether it does not get past it as it was
+	case !c.nat():
+	case to&(back|past) == 0:
+		t.result.Keeps = No
+	case to&gone != 0:
+		t.result.Keeps = min(t.result.Keeps, Maybe)
 	}
-	t.ends(c, Yes)
 }
 
-// ends notes that the packet does not get past a base chain as it was.
-func (t *Tracer) ends(c *Chain, is Truth) {
-	if c.Hook.Type == "nat" {
-		t.result.Keeps = min(t.result.Keeps, Yes-is)
-		return
-	}
-	t.result.Lost = max(t.result.Lost, is)
-}
-
-// sure limits how certain a way is.
-func (w way) sure(is bool) way {
-	if !is {
-		w.reach = min(w.reach, Maybe)
-	}
+// rest returns the way to what is no rule of a chain.
+func (c *Chain) rest(w way) way {
+	w.chain, w.rule = c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
 	return w
 }
 
@@ -358,19 +361,18 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	case c == nil, len(w.via) > maxDepth:
 		return back
 	case c.Own && c.statements == nil:
-		t.find(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, w, effect{code: Ours})
+		t.find(c.rest(w), Ours)
 		return back
 	case c.Unread:
-		t.find(c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}, w.sure(false), effect{code: Unknown})
 		t.mark = Mark{changed: allBits}
-		return anywhere &^ on
+		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
 	}
-	for i := range t.meets(c) {
-		t.Visits++
-		if t.visits++; t.spent() {
+	for _, i := range t.meets(c) {
+		if t.spent() {
 			return anywhere &^ on
 		}
-		next := t.rule(c, i, w)
+		w.chain, w.rule = c, c.Rules[i]
+		next := t.rule(i, w)
 		if to |= next &^ on; next&on == 0 {
 			return to
 		}
@@ -380,19 +382,18 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 }
 
 // rule follows the packet through a rule.
-func (t *Tracer) rule(c *Chain, i int, w way) (to flow) {
+func (t *Tracer) rule(i int, w way) (to flow) {
 	maybe := flow(0)
-	for _, s := range t.statements(c, i) {
-		e, is := t.statement(c, s)
+	for s := range t.statements(w.chain, i) {
+		t.Visits++
+		e, is := t.statement(w.chain, s)
 		if is == No {
-			return on
+			return to | on
 		}
-		w = w.under(is, s, s.String)
-		if is == Maybe {
+		if w = w.under(is, s); is == Maybe {
 			maybe = on
 		}
-		w.direct = w.direct || isDestination(s.Field) && s.Op == "==" || e.byMap && slices.ContainsFunc(s.Key, ofDestination)
-		next := t.do(c, c.Rules[i], w, e, s)
+		next := t.do(w, e, s)
 		if next&on == 0 {
 			return to | next | maybe
 		}
@@ -403,51 +404,44 @@ func (t *Tracer) rule(c *Chain, i int, w way) (to flow) {
 	return to | on
 }
 
-func ofDestination(p rule.Part) bool { return isDestination(p.Field) }
-
-func isSource(field string) bool { return field == "ip saddr" || field == "ip6 saddr" }
-
-func isDestination(field string) bool { return field == "ip daddr" || field == "ip6 daddr" }
-
 // do applies an effect to the packet.
-func (t *Tracer) do(c *Chain, r nfnetlink.Rule, w way, e effect, s rule.Statement) flow {
-	switch {
-	case e.mark != nil:
-		t.mark = t.mark.set(*e.mark, w.reach == Yes)
-	case e.byMap:
-		return t.choose(c, r, w, s)
-	case e.nat.Source || e.nat.Destination:
-		return t.translate(c, r, w, e)
-	case e.chain != "":
-		w.via = append(slices.Clip(w.via), r)
-		to := t.walk(t.chains[id{c.Family, c.Table, e.chain}], w)
-		if e.verdict == unix.NFT_JUMP && to&back != 0 {
+func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
+	switch e.code {
+	case marks:
+		t.mark = t.mark.set(*s.NewMark, w.reach == Yes)
+	case chooses:
+		return t.choose(w, s)
+	case Masquerades, Translates:
+		return t.translate(w, e.code, s)
+	case jumps, goes:
+		w.via = append(slices.Clip(w.via), w.rule)
+		to := t.walk(t.chains[id{w.chain.Family, w.chain.Table, e.chain}], w)
+		if e.code == jumps && to&back != 0 {
 			to = to&^back | on
 		}
 		return to
-	case e.code == Rewrites:
-		t.write(c, r, w, e)
-	case e.code == Untracks:
+	case Rewrites:
+		t.write(w, s.Write)
+	case Untracks:
 		if t.tracks() && t.untracked != Yes {
 			t.untracked = max(t.untracked, w.reach)
-			t.find(c, r, w, e)
-			t.learn()
+			t.find(w, Untracks)
 		}
-	case e.code == Unknown:
-		t.find(c, r, w.sure(false), e)
+	case Unknown:
+		t.find(w.sure(false), Unknown)
 		return anywhere
-	case e.code == Drops, e.code == Rejects:
-		t.result.Lost = max(t.result.Lost, w.reach)
-		t.find(c, r, w, e)
+	case Drops, Rejects:
+		t.find(w, e.code)
 		return gone
-	case e.verdict == accept:
-		t.accepts(c, r, w)
+	case Accepts:
+		t.accepts(w)
 		return past
-	case e.verdict == unix.NFT_RETURN:
+	case returns:
 		if len(w.via) == 0 {
-			t.accepts(c, r, w)
+			t.accepts(w)
 		}
 		return back
+	case nothing, Ours:
 	}
 	return on
 }
@@ -459,26 +453,20 @@ func (t *Tracer) tracks() bool {
 }
 
 // accepts notes a rule that ends a base chain of type nat early.
-func (t *Tracer) accepts(c *Chain, r nfnetlink.Rule, w way) {
-	if t.base.Hook.Type == "nat" {
-		t.find(c, r, w, effect{code: Accepts})
+func (t *Tracer) accepts(w way) {
+	if t.base.nat() {
+		t.find(w, Accepts)
 	}
 }
 
 // find adds a finding, and the conditions on which it depends.
-func (t *Tracer) find(c *Chain, r nfnetlink.Rule, w way, e effect) *Finding {
+func (t *Tracer) find(w way, code Code) *Finding {
 	f := Finding{
-		Code: e.code, Place: Place{r, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
-		ByDevice: len(w.open) > 0 && !w.others, Direct: w.direct, Own: c.Own, nat: t.base.Hook.Type == "nat",
+		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
+		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
+		ofSources: t.base.ofSources(),
 	}
-	f.ofSources = f.nat && t.base.ofSources()
 	t.result.Findings = append(t.result.Findings, f)
-	if f.nat {
-		t.unknown(w.open...)
-	}
-	if f.nat && f.Code == Unknown {
-		t.unknown(f.RuleText())
-	}
 	return &t.result.Findings[len(t.result.Findings)-1]
 }
 
@@ -492,76 +480,68 @@ func (t *Tracer) unknown(words ...string) {
 
 // write notes that a rule writes into the header of the packet. Parts of an address, and what is
 // not a constant, are unknown addresses.
-func (t *Tracer) write(c *Chain, r nfnetlink.Rule, w way, e effect) {
-	if of := e.to.Field; !isDestination(of) && !isSource(of) {
+func (t *Tracer) write(w way, of rule.Write) {
+	destination := isDestination(of.Field)
+	if !destination && !isSource(of.Field) {
 		return
 	}
-	f := t.find(c, r, w, e)
-	f.To, f.OfDestination = iprange.Range{From: e.to.To, To: e.to.To}, isDestination(e.to.Field)
-	if !f.OfDestination {
-		t.unknown(w.open...)
+	f := t.find(w, Rewrites)
+	if f.OfDestination = destination; of.To.IsValid() {
+		f.To = []iprange.Range{{From: of.To, To: of.To}}
 	}
 	switch {
-	case f.OfDestination:
-	case w.reach == Yes && e.to.To.IsValid():
-		t.packet.Src = e.to.To
-		t.learn()
+	case destination:
+	case w.reach == Yes:
+		t.packet.Src = of.To
 	default:
 		t.packet.Src = netip.Addr{}
-		t.learn()
 	}
 }
 
 // choose applies the verdict that a map has, or each that it may have.
-func (t *Tracer) choose(c *Chain, r nfnetlink.Rule, w way, s rule.Statement) (to flow) {
-	of := t.sets[id{c.Family, c.Table, s.Expr.Set()}]
-	if of == nil {
-		t.find(c, r, w.under(Maybe, s, s.String), effect{code: Unknown})
-		return anywhere
-	}
-	found, has := of.lookup(t.key(c, s.Key))
+func (t *Tracer) choose(w way, s rule.Statement) (to flow) {
+	found, has := t.lookup(w.chain, s.Expr.Set(), s.Key)
 	if has != Yes {
 		to = on
 	}
 	if has != Yes || len(found) > 1 {
-		w = w.under(Maybe, s, s.String)
+		w = w.under(Maybe, s)
+	}
+	if has == Maybe && len(found) == 0 { // it was not read
+		return t.do(w, effect{code: Unknown}, s)
 	}
 	for _, e := range found {
-		to |= t.do(c, r, w, verdict(e.Code, e.Chain), s)
+		to |= t.do(w, verdict(e.Code, e.Chain), s)
 	}
 	return to
 }
 
 // translate notes that a rule translates the packet, if it does at this hook.
-func (t *Tracer) translate(c *Chain, r nfnetlink.Rule, w way, e effect) flow {
-	n, source := e.nat, t.base.ofSources()
-	if t.base.Hook.Type != "nat" || source && !n.Source || !source && !n.Destination {
+func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
+	source, does, of := t.base.ofSources(), s.Destination, t.packet.Dst
+	if source {
+		does, of = s.Source, t.packet.Src
+	}
+	if !t.base.nat() || !does {
 		return on
 	}
-	of, to, has := t.packet.Dst, []iprange.Range{n.To}, Yes
-	if source {
-		of = t.packet.Src
-	}
-	if n.ToMap != "" {
-		if to, has = t.addresses(c, n); has == No {
+	to, has := []iprange.Range{s.To}, Yes
+	if s.ToMap != "" {
+		if to, has = t.addresses(w.chain, s); has == No {
 			return on
 		}
-		w = w.under(has, rule.Statement{}, func() string { return rule.String(r) })
 	}
-	f := t.find(c, r, w, e)
-	f.OfDestination, f.Keeps = !source, n.ToMap == "" && source && isSource(n.ToField)
-	for i := range to {
-		if n.Flags&nfnetlink.NATPrefix != 0 {
-			to[i] = prefixed(to[i], of)
+	f := t.find(w.under(has, s), code)
+	f.OfDestination, f.Keeps = !source, s.ToMap == "" && source && isSource(s.ToField)
+	for _, r := range to {
+		if s.Flags&nfnetlink.NATPrefix != 0 {
+			r = prefixed(r, of)
 		}
-		if to[i].From.IsValid() {
-			f.Among = append(f.Among, to[i].From)
+		if r.From.IsValid() {
+			f.To = append(f.To, r)
 		}
 	}
-	if slices.SortFunc(f.Among, netip.Addr.Compare); len(to) == 1 {
-		f.To = to[0]
-	}
-	f.Among = slices.Compact(f.Among)
+	f.To = iprange.Normal(f.To)
 	if has == Maybe {
 		return on | gone
 	}
@@ -569,41 +549,31 @@ func (t *Tracer) translate(c *Chain, r nfnetlink.Rule, w way, e effect) flow {
 }
 
 // addresses returns those to which a map may translate the packet, and whether it has one.
-func (t *Tracer) addresses(c *Chain, n rule.NAT) (all []iprange.Range, has Truth) {
-	of := t.sets[id{c.Family, c.Table, n.ToMap}]
-	if of == nil {
-		return nil, Maybe
-	}
-	found, has := of.lookup(t.key(c, n.ToKey))
-	size := t.packet.Dst.BitLen() / 8
+func (t *Tracer) addresses(c *Chain, s rule.Statement) (all []iprange.Range, has Truth) {
+	found, has := t.lookup(c, s.ToMap, s.ToKey)
 	for _, e := range found {
-		if len(e.Value) < size {
-			continue
-		}
+		size := min(len(e.Value), t.packet.Dst.BitLen()/8)
 		from, _ := netip.AddrFromSlice(e.Value[:size])
 		to := from
-		if n.Flags&nfnetlink.NATPrefix != 0 && len(e.Value) >= 2*size {
-			to, _ = netip.AddrFromSlice(e.Value[size : 2*size])
+		if s.Flags&nfnetlink.NATPrefix != 0 { // what follows is the last one, or else a port
+			to, _ = netip.AddrFromSlice(e.Value[size:])
 		}
 		all = append(all, iprange.Range{From: from, To: to})
 	}
 	return all, has
 }
 
-// prefixed returns an address in another network, with its host part.
+// prefixed returns an address in another network, with its host part: the bits in which the
+// first and the last address of the network differ.
 func prefixed(to iprange.Range, a netip.Addr) iprange.Range {
 	from, last, have := to.From.AsSlice(), to.To.AsSlice(), a.AsSlice()
 	if len(from) != len(last) || len(from) != len(have) {
 		return iprange.Range{}
 	}
 	for i := range from {
-		from[i] = have[i]&(from[i]^last[i]) | from[i]&^(from[i]^last[i])
+		host := from[i] ^ last[i]
+		from[i] = have[i]&host | from[i]&^host
 	}
 	made, _ := netip.AddrFromSlice(from)
 	return iprange.Range{From: made, To: made}
-}
-
-// String returns the finding in words.
-func (f Finding) String() string {
-	return fmt.Sprintf("%s by %s %s (priority %d): %s", f.Code, f.Table(), f.Chain(), f.Priority, f.RuleText())
 }

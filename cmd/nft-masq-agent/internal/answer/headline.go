@@ -263,10 +263,10 @@ func (x *Explanation) cannotKnow(n neighbors.Path, by []trace.Finding, itself bo
 	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
 	for i, r := range x.Why.Rules {
 		sees := r.Sees
-		switch among := by[i].Among; {
+		switch to := by[i].To; {
 		case sees != "":
-		case len(among) > 1:
-			sees = "one of " + addressList(among)
+		case len(to) > 0:
+			sees = "one of " + addressList(to)
 		default:
 			sees = "an address that is not known"
 		}
@@ -312,8 +312,8 @@ func newWay(f trace.Finding, n neighbors.Path) Rule {
 		if n.Masqueraded.IsValid() {
 			r.Sees = n.Masqueraded.String()
 		}
-	case f.To.From.IsValid() && f.To.From == f.To.To:
-		r.Sees = f.To.From.String()
+	case len(f.To) == 1 && f.To[0].From == f.To[0].To:
+		r.Sees = f.To[0].From.String()
 	}
 	if f.Code == trace.Rewrites {
 		r.Kind = neighbors.Writes.String()

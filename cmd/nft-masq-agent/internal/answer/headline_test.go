@@ -102,7 +102,7 @@ func TestHeadlineIsWhatIsWrittenIntoAnUntrackedPacket(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 	to := netip.MustParseAddr("192.0.2.7")
 	untracks := trace.Finding{Code: trace.Untracks, Sure: true}
-	writes := trace.Finding{Code: trace.Rewrites, Sure: true, To: iprange.Range{From: to, To: to}}
+	writes := trace.Finding{Code: trace.Rewrites, Sure: true, To: []iprange.Range{{From: to, To: to}}}
 	for _, tt := range []struct {
 		found      []trace.Finding
 		code, sees string
