@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,32 +52,13 @@ func fillOf(ns *nfttest.NS, n int) (transaction, error) {
 	return transaction{func(*node) (time.Duration, error) { return w.send() }, w.close}, w.rename(otherTable)
 }
 
-// kubeProxyLike makes nft load what kube-proxy in mode nftables creates for that
-// many Services with three endpoints each: chains, rules and a verdict map.
+// kubeProxyLike makes nft load what kube-proxy in mode nftables creates for that many Services.
 func kubeProxyLike(services int) (transaction, error) {
-	var s strings.Builder
-	fmt.Fprintf(&s, "table ip %s {\n", otherTable)
-	for i := range services {
-		for e := range 3 {
-			fmt.Fprintf(&s, "chain endpoint-%d-%d {\nip saddr 10.64.%d.%d counter\nmeta l4proto tcp dnat to "+
-				"10.%d.%d.%d:8080\n}\n",
-				i, e, i>>8, i&0xff, 65+e, i>>8, i&0xff)
-		}
-		fmt.Fprintf(&s, "chain service-%d {\nip daddr 10.63.%d.%d tcp dport 80 ip saddr != 10.64.0.0/10 counter\n"+
-			"numgen random mod 3 vmap { 0 : goto endpoint-%[1]d-0, 1 : goto endpoint-%[1]d-1, 2 : goto endpoint-%[1]d-2 }\n}\n",
-			i, i>>8, i&0xff)
-	}
-	s.WriteString("map services {\ntype ipv4_addr . inet_proto . inet_service : verdict\nelements = {\n")
-	for i := range services {
-		fmt.Fprintf(&s, "10.63.%d.%d . tcp . 80 : goto service-%d,\n", i>>8, i&0xff, i)
-	}
-	s.WriteString("}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th " +
-		"dport vmap @services\n}\n}\n")
 	f, err := os.CreateTemp("", "bench-services-")
 	if err != nil {
 		return transaction{}, err
 	}
-	_, err = f.WriteString(s.String())
+	_, err = f.WriteString(kubeProxyText(services))
 	send := func(n *node) (time.Duration, error) { return n.runProgram(nil, "nft", "-f", f.Name()) }
 	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
 }

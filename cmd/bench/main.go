@@ -122,6 +122,7 @@ func groups() []group {
 		{groupRest, (*bench).atRest},
 		{groupHealing, (*bench).healing},
 		{groupListener, (*bench).others},
+		{groupBeside, (*bench).beside},
 	}
 }
 

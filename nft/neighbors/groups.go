@@ -39,7 +39,8 @@ func destinations(e trace.Ends, of []iprange.Range, most int) func(src netip.Add
 			common = append(common, a)
 		}
 	}
-	common = trace.Sorted(common)
+	slices.SortFunc(common, netip.Addr.Compare)
+	common = slices.Compact(common)
 	for every := (len(common) + most - 1) / most; len(common) > len(thin)*every; {
 		thin = append(thin, common[len(thin)*every])
 	}

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/trace"
 )
 
 // The rules are another program's; what the policy exempts is 10.0.0.0/8 and fd00::/8.
@@ -389,6 +391,69 @@ func TestSearchEndsAtItsBounds(t *testing.T) {
 		if err != nil || o.Unasked == 0 || len(o.Conflicts) < tt.found || len(o.Conflicts) > maxConflicts+1 {
 			t.Errorf("%d conflicts, at least %d are wanted; %d packets were not asked about: %v", len(o.Conflicts), tt.found,
 				o.Unasked, err)
+		}
+	}
+}
+
+// A source is asked about what the rules for it compare with, not about what all others do. Each of
+// these rules is for another source and another destination.
+func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const rules = 1500
+	var text, pairs strings.Builder
+	for i := range rules {
+		fmt.Fprintf(&text, "ip saddr 10.244.%d.%d ip daddr 10.%d.%d.0/24 masquerade\n", i>>8, i&0xff, i>>8, i&0xff)
+		fmt.Fprintf(&pairs, "10.244.%d.%d . 10.%d.%d.0/24 : jump masq,", i>>8, i&0xff, i>>8, i&0xff)
+	}
+	ns := nfttest.NewNS(t, "node")
+	for _, tt := range []struct {
+		rules          string
+		found, unasked int
+	}{
+		{text.String(), rules, 0},
+		{text.String() + "ip daddr { 10.250.0.0/24, 10.251.0.7 } masquerade\n", rules + 1, 0},
+		{"ip saddr . ip daddr vmap { " + pairs.String() + " }", 1, 0},
+	} {
+		nfttest.NFT(t, ns, "flush ruleset\ntable ip t {\nchain masq { masquerade; }\nchain p {\n"+
+			"type nat hook postrouting priority 0;\n"+tt.rules+"\n}\n}\n", "-f", "-")
+		o, err := others(t, open(t, ns), exempting("10.0.0.0/8"))
+		if err != nil || len(o.Conflicts) != tt.found || o.Unasked != tt.unasked {
+			t.Errorf("%.60s: %d conflicts, want %d; %d packets were not asked about: %v", tt.rules, len(o.Conflicts), tt.found,
+				o.Unasked, err)
+		}
+	}
+}
+
+// Of groups beyond the bound those are joined that lie next to each other, and they are counted.
+func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	nfttest.NFT(t, ns, `table ip t {
+		chain p { type nat hook postrouting priority 0
+			ip daddr { 10.1.0.0/16, 10.3.0.0/16, 10.5.0.0/16 } masquerade
+			ip saddr 10.244.0.9 ip daddr { 10.7.0.0/16, 10.9.0.0/16 } masquerade
+		}
+	}`, "-f", "-")
+	s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := trace.New(s.others).Ends(perSet)
+	of := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
+	for _, tt := range []struct {
+		src, want string
+		most      int
+	}{
+		{"10.244.0.9", "[10.0.0.2 10.1.0.2 10.2.0.2 10.3.0.2 10.4.0.2 10.5.0.2 10.6.0.2 10.7.0.2 10.8.0.2 10.9.0.2 10.10.0.2] 0", 50},
+		{"10.244.0.8", "[10.0.0.2 10.1.0.2 10.2.0.2 10.3.0.2 10.4.0.2 10.5.0.2 10.6.0.2] 0", 50},
+		{"10.244.0.8", "[10.0.0.2 10.2.0.2 10.4.0.2 10.6.0.2] 3", 5},
+		{"10.244.0.9", "[10.0.0.2 10.7.0.2] 9", 1},
+	} {
+		all, joined := destinations(e, of, tt.most)(netip.MustParseAddr(tt.src))
+		if got := fmt.Sprint(all, joined); got != tt.want {
+			t.Errorf("%s, at most %d: %s, want %s", tt.src, tt.most, got, tt.want)
 		}
 	}
 }

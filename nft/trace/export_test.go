@@ -4,7 +4,17 @@ import (
 	"context"
 
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/rule"
 )
+
+// Effect returns what is known of an expression that neither compares nor ends by a verdict.
+func Effect(r nfnetlink.Rule) (Code, Truth) {
+	for s := range rule.Statements(r) {
+		e, is := new(Tracer).statement(&Chain{}, s)
+		return e.code, is
+	}
+	return nothing, Maybe
+}
 
 // Near are the bounds of what is read, less so much.
 type Near struct{ Rules, Memory, Elements int }

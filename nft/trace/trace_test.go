@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -80,6 +81,13 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"meta mark 51820 masquerade", may},
 		{"meta mark & 0xffff == 0x4000 masquerade", may},
 		{"meta mark & 0x6000 == 0x4000 masquerade", may},
+		// numbers that nft turns into network order, to compare ranges of them
+		{"meta mark set 7; meta mark 5-10 masquerade", may},
+		{"meta mark set 7; meta mark { 5-10, 20 } masquerade", may},
+		{
+			"numgen inc mod 4 vmap { 0-2 : accept, 3 : jump masq }",
+			"accepted-first?, foreign-masquerade?, keeps maybe",
+		},
 		{"meta mark set 0x4000 meta mark & 0x4000 == 0x4000 masquerade", masquerades},
 		{"meta l4proto tcp meta mark set 0x4000; meta mark & 0x4000 == 0x4000 masquerade", may},
 		// limits, and sets that change
@@ -92,6 +100,13 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"add @full { ip saddr } masquerade", may},
 		{"ip saddr @learned masquerade", may},
 		{"ip saddr @limited masquerade", may},
+		{"ip saddr @paced masquerade", may},
+		{"ip saddr != @paced masquerade", may},
+		{"ip daddr @paced masquerade", nothing},
+		{"ip saddr != @limited masquerade", may},
+		{"delete @learned { ip saddr } masquerade", may},
+		{"update @learned { ip saddr limit rate over 1/second } masquerade", may},
+		{"quota name ip saddr map { 10.244.1.2 : \"q\" } masquerade", "unknown?, foreign-masquerade?, keeps maybe"},
 		{"ip saddr vmap { 10.244.1.2 : goto sub } masquerade", nothing},
 		// addresses
 		{"snat to 192.0.2.1", "translated 192.0.2.1, keeps no"},
@@ -139,14 +154,20 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 			set learned { type ipv4_addr; flags dynamic, timeout; timeout 1m; elements = { 10.244.1.2 }; }
 			set full { type ipv4_addr; size 1; flags dynamic; }
 			set limited { type ipv4_addr; flags dynamic; limit rate 1/second; elements = { 10.244.1.2 }; }
+			set paced { type ipv4_addr; flags dynamic; elements = { 10.244.1.2 limit rate 1/second }; }
 			chain sub { return; }
 			chain masq { masquerade; }
 			chain some { meta l4proto tcp return; meta l4proto udp return; }
 			chain either { meta l4proto tcp masquerade; masquerade; }
 			chain post { type nat hook postrouting priority 100;
 `+strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
-		got := words(trace.New(read(t, c)).At(packet(), unix.NF_INET_POST_ROUTING))
-		if got != tt.want {
+		r := trace.New(read(t, c)).At(packet(), unix.NF_INET_POST_ROUTING)
+		for _, f := range r.Findings {
+			if text := f.RuleText() + strings.Join(f.Open, ""); strings.Contains(text, "<dynset>") || strings.Contains(text, "<objref>") {
+				t.Errorf("%s: %s", tt.rules, text)
+			}
+		}
+		if got := words(r); got != tt.want {
 			t.Errorf("%s\n got %s\nwant %s", tt.rules, got, tt.want)
 		}
 	}
@@ -172,6 +193,7 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 		{"limit rate 5/second accept; drop", "dropped?, keeps yes"},
 		{"accept; drop", "keeps yes"},
 		{"notrack", "keeps yes"}, // after connection tracking
+		{"meta l4proto tcp synproxy mss 1460 wscale 7; drop", "unknown?, dropped?, keeps yes"},
 	} {
 		nfttest.NFT(t, ns, "flush ruleset\ntable inet t { chain f { type filter hook forward priority 0;\n"+
 			strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
@@ -217,6 +239,38 @@ func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 		d, _ := trace.New(read(t, c)).Trace(packet())
 		if d.Mark.Value != tt.value || d.Mark.Known != tt.known {
 			t.Errorf("%s: %#x of %#x, want %#x of %#x", tt.rules, d.Mark.Value, d.Mark.Known, tt.value, tt.known)
+		}
+	}
+}
+
+// Expressions that need modules which few kernels have are known by name, and no other is.
+func TestWhatAnExpressionDoesIsKnownByItsName(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]struct {
+		code trace.Code
+		is   trace.Truth
+	}{
+		"target REJECT": {trace.Rejects, trace.Yes}, "target TARPIT": {trace.Rejects, trace.Yes},
+		"target DELUDE": {trace.Rejects, trace.Yes}, "reject": {trace.Rejects, trace.Yes},
+		"target LOG": {"", trace.Yes}, "target TRACE": {"", trace.Yes}, "match comment": {"", trace.Yes},
+		"counter": {"", trace.Yes}, "match statistic": {"", trace.Maybe}, "match LOG": {"", trace.Maybe},
+		"dynset": {"", trace.Maybe}, "connlimit": {"", trace.Maybe}, "quota": {"", trace.Maybe}, "socket": {"", trace.Maybe},
+		"tproxy": {trace.Unknown, trace.Maybe}, "synproxy": {trace.Unknown, trace.Maybe},
+		"target TPROXY": {trace.Unknown, trace.Maybe}, "target NFQUEUE": {trace.Unknown, trace.Maybe},
+		"target SYNPROXY": {trace.Unknown, trace.Maybe}, "target comment": {trace.Unknown, trace.Maybe},
+		"target counter": {trace.Unknown, trace.Maybe}, "something new": {trace.Unknown, trace.Maybe},
+		"target SNPT": {trace.Rewrites, trace.Yes}, "target DNPT": {trace.Rewrites, trace.Yes},
+		"target HMARK": {"marks", trace.Yes}, "target NOTRACK": {trace.Untracks, trace.Yes},
+		"target MASQUERADE": {trace.Masquerades, trace.Yes}, "target NETMAP": {trace.Translates, trace.Yes},
+	} {
+		kind, of, is := strings.Cut(name, " ")
+		e := nfnetlink.Expr{Name: kind}
+		if attr := map[string]uint16{"target": unix.NFTA_TARGET_NAME, "match": unix.NFTA_MATCH_NAME}[kind]; is {
+			e.Attrs.AddBytes(attr, append([]byte(of), 0))
+		}
+		code, truth := trace.Effect(nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{e}})
+		if code != want.code || truth != want.is {
+			t.Errorf("%s: %q, %d, want %q, %d", name, code, truth, want.code, want.is)
 		}
 	}
 }

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
+)
+
+const groupBeside = "status next to rules of other programs"
+
+// A crowd is the rules of another program, and how many connections of pods are open, which the
+// agent would masquerade and nobody did.
+type crowd struct {
+	name        string
+	program     string // that loads the rules
+	args        []string
+	rules       func() string
+	connections int
+}
+
+func crowds() []crowd {
+	nft, iptables := []string{"-f", "-"}, []string{"--noflush"}
+	return []crowd{
+		{"1,000 published ports", "iptables-nft-restore", iptables, func() string { return publishedPorts(1000) }, 0},
+		{"5,000 Services of kube-proxy, iptables", "iptables-nft-restore", iptables, func() string { return servicesText(5000) }, 0},
+		{"5,000 Services of kube-proxy, nftables", "nft", nft, func() string { return kubeProxyText(5000) }, 0},
+		{"120,000 rules", "nft", nft, func() string { return pairsText(120_000) }, 0},
+		{"4,500 rules, 100,000 connections", "nft", nft, func() string { return pairsText(4500) }, 100_000},
+	}
+}
+
+// beside measures status, from the start of the process to its end, and its peak memory. It
+// works for binaries of earlier versions, too.
+func (b *bench) beside(ctx context.Context) error {
+	for _, c := range crowds() {
+		took, peak, err := b.besideOf(ctx, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		time := newRow(groupBeside, defaultSize, c.name, "ms", took)
+		if c.connections > 0 {
+			time = time.target(2000)
+		}
+		b.add(time)
+		b.add(newRow(groupBeside, defaultSize, c.name+", peak memory", "MB", peak))
+	}
+	return nil
+}
+
+func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series, err error) {
+	n, err := openNode("bench-beside")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	v, err := newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, v.Close()) }()
+	if _, err := timeToApplied(n, b.agent, v.Path()); err != nil {
+		return nil, nil, err
+	}
+	if _, err := n.ns.Output(c.rules(), c.program, c.args...); err != nil {
+		return nil, nil, err
+	}
+	if err := openConnections(n.ns, c.connections); err != nil {
+		return nil, nil, err
+	}
+	debug.FreeOSMemory() // the peak of a new process begins with the memory of this one
+	for range b.rounds {
+		cmd := nfttest.Command(b.agent, "status", "--config", v.Path())
+		start := time.Now()
+		if err := errors.Join(ctx.Err(), n.ns.Do(cmd.Start)); err != nil {
+			return nil, nil, err
+		}
+		if err := cmd.Wait(); err != nil && cmd.ProcessState.ExitCode() > 1 { // 1: there is a problem
+			return nil, nil, err
+		}
+		took = append(took, time.Since(start).Seconds())
+		usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+		peak = append(peak, float64(usage.Maxrss)*1024/1e6)
+	}
+	return took, peak, nil
+}
+
+// pairsText returns rules for a source and a network each.
+func pairsText(rules int) string {
+	var s strings.Builder
+	s.WriteString("table ip others {\nchain post { type nat hook postrouting priority 110;\n")
+	for i := range rules {
+		fmt.Fprintf(&s, "ip saddr 10.244.%d.%d ip daddr 172.%d.%d.0/24 masquerade\n", i>>8&0xff, i&0xff, 16+i>>16, i>>8&0xff)
+	}
+	return s.String() + "}\n}\n"
+}
+
+// publishedPorts returns what Docker writes for a container with so many published ports.
+func publishedPorts(ports int) string {
+	var s strings.Builder
+	s.WriteString("*nat\n:DOCKER - [0:0]\n-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER\n" +
+		"-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE\n-A DOCKER -i docker0 -j RETURN\n")
+	for i := range ports {
+		to := fmt.Sprintf("172.17.%d.%d", i>>8, 2+i&0xff%253)
+		fmt.Fprintf(&s, "-A POSTROUTING -s %s/32 -d %[1]s/32 -p tcp -m tcp --dport %d -j MASQUERADE\n"+
+			"-A DOCKER ! -i docker0 -p tcp -m tcp --dport %[2]d -j DNAT --to-destination %[1]s:%[2]d\n", to, 8000+i)
+	}
+	return s.String() + "COMMIT\n"
+}
+
+// servicesText returns what kube-proxy in mode iptables writes for so many Services with two
+// endpoints each.
+func servicesText(services int) string {
+	var chains, rules strings.Builder
+	for i := range services {
+		ip := fmt.Sprintf("10.63.%d.%d", i>>8, i&0xff)
+		fmt.Fprintf(&chains, ":KUBE-SVC-%d - [0:0]\n", i)
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s/32 -p tcp -m comment --comment \"ns/s%d cluster IP\" -m tcp --dport 80 -j "+
+			"KUBE-SVC-%[2]d\n-A KUBE-SVC-%[2]d ! -s 10.244.0.0/16 -d %[1]s/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ\n", ip, i)
+		for e, how := range []string{" -m statistic --mode random --probability 0.5", ""} {
+			pod := fmt.Sprintf("10.%d.%d.%d", 65+e, i>>8, i&0xff)
+			fmt.Fprintf(&chains, ":KUBE-SEP-%d-%d - [0:0]\n", i, e)
+			fmt.Fprintf(&rules, "-A KUBE-SVC-%d%s -j KUBE-SEP-%[1]d-%[3]d\n-A KUBE-SEP-%[1]d-%[3]d -s %s/32 -j KUBE-MARK-MASQ\n"+
+				"-A KUBE-SEP-%[1]d-%[3]d -p tcp -m tcp -j DNAT --to-destination %[4]s:8080\n", i, how, e, pod)
+		}
+	}
+	return "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n" + chains.String() +
+		"-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n" +
+		"-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n" +
+		"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n-A KUBE-POSTROUTING -j MASQUERADE --random-fully\n" +
+		rules.String() + "COMMIT\n"
+}
+
+// kubeProxyText returns what kube-proxy in mode nftables creates for that many Services with three
+// endpoints each: chains, rules and a verdict map.
+func kubeProxyText(services int) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "table ip %s {\n", otherTable)
+	for i := range services {
+		for e := range 3 {
+			fmt.Fprintf(&s, "chain endpoint-%d-%d {\nip saddr 10.64.%d.%d counter\nmeta l4proto tcp dnat to "+
+				"10.%d.%d.%d:8080\n}\n",
+				i, e, i>>8, i&0xff, 65+e, i>>8, i&0xff)
+		}
+		fmt.Fprintf(&s, "chain service-%d {\nip daddr 10.63.%d.%d tcp dport 80 ip saddr != 10.64.0.0/10 counter\n"+
+			"numgen random mod 3 vmap { 0 : goto endpoint-%[1]d-0, 1 : goto endpoint-%[1]d-1, 2 : goto endpoint-%[1]d-2 }\n}\n",
+			i, i>>8, i&0xff)
+	}
+	s.WriteString("map services {\ntype ipv4_addr . inet_proto . inet_service : verdict\nelements = {\n")
+	for i := range services {
+		fmt.Fprintf(&s, "10.63.%d.%d . tcp . 80 : goto service-%d,\n", i>>8, i&0xff, i)
+	}
+	return s.String() + "}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th " +
+		"dport vmap @services\n}\nchain masquerading {\ntype nat hook postrouting priority srcnat;\n" +
+		"meta mark & 0x4000 == 0x4000 masquerade\n}\n}\n"
+}
+
+// openConnections adds connections to connection tracking, each from another pod or port.
+func openConnections(ns *nfttest.NS, n int) (err error) {
+	c, err := nfttest.DialNetfilter(ns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	for i := range n {
+		pod := netip.AddrFrom4([4]byte{10, 244, byte(i % 4500 >> 8), byte(i % 4500)})
+		dst := netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 250)})
+		data, err := connection(pod, dst, uint16(1024+i/4500))
+		if err != nil {
+			return err
+		}
+		const create = netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl
+		m := netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_CTNETLINK << 8, Flags: create}, Data: data}
+		if _, err := c.Execute(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// connection is what creates a connection over UDP that nobody translates, for ten minutes.
+func connection(src, dst netip.Addr, port uint16) ([]byte, error) {
+	// Attributes of enum ctattr_type, ctattr_tuple, ctattr_ip and ctattr_l4proto.
+	const orig, reply, timeout, ip, proto, from, to, number, fromPort, toPort = 1, 2, 7, 1, 2, 1, 2, 1, 2, 3
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	tuple := func(src, dst netip.Addr, sport, dport uint16) func(*netlink.AttributeEncoder) error {
+		return func(e *netlink.AttributeEncoder) error {
+			e.Nested(ip, func(e *netlink.AttributeEncoder) error {
+				e.Bytes(from, src.AsSlice())
+				e.Bytes(to, dst.AsSlice())
+				return nil
+			})
+			e.Nested(proto, func(e *netlink.AttributeEncoder) error {
+				e.Uint8(number, unix.IPPROTO_UDP)
+				e.Uint16(fromPort, sport)
+				e.Uint16(toPort, dport)
+				return nil
+			})
+			return nil
+		}
+	}
+	e.Nested(orig, tuple(src, dst, port, 53))
+	e.Nested(reply, tuple(dst, src, 53, port))
+	e.Uint32(timeout, 600)
+	data, err := e.Encode()
+	return append([]byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}, data...), err
+}
