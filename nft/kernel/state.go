@@ -65,7 +65,11 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		}
 	}
 	if depth == layout.TakeOver {
-		if s.legacy, err = older.Find(c, c.EachRule, want, s.words); err != nil {
+		all, err := older.List(c)
+		if err != nil {
+			return nil, err
+		}
+		if s.legacy, err = older.Find(all, want, s.words); err != nil {
 			return nil, err
 		}
 	}

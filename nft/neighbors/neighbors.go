@@ -76,7 +76,7 @@ func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
-			s.older, err = older.Find(c, c.EachRule, s.Want, rule.String)
+			s.older, err = older.Find(s.others.Listing(), s.Want, rule.String)
 		}
 		return err
 	})

@@ -67,6 +67,9 @@ func (s *State) Others() (o Others, err error) {
 	if o.Routing, err = n.leftovers(); err != nil {
 		return Others{}, err
 	}
+	if !s.others.Any() {
+		return o, nil // what is on the node does not matter
+	}
 	links, err := n.interfaces()
 	if err != nil {
 		return Others{}, err

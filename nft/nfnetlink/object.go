@@ -15,6 +15,8 @@ const (
 	Inet Family = unix.NFPROTO_INET
 	IPv4 Family = unix.NFPROTO_IPV4
 	IPv6 Family = unix.NFPROTO_IPV6
+	// AnyFamily is all of them, and others, in requests that list.
+	AnyFamily Family = unix.NFPROTO_UNSPEC
 )
 
 var families = map[Family]string{

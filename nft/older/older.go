@@ -62,25 +62,53 @@ type Chain struct {
 	Kept string
 }
 
-// EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
-type EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
+// A Listing is what [Find] searches.
+type Listing struct {
+	Chains  []nfnetlink.Chain          // of ip, ip6 and inet, in this order
+	dormant map[nfnetlink.ChainID]bool // tables, which have no name of a chain
+	// EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
+	EachRule func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
+}
+
+// List lists the chains that the kernel has.
+func List(c *nfnetlink.Conn) (Listing, error) {
+	l := Listing{dormant: map[nfnetlink.ChainID]bool{}, EachRule: c.EachRule}
+	tables, err := c.Tables(nfnetlink.AnyFamily)
+	if err != nil {
+		return l, err
+	}
+	for _, t := range tables {
+		l.dormant[nfnetlink.ChainID{Family: t.Family, Table: t.Name}] = t.Dormant()
+	}
+	all, err := c.Chains(nfnetlink.AnyFamily)
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+		for _, c := range all {
+			if c.Family == f {
+				l.Chains = append(l.Chains, c)
+			}
+		}
+	}
+	return l, err
+}
+
+// InForce reports whether a chain is a base chain of a table that is not dormant.
+func (l Listing) InForce(c nfnetlink.Chain) bool {
+	return c.Hook != nil && !l.dormant[nfnetlink.ChainID{Family: c.Family, Table: c.Table}]
+}
 
 // Find finds the chains of iptables-based agents by their names, by the comments of their rules,
 // and by the comments of jumps to them. A chain with a name unknown for agents is found only if
 // it is reachable from a postrouting chain, and is kept unless all of its rules are an agent's.
 // Ours are the chains of the wanted ruleset, those whose rules all have our signature, and one
-// with the layout's name of which some have it. each reads the rules of a chain, as the
-// connection does.
-func Find(c *nfnetlink.Conn, each EachRule, want nft.Ruleset, words facts.Words) ([]Chain, error) {
+// with the layout's name of which some have it.
+func Find(all Listing, want nft.Ruleset, words facts.Words) ([]Chain, error) {
 	l := search{
-		conn: c, each: each, want: want, words: words,
+		Listing: all, want: want, words: words,
 		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{},
 		agent: map[nfnetlink.ChainID]bool{},
 	}
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		if err := l.readFamily(family); err != nil {
-			return nil, fmt.Errorf("search for older agents: %w", err)
-		}
+	if err := l.readAll(); err != nil {
+		return nil, fmt.Errorf("search for older agents: %w", err)
 	}
 	return l.found(), nil
 }
@@ -117,8 +145,7 @@ func Removable(all []Chain) []Chain {
 const maxRules = 60_000
 
 type search struct {
-	conn   *nfnetlink.Conn
-	each   EachRule
+	Listing
 	words  facts.Words
 	want   nft.Ruleset
 	rules  int // the number of rules read
@@ -140,20 +167,11 @@ type candidate struct {
 	kept        string   // why it is not certainly an agent's
 }
 
-// readFamily reads the postrouting chains of a family, those that can be reached from
-// them, and those with the name of an agent's.
-func (l *search) readFamily(family nfnetlink.Family) error {
-	tables, err := l.conn.Tables(family)
-	if err != nil {
-		return err
-	}
-	listed, err := l.conn.Chains(family)
-	if err != nil {
-		return err
-	}
-	for _, base := range listed {
-		dormant := slices.ContainsFunc(tables, func(t nfnetlink.Table) bool { return t.Name == base.Table && t.Dormant() })
-		if base.Hook == nil || base.Hook.Number != unix.NF_INET_POST_ROUTING || dormant {
+// readAll reads the postrouting chains, those that can be reached from them, and those with the
+// name of an agent's.
+func (l *search) readAll() error {
+	for _, base := range l.Chains {
+		if !l.InForce(base) || base.Hook.Number != unix.NF_INET_POST_ROUTING {
 			continue
 		}
 		for level := []nfnetlink.Chain{base}; len(level) > 0; {
@@ -166,12 +184,12 @@ func (l *search) readFamily(family nfnetlink.Family) error {
 					targets[to] = true
 				}
 			}
-			level = slices.DeleteFunc(slices.Clone(listed), func(c nfnetlink.Chain) bool {
-				return c.Table != base.Table || !targets[c.Name] || l.chains[c.ID()] != nil
+			level = slices.DeleteFunc(slices.Clone(l.Chains), func(c nfnetlink.Chain) bool {
+				return c.Family != base.Family || c.Table != base.Table || !targets[c.Name] || l.chains[c.ID()] != nil
 			})
 		}
 	}
-	for _, c := range listed {
+	for _, c := range l.Chains {
 		if agentChains[c.Name] && l.chains[c.ID()] == nil {
 			if err := l.read(c, nil); err != nil {
 				return err
@@ -197,7 +215,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 		return nil
 	}
 	named, signed := agents, 0
-	err := l.each(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
+	err := l.EachRule(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
 		c.rules++
 		if facts.Signed(r) {
 			signed++

@@ -49,12 +49,20 @@ func names(chains []nfnetlink.ChainID) (out []string) {
 	return out
 }
 
+func search(c *nfnetlink.Conn, want nft.Ruleset) ([]older.Chain, error) {
+	all, err := older.List(c)
+	if err != nil {
+		return nil, err
+	}
+	return older.Find(all, want, rule.String)
+}
+
 // find returns what was found, and the generation of the ruleset before.
 func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Chain) {
 	t.Helper()
 	generation, err := c.Generation()
 	if err == nil {
-		found, err = older.Find(c, c.EachRule, nft.Ruleset{}, rule.String)
+		found, err = search(c, nft.Ruleset{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -334,7 +342,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	ns, c := dialNS(t)
 	install(t, ns, "ip-masq-agent-two-jumps")
 	want := nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
-	found, err := older.Find(c, c.EachRule, want, rule.String)
+	found, err := search(c, want)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -20,10 +21,11 @@ type Rules struct {
 	Chains     []*Chain
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
-	Unread int
-	chains map[id]*Chain
-	sets   map[id]*set
-	large  map[id]bool // sets that were not read because they are too large
+	Unread  int
+	listing older.Listing
+	chains  map[id]*Chain
+	sets    map[id]*set
+	large   map[id]bool // sets that were not read because they are too large
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -82,13 +84,34 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	}
 }
 
+// Any reports whether there are chains of other programs.
+func (r *Rules) Any() bool { return slices.ContainsFunc(r.Chains, func(c *Chain) bool { return !c.Own }) }
+
+// Listing lists all chains, and reads the rules of those that were not read.
+func (r *Rules) Listing() older.Listing {
+	l, ask := r.listing, r.listing.EachRule
+	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
+		read := r.chains[id{family, table, chain}]
+		if read == nil || read.statements == nil || read.Unread {
+			return ask(family, table, chain, do)
+		}
+		for _, r := range read.Rules {
+			if err := do(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return l
+}
+
 type reader struct {
 	*Rules
 	Scope
 	ctx      context.Context
 	conn     *nfnetlink.Conn
 	all      map[id]nfnetlink.Chain
-	listed   map[id]nfnetlink.Set // sets that were not read
+	listed   map[id]nfnetlink.Set // sets that were not read, and "" of a table whose sets are listed
 	rules    int                  // the number of rules read
 	memory   int                  // that they take, in bytes
 	elements int                  // in sets and maps
@@ -103,13 +126,15 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
+	if r.listing, err = older.List(r.conn); err != nil {
+		return err
+	}
 	var first []nfnetlink.Chain
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		of, err := r.list(family)
-		if err != nil {
-			return err
+	for _, c := range r.listing.Chains {
+		r.all[id{c.Family, c.Table, c.Name}] = c
+		if r.listing.InForce(c) && r.Reads(c) {
+			first = append(first, c)
 		}
-		first = append(first, of...)
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
@@ -124,34 +149,6 @@ func (r *reader) read() (err error) {
 		}
 	}
 	return r.ctx.Err()
-}
-
-// list records the chains and sets of a family, and returns the base chains to read, of which
-// those of dormant tables are not in force.
-func (r *reader) list(family nfnetlink.Family) (first []nfnetlink.Chain, err error) {
-	tables, err := r.conn.Tables(family)
-	if err != nil {
-		return nil, err
-	}
-	dormant := map[string]bool{}
-	for _, t := range tables {
-		dormant[t.Name] = t.Dormant()
-		sets, err := r.conn.Sets(family, t.Name)
-		if err != nil && !nfnetlink.IsNotExist(err) {
-			return nil, err
-		}
-		for _, s := range sets {
-			r.listed[id{family, t.Name, s.Name}] = s
-		}
-	}
-	chains, err := r.conn.Chains(family)
-	for _, c := range chains {
-		r.all[id{family, c.Table, c.Name}] = c
-		if c.Hook != nil && r.Reads(c) && !dormant[c.Table] {
-			first = append(first, c)
-		}
-	}
-	return first, err
 }
 
 // follow reads a chain and all chains that it leads to.
@@ -224,6 +221,9 @@ func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
 	}
 	for _, name := range facts.Sets(from) {
 		at := id{from.Family, from.Table, name}
+		if err := r.list(id{at.family, at.table, ""}); err != nil {
+			return nil, err
+		}
 		if s, ok := r.listed[at]; ok {
 			delete(r.listed, at)
 			if err := r.readSet(at, s); err != nil && !nfnetlink.IsNotExist(err) {
@@ -235,6 +235,22 @@ func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
 		}
 	}
 	return targets, nil
+}
+
+// list lists the sets of a table, once.
+func (r *reader) list(table id) error {
+	if _, listed := r.listed[table]; listed {
+		return nil
+	}
+	r.listed[table] = nfnetlink.Set{}
+	sets, err := r.conn.Sets(table.family, table.table)
+	for _, s := range sets {
+		r.listed[id{s.Family, s.Table, s.Name}] = s
+	}
+	if nfnetlink.IsNotExist(err) {
+		return nil
+	}
+	return err
 }
 
 // readSet reads a set or a map, unless it is too large or packets change its elements.

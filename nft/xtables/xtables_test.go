@@ -616,7 +616,11 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 			restore(t, n, "*nat\n-A A -j ACCEPT\nCOMMIT\n")
 			others = []nfnetlink.ChainID{{Family: nfnetlink.IPv4, Table: "nat", Name: "A"}}
 		}
-		found, err := older.Find(n.Conn, n.Conn.EachRule, want, rule.String)
+		all, err := older.List(n.Conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := older.Find(all, want, rule.String)
 		if err != nil {
 			t.Fatal(err)
 		}
