@@ -46,6 +46,7 @@ const (
 	nowhere    reach = iota
 	outside          // what is not the pods'
 	everywhere       // the pods of other nodes, too
+	anywhere         // those of this node, too
 )
 
 func beside() []neighbor {
@@ -76,6 +77,11 @@ func beside() []neighbor {
 		{rules: "cilium-iptables", masquerades: everywhere, depends: proxied, overrides: both},
 		{rules: "cilium-iptables-native", masquerades: outside, depends: slices.Concat(ipset, proxied), overrides: both},
 		{rules: "kube-router", masquerades: outside, depends: ipset},
+		{rules: "kube-router-nftables", masquerades: outside, depends: ipset},
+		{rules: "amazon-vpc-cni-nftables", masquerades: outside, replace: []string{"eni", "pod"}, v4Only: true, overrides: both},
+		{rules: "ovn-kubernetes", masquerades: anywhere, overrides: both},
+		{rules: "antrea", masquerades: outside, depends: ipset},
+		{rules: "kube-ovn", masquerades: anywhere, depends: ipset},
 		{rules: "flannel-iptables", masquerades: outside, v4Only: true},
 		{rules: "flannel-nftables", masquerades: outside},
 		{rules: "kindnet-recorded", masquerades: outside},
@@ -261,7 +267,8 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 		},
 		{
 			"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"),
-			either(p.pods && !(p.bridged && l.pods == "cni0"), gateway),
+			either(p.pods && !(p.bridged && l.pods == "cni0") ||
+				nb.masquerades == anywhere && (!p.enforces || l.pods == "cni0"), gateway),
 		},
 		{"node to outside", l.top.Node, l.top.Outside, host, other, host},
 		{"node to exempt", l.top.Node, l.top.Outside, host, exempt, host},
