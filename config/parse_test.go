@@ -152,6 +152,12 @@ func TestFilesAreMerged(t *testing.T) {
 				"exempt (to keep them, leave the key out)",
 		},
 		{
+			"ConfigMap of Tencent TKE, as documented",
+			[]string{"NonMasqueradeCIDRs:\n- 192.168.0.0/16\nNonMasqueradeSrcCIDRs:\n- 10.0.0.0/12\nMasqLinkLocal: true\n" +
+				"MasqLinkLocalIPv6: false\nResyncInterval: 1m0s\n"},
+			"ll=true ll6=false ipv6=false every=1m0s 192.168.0.0/16",
+		},
+		{
 			"one bad file rejects all",
 			[]string{"masqLinkLocal: true", "foo: ["},
 			"f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes",

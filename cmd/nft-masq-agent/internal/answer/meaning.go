@@ -3,6 +3,7 @@ package answer
 import (
 	"bufio"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -70,6 +71,9 @@ func sourcePorts(p nft.Policy) string {
 	how := either(p.RandomFully, "fully random", "kept if free")
 	if len(p.Ports) > 0 {
 		how += "; tcp, udp, sctp: " + strings.Join(texts(p.Ports), ",")
+		if slices.ContainsFunc(p.Ports, func(r config.PortRange) bool { return r.Min <= 32767 && r.Max >= 30000 }) {
+			how += ", with the default NodePorts (30000-32767)"
+		}
 	}
 	if b := nft.NewPortBlocks(p.PortsPerPod, p.Ports); b.Count() > 0 {
 		how += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
