@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -414,4 +415,26 @@ func (nb neighbor) cells(t *testing.T) string {
 		return "`" + nb.rules + "` | recorded"
 	}
 	return "`" + nb.rules + "` | from its source or documents"
+}
+
+// Pods that are in no zone of firewalld reach nothing outside if the default zone does not forward.
+func TestExplainNamesTheRuleOfFirewalldThatRejects(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	l := newLab(t, "ptp", neighbor{
+		rules: "firewalld", replace: []string{
+			"ip saddr 10.244.0.0/16 goto filter_FWD_trusted", "", "\t\toifname \"eth0\" accept\n", "", // forward: no
+		},
+	})
+	l.enforce(labExempts)
+	src := netip.AddrPortFrom(l.top.PodV4, 4000)
+	dst := netip.MustParseAddrPort("203.0.113.9:9000")
+	flow := nfttest.Flow{Proto: nfttest.UDP, From: l.top.Pod, To: l.top.Outside, Src: src, Dst: dst, Timeout: time.Second}
+	if s, err := nfttest.Send(flow); err == nil {
+		t.Errorf("outside sees %s", s.Seen)
+	}
+	const want = "inet firewalld filter_FWD_public"
+	if got := unwrap(l.run("explain", "203.0.113.9", "--from", "10.244.1.2", "--live").stdout); !strings.Contains(got, want) {
+		t.Errorf("explain does not name %s: %s", want, got)
+	}
 }

@@ -121,10 +121,11 @@ func TestAChangedPolicyReachesConnectionsInAFlowtable(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	const before, after = "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8, 192.0.2.0/24]"
 	const drop = "dropInvalid: true\nmasqueradeSrcCIDRs: [10.244.0.0/16]\n"
+	const bridged = "beside a flowtable of a bridge" // into which packets go that its ports pass on, not those from them
 	tables := map[string]string{"forwarded": seesAll + "}\n}\n"}
 	if knows(t, flowtable) {
 		tables["in a flowtable"] = flowtable + seesAll + "ct state established flow add @f\n}\n}\n"
-		tables["in a flowtable, from a bridge"] = strings.ReplaceAll(tables["in a flowtable"], "pod0", "cni0")
+		tables[bridged] = strings.ReplaceAll(tables["in a flowtable"], "pod0", "cni0")
 	} else {
 		t.Log("this kernel has no flowtables: make test-kernels")
 	}
@@ -149,12 +150,12 @@ func TestAChangedPolicyReachesConnectionsInAFlowtable(t *testing.T) {
 				}
 				count := x.packets()
 				x.seen()
-				if passed := x.packets() - count; (passed == 0) == (name == "forwarded") {
+				if passed := x.packets() - count; name != bridged && (passed == 0) == (name == "forwarded") {
 					t.Fatalf("%d packets pass the chain", passed)
 				}
 				count = x.packets()
 				n.talks(20)
-				if passed := x.packets() - count; passed > 20 && name != "forwarded" {
+				if passed := x.packets() - count; passed > 20 && name == "in a flowtable" {
 					t.Errorf("%d packets of TCP pass the chain", passed)
 				}
 				want := map[bool]netip.Addr{true: n.top.NodeV4, false: n.top.PodV4}[how == "keep"]

@@ -228,6 +228,12 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			want:     []string{"source ports: fully random → kept if free; tcp, udp, sctp: 2000-2999,4000"},
 		},
 		{
+			name: "ports without NodePorts", optBefore: nft.Options{Ports: []nft.PortRange{{Min: 1024, Max: 65535}}},
+			optAfter: nft.Options{Ports: []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}},
+			want: []string{"source ports: kept if free; tcp, udp, sctp: 1024-65535, with the default NodePorts " +
+				"(30000-32767) → kept if free; tcp, udp, sctp: 1024-29999,32768-65535"},
+		},
+		{
 			name: "enforcement", before: pods, after: pods + "enforceNonMasquerade: true",
 			optAfter: nft.Options{Marks: []nft.Mark{{Value: 1, Mask: 1}}},
 			want:     []string{"exemptions of pods: not enforced → enforced except for marks [0x1/0x1]"},
