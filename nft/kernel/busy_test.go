@@ -15,30 +15,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
-
-// A busySocket makes another program commit after every request to list the
-// destinations of IPv4: the elements of the set, or the rules of the chain.
-type busySocket struct {
-	*faultySocket
-	busy  *bool
-	lists map[netlink.HeaderType]int // number of such requests of each kind
-	write func()
-}
-
-func (s *busySocket) Send(m netlink.Message) error {
-	err := s.faultySocket.Send(m)
-	kind := m.Header.Type & 0xff
-	has := func(name string) bool { return bytes.Contains(m.Data, []byte(name)) }
-	if *s.busy && m.Header.Flags&netlink.Dump == netlink.Dump && (kind == unix.NFT_MSG_GETSETELEM && has("non-masq-v4") ||
-		kind == unix.NFT_MSG_GETRULE && has(cases.DefaultChain+"\x00") && m.Data[0] == unix.AF_INET) {
-		s.lists[kind]++
-		s.write()
-	}
-	return err
-}
 
 // A busyNode is a Kernel of a namespace; while busy is set, another program commits to its own
 // table as often as a long list of ours is read.
@@ -61,14 +39,17 @@ func newBusyNode(t *testing.T, ns *nfttest.NS) *busyNode {
 			t.Error(err)
 		}
 	}
-	n.Kernel = New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := dialIn(ns)()
-		if err != nil {
-			return nil, err
+	n.Kernel = (&faults{dial: dialIn(ns), after: func(_ call, msgs []netlink.Message, _ error) {
+		m := msgs[0]
+		kind := m.Header.Type & 0xff
+		has := func(name string) bool { return bytes.Contains(m.Data, []byte(name)) }
+		// A list of the destinations of IPv4: the elements of the set, or the rules of the chain.
+		if *n.busy && m.Header.Flags&netlink.Dump == netlink.Dump && (kind == unix.NFT_MSG_GETSETELEM && has("non-masq-v4") ||
+			kind == unix.NFT_MSG_GETRULE && has(cases.DefaultChain+"\x00") && m.Data[0] == unix.AF_INET) {
+			n.lists[kind]++
+			write()
 		}
-		s := &busySocket{&faultySocket{real: nl, faults: &faults{}}, n.busy, n.lists, write}
-		return netlink.NewConn(s, nl.PID()), nil
-	}), rule.String)
+	}}).open()
 	return n
 }
 
@@ -119,19 +100,14 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	n := newBusyNode(t, ns)
 	want := compile()
 	apply(t, n.Kernel, want, layout.Ours)
-	deleteOne := func(a *attacker) {
-		a.nft("delete element inet nft-masq-agent " + liveSet(a.t, a.ns) +
-			" { 10.0.4.0/24 }; add element inet nft-masq-agent " + liveSet(a.t, a.ns) + " { 8.8.8.0/24 }")
-	}
-	attack := func(do func(*attacker)) func() {
-		return func() { do(&attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}) }
-	}
+	const exchange = "delete element TABLE non-masq-v4-? { 10.0.4.0/24 }; add element TABLE non-masq-v4-? { 8.8.8.0/24 }"
+	attack := func(script string) func() { return func() { (&attacker{t, ns, want}).run(script) } }
 	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
 		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), layout.Ours},
 		{"back, with all checks", func() {}, want, layout.TakeOver},
-		{"one CIDR is exchanged", attack(deleteOne), want, layout.Ours},
-		{"one CIDR is exchanged, with all checks", attack(deleteOne), want, layout.TakeOver},
-		{"the table is gone", attack(does("delete table inet nft-masq-agent")), want, layout.Ours},
+		{"one CIDR is exchanged", attack(exchange), want, layout.Ours},
+		{"one CIDR is exchanged, with all checks", attack(exchange), want, layout.TakeOver},
+		{"the table is gone", attack("delete table TABLE"), want, layout.Ours},
 	})
 }
 
@@ -150,11 +126,7 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	}
 	first := func(chain string) func() {
 		return func() {
-			rules, _, err := connect(t, ns).FirstRules(nfnetlink.IPv4, xtables.NATTable, chain,
-				func(nfnetlink.Rule) bool { return false })
-			if err != nil {
-				t.Fatal(err)
-			}
+			rules := rulesOf(t, connect(t, ns), nfnetlink.IPv4, xtables.NATTable, chain)
 			script(fmt.Sprintf("delete rule ip nat %s handle %d", chain, rules[0].Handle))()
 		}
 	}

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
@@ -15,33 +18,107 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
-func TestNFTLoadsTheGoldenTextLikeOurs(t *testing.T) {
+func TestRulesAreThoseThatNFTAndIPTablesWriteFromTheText(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	cases.Each(t, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
 		t.Parallel()
-		ns := nfttest.NewNS(t, "case")
-		want := c.Compile(nft.ModeNFTables)
-		apply(t, open(t, ns), want, layout.Ours)
-		ours, ourBytecode := nfttest.ListRuleset(t, ns), bytecode(t, ns)
-
-		nfttest.NFT(t, ns, ours, "-c", "-f", "-")
-		if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName); listing != ours {
-			t.Errorf("there is more than the table (-table +ruleset):\n%s", cmp.Diff(listing, ours))
+		for _, m := range c.Modes() {
+			sameAsTheirs(t, c.Compile(m))
 		}
-
-		nfttest.NFT(t, ns, c.File(t, "ruleset.nft"), "-f", "-")
-		if diff := cmp.Diff(nfttest.ListRuleset(t, ns), ours); diff != "" {
-			t.Errorf("listing (-nft +ours):\n%s", diff)
-		}
-		if diff := cmp.Diff(bytecode(t, ns), ourBytecode); diff != "" {
-			t.Errorf("bytecode (-nft +ours):\n%s", diff)
-		}
-		inSync(t, ns, want)
 	})
+	for name, c := range map[string]config.Config{
+		"prefix lengths": {
+			NonMasqueradeCIDRs: prefixLengths, MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true,
+		},
+		"many CIDRs": manyCIDRs(nfttest.Rounds(20, 10_000, 10_000)),
+	} {
+		for _, o := range []nft.Options{
+			{Layout: native.Layout{}},
+			{Layout: xtables.Layout{Name: cases.DefaultChain}},
+			{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: true},
+		} {
+			t.Run(fmt.Sprint(name, ", ", o.Layout.Mode(), ", random ", o.RandomFully), func(t *testing.T) {
+				t.Parallel()
+				if o.Layout.Mode() == nft.ModeIPTables {
+					c.NonMasqueradeCIDRs = c.NonMasqueradeCIDRs[:min(len(c.NonMasqueradeCIDRs), xtables.MaxCIDRs/2)]
+				}
+				sameAsTheirs(t, nft.Compile(c, o))
+			})
+		}
+	}
+}
+
+// prefixLengths are those at which the notation of iptables changes.
+var prefixLengths = cases.CIDRs(
+	"128.0.0.0/1", "10.128.0.0/9", "172.16.0.0/12", "192.0.2.0/24", "198.51.100.128/25", "203.0.113.9/32",
+	"fe80::/10", "2001:db8:8000::/33", "fd00:1:2:3::/64", "fd00:1:2:3:8000::/81", "2001:db8::9/128",
+	"0.0.0.0/0", "::/0",
+)
+
+// manyCIDRs are of random lengths, and no two of them are adjacent.
+func manyCIDRs(n int) config.Config {
+	m := cases.NewMaker(4)
+	c := config.Config{MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true}
+	for i := range n / 2 {
+		b := netip.MustParseAddr("fd00::").As16()
+		b[2], b[3], b[m.IntN(10)+6] = byte(i>>8), byte(i), byte(m.IntN(256))
+		for _, p := range []netip.Prefix{
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 5), byte(i << 3), byte(m.IntN(256))}), 22+m.IntN(11)),
+			netip.PrefixFrom(netip.AddrFrom16(b), 32+m.IntN(97)),
+		} {
+			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: p.Masked()})
+		}
+	}
+	return c
+}
+
+// sameAsTheirs compares what we write with what nft, or iptables, writes from the text.
+func sameAsTheirs(t *testing.T, want nft.Ruleset) {
+	t.Helper()
+	nfttest.Require(t, "nft", "iptables-nft-save", "iptables-nft-restore")
+	ns, theirs := nfttest.NewNS(t, "ours"), nfttest.NewNS(t, "theirs")
+	apply(t, open(t, ns), want, layout.Ours)
+	if want.Mode() == nft.ModeIPTables {
+		for _, f := range want.Policy.Families {
+			program := map[bool]string{false: "iptables-nft-save", true: "ip6tables-nft-save"}[f.IPv6]
+			saved := nfttest.Save(t, ns, program, "nat")
+			if diff := cmp.Diff(byChain(want.String(), f.IPv6), byChain(saved, f.IPv6)); diff != "" {
+				t.Errorf("%s (-text +kernel):\n%s", program, diff)
+			}
+		}
+		restore(t, theirs, want.String(), want)
+		if diff := cmp.Diff(natRules(t, theirs), natRules(t, ns)); diff != "" {
+			t.Errorf("raw rules (-iptables-restore +ours):\n%s", diff)
+		}
+		adopted(t, theirs, want)
+		return
+	}
+	ours := nfttest.ListRuleset(t, ns)
+	if listing := nfttest.NFT(t, ns, "", "list", "table", "inet", nft.TableName); listing != ours {
+		t.Errorf("there is more than the table (-table +ruleset):\n%s", cmp.Diff(listing, ours))
+	}
+	nfttest.NFT(t, theirs, want.String(), "-f", "-")
+	if diff := cmp.Diff(paragraphs(nfttest.ListRuleset(t, theirs)), paragraphs(ours)); diff != "" {
+		t.Errorf("listing (-nft +ours):\n%s", diff)
+	}
+	if diff := cmp.Diff(paragraphs(bytecode(t, theirs)), paragraphs(bytecode(t, ns))); diff != "" {
+		t.Errorf("bytecode (-nft +ours):\n%s", diff)
+	}
+	nfttest.NFT(t, ns, ours, "-c", "-f", "-")
+	inSync(t, theirs, want)
+}
+
+// paragraphs are in no order: chains are listed as they were created.
+func paragraphs(listing string) (all []string) {
+	for p := range strings.SplitSeq(strings.TrimSuffix(listing, "}\n"), "\n\n") {
+		all = append(all, strings.TrimSpace(p))
+	}
+	slices.Sort(all)
+	return all
 }
 
 // bytecode returns nft's dump of the rules and sets in the kernel: without
@@ -51,7 +128,7 @@ func bytecode(t *testing.T, ns *nfttest.NS) string {
 	t.Helper()
 	out := nfttest.NFT(t, ns, "", "--debug=netlink", "list", "ruleset")
 	for _, r := range [][2]string{
-		{`(?m)^(inet \S+ \S+) [\d ]+$`, "$1"},
+		{`(?m)^(inet \S+ \S+) [\d ]+$`, "\n$1"},
 		{`(?m)^\s*element 00000000( 00000000)*  : 1 \[end\]\n`, ""},
 		{`(?m)^(\s*element .*\[end\])  userdata = .*$`, "$1"},
 	} {
@@ -60,37 +137,6 @@ func bytecode(t *testing.T, ns *nfttest.NS) string {
 	// The elements of a map have no order.
 	return regexp.MustCompile(`(\telement .*\n)+`).ReplaceAllStringFunc(out, func(elements string) string {
 		return strings.Join(slices.Sorted(strings.Lines(elements)), "")
-	})
-}
-
-func TestIPTablesSavesTheGoldenRules(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
-	cases.EachIn(t, nft.ModeIPTables, func(t *testing.T, c cases.Case) {
-		c.SkipIfShort(t)
-		t.Parallel()
-		ns := nfttest.NewNS(t, "case")
-		want := c.Compile(nft.ModeIPTables)
-		apply(t, open(t, ns), want, layout.Ours)
-		golden := c.File(t, "iptables.rules")
-		for _, f := range want.Policy.Families {
-			program := "iptables-nft-save"
-			if f.IPv6 {
-				program = "ip6tables-nft-save"
-			}
-			saved := nfttest.Save(t, ns, program, "nat")
-			if diff := cmp.Diff(byChain(golden, f.IPv6), byChain(saved, f.IPv6)); diff != "" {
-				t.Errorf("%s (-golden +kernel):\n%s", program, diff)
-			}
-		}
-
-		restored := nfttest.NewNS(t, "restored")
-		restore(t, restored, golden, want)
-		if diff := cmp.Diff(natRules(t, restored), natRules(t, ns)); diff != "" {
-			t.Errorf("raw rules (-iptables-restore +ours):\n%s", diff)
-		}
-		inSync(t, ns, want)
-		adopted(t, restored, want)
 	})
 }
 
@@ -134,10 +180,7 @@ func natRules(t testing.TB, ns *nfttest.NS) map[string][]nfnetlink.Rule {
 			t.Fatal(err)
 		}
 		for _, ch := range chains {
-			rules, _, err := c.FirstRules(f, ch.Table, ch.Name, func(nfnetlink.Rule) bool { return false })
-			if err != nil {
-				t.Fatal(err)
-			}
+			rules := rulesOf(t, c, f, ch.Table, ch.Name)
 			for i := range rules {
 				rules[i].Handle = 0
 				rules[i].UserData = nil // our signature
@@ -182,7 +225,9 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
 	}
 	if p.Verdict == nft.Masqueraded {
-		checkPort(t, what, r.Policy, s)
+		if p.Proto != nfttest.ICMP { // which has no ports
+			checkPort(t, what, r.Policy, s)
+		}
 		w.checkSource(t, what, r.Policy, p, s)
 	} else if s.Sent != s.Seen {
 		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)

@@ -306,13 +306,10 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
 			c := connect(t, ns)
-			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, tt.keeps,
-				func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
-				t.Errorf("chain %s has %d rules, %v", tt.keeps, len(rules), err)
-			}
-			if rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting,
-				func(nfnetlink.Rule) bool { return false }); err != nil || len(rules) > 0 {
-				t.Errorf("POSTROUTING has %d rules, %v", len(rules), err)
+			for _, chain := range []string{tt.keeps, xtables.Postrouting} {
+				if rules := rulesOf(t, c, nfnetlink.IPv4, xtables.NATTable, chain); len(rules) > 0 {
+					t.Errorf("chain %s has %d rules", chain, len(rules))
+				}
 			}
 			if again, err := tt.do(t.Context(), k); err != nil || len(again) > 0 {
 				t.Errorf("a second time: %q, %v", again, err)
@@ -336,7 +333,7 @@ func cleansUp(what Removal) func(context.Context, *Kernel) ([]string, error) {
 func TestCleanupRemovesOurChainsWithoutTheirNamesAndJumps(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")
-	for _, name := range []string{"default", "all-policies", "to-ports-force"} {
+	for _, name := range []string{"all-policies", "default", "to-ports-force"}[:nfttest.Rounds(1, 3, 3)] {
 		want := cases.Load(t, name).Compile(nft.ModeIPTables)
 		chains := func(change string) (scripts []string) {
 			for _, f := range want.Tables {

@@ -50,71 +50,6 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 	return w.send(t, p).Seen.Addr()
 }
 
-// Each of these programs masquerades the traffic of its own containers or
-// machines, which here includes the pods. Without enforcement it also masquerades
-// pods' connections to exempt destinations.
-func TestPodsKeepTheirAddressDespiteOtherPrograms(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	both := []string{"10.244.1.2", "fd00:10:244:1::2"}
-	for _, tt := range []struct {
-		sample  string
-		replace []string
-		pods    []string // to which the rules apply
-		own     string   // a container of the program
-	}{
-		{"docker-iptables", []string{"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"}, both[:1], "172.17.0.9"},
-		{"docker-nftables", []string{`"docker0"`, `"pod0"`, "172.17.0.0/16", "0.0.0.0/0"}, both[:1], "172.17.0.9"},
-		{
-			"libvirt",
-			[]string{"-s 192.168.122.0/24 ! -d 192.168.122.0/24", "! -d 192.168.122.0/24"},
-			both[:1],
-			"192.168.122.9",
-		},
-		{"flannel-iptables", nil, both[:1], ""},
-		{"flannel-nftables", nil, both[:1], ""},
-		{"calico-nftables", nil, both[:1], ""},
-		{"cni-bridge", []string{
-			"-s 10.88.0.5", "-s 10.244.1.2", "-s 10.88.0.6", "-s 10.99.0.6", "-s fd00:88::5",
-			"-s fd00:10:244:1::2",
-		}, both, "10.99.0.6"},
-	} {
-		t.Run(tt.sample, func(t *testing.T) {
-			t.Parallel()
-			w := newWire(t)
-			loadSample(t, w.Node, tt.sample, tt.replace...)
-			k := open(t, w.Node)
-			c := enforcing()
-			for _, enforced := range []bool{false, true, false, true} {
-				if c.Enforce = nil; enforced {
-					c.Enforce = &config.Position{}
-				}
-				want := nft.Compile(c, enforcingOptions())
-				apply(t, k, want, everything)
-				inSync(t, w.Node, want)
-				for _, pod := range tt.pods {
-					exempt, other := "10.9.0.9", "203.0.113.9"
-					if strings.Contains(pod, ":") {
-						exempt, other = "fd00:9::9", "2001:db8:1::1"
-					}
-					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-						if kept := w.sees(t, pod, exempt, proto).String() == pod; kept != enforced {
-							t.Errorf("enforced %t: %s keeps its address to %s by %s: %t", enforced, pod, exempt, proto, kept)
-						}
-						if w.sees(t, pod, other, proto).String() == pod {
-							t.Errorf("enforced %t: %s is not masqueraded to %s by %s", enforced, pod, other, proto)
-						}
-					}
-				}
-				if tt.own != "" && w.sees(t, tt.own, "10.9.0.9", nfttest.UDP) != w.NodeV4 {
-					t.Errorf("enforced %t: %s, which is not a pod, is no longer masqueraded", enforced, tt.own)
-				}
-			}
-		})
-	}
-}
-
 // kube-proxy marks a pod's connection to itself through a Service, and inbound
 // ones to a node port with externalTrafficPolicy Cluster; portmap marks a pod's
 // connection to its own host port.
@@ -200,6 +135,7 @@ func sample(t *testing.T, name string) string {
 // kindnet creates its table again at each start and each change of a Node. Its chain
 // is then the last one that was registered, which runs first among equals.
 func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	again := "delete table inet kindnet-ipmasq\n" + sample(t, "kindnet-recorded")
@@ -339,6 +275,7 @@ func (w *wire) hairpins(t *testing.T, enforced, all, oneWay bool) {
 // Whatever sources a pod claims to have, only hairpins wait, for a second, and only while
 // the set is full. No check reads it.
 func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)
@@ -460,6 +397,7 @@ func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.
 // the list of hooks without the new one, in which the kernel then replaces the deleted one by
 // a function that accepts (nf_remove_net_hook). The rules of loadSlow make such packets likelier.
 func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const formerly = nft.SrcNAT - 10
@@ -503,37 +441,5 @@ func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
 			settled(t, h)
 			inSync(t, top.Node, want)
 		})
-	}
-}
-
-func TestEnforcingChainIsRestored(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	k := open(t, ns)
-	want := nft.Compile(enforcing(), enforcingOptions())
-	apply(t, k, want, everything)
-	for _, attack := range []string{
-		"flush chain inet nft-masq-agent enforce",
-		"flush chain inet nft-masq-agent enforce; delete chain inet nft-masq-agent enforce",
-		"insert rule inet nft-masq-agent enforce meta nfproto ipv4 return",
-		"flush chain inet nft-masq-agent enforce; delete set inet nft-masq-agent self-v6-a",
-		"add rule inet nft-masq-agent enforce ip saddr 172.17.0.0/16 snat ip to ip saddr",
-		"delete chain inet nft-masq-agent enforce; add chain inet nft-masq-agent enforce { type nat hook postrouting " +
-			"priority srcnat + 20; }",
-	} {
-		text := nfttest.ListRuleset(t, ns)
-		for _, set := range []string{"self-v4", "self-v6"} {
-			if strings.Contains(text, "set "+set+"-b") {
-				attack = strings.ReplaceAll(attack, set+"-a", set+"-b")
-			}
-		}
-		nfttest.NFT(t, ns, attack, "-f", "-")
-		diffs, err := k.Diff(t.Context(), want, everything)
-		if err != nil || len(diffs) == 0 {
-			t.Errorf("%s: differences %v, error %v", attack, diffs, err)
-		}
-		apply(t, k, want, everything)
-		inSync(t, ns, want)
 	}
 }

@@ -31,14 +31,14 @@ type faults struct {
 	dial  func() (*netlink.Conn, error)
 	calls int
 	at    int // the call that fails, counted from 1; 0: none
-	// succeed is the number of transactions that succeed before all others are
-	// rejected, or before nothing works, if no call is chosen.
-	succeed int
-	fault   fault
-	seen    []call // the kind of each call
+	fault fault
+	seen  []call // the kind of each call
 	// bystander writes something that is not ours, which increments the kernel's
 	// generation.
 	bystander func()
+	// What a test does before and after a request or transaction; nil: nothing.
+	before func(call, []netlink.Message)
+	after  func(call, []netlink.Message, error)
 }
 
 // A fault is a way to fail.
@@ -75,28 +75,10 @@ const (
 func (f *faults) fails(c call) (fault, bool) {
 	f.calls++
 	f.seen = append(f.seen, c)
-	if c == callCommit {
-		f.succeed--
-	}
-	switch f.fault.how {
-	case refusing:
-		return f.fault, c == callCommit && f.succeed < 0
-	case dead:
-		if f.at == 0 {
-			return f.fault, f.succeed < 0
-		}
+	if f.fault.how == refusing {
+		return f.fault, c == callCommit && f.at > 0 && f.calls >= f.at
 	}
 	return f.fault, f.at > 0 && (f.calls == f.at || f.calls > f.at && f.fault.how == dead)
-}
-
-// commits returns the number of transactions.
-func (f *faults) commits() (n int) {
-	for _, c := range f.seen {
-		if c == callCommit {
-			n++
-		}
-	}
-	return n
 }
 
 // open returns a kernel whose connection fails as planned.
@@ -138,10 +120,17 @@ func (s *faultySocket) SendMessages(m []netlink.Message) error {
 func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error) error {
 	subject := msgs[len(msgs)/2] // of the error
 	s.last = subject.Header.Sequence
+	if s.before != nil {
+		s.before(c, msgs)
+	}
 	f, fails := s.fails(c)
 	switch {
 	case !fails:
-		return forward()
+		err := forward()
+		if s.after != nil {
+			s.after(c, msgs, err)
+		}
+		return err
 	case f.how == refused, f.how == refusing:
 		if c == callSend && f.errno == unix.ENOENT {
 			s.bystander() // which deleted the requested object
@@ -296,12 +285,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 	if m == nft.ModeIPTables {
 		return len(jumps(t, c, nfnetlink.IPv4))+len(jumps(t, c, nfnetlink.IPv6)) == 0
 	}
-	rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, native.BaseChain,
-		func(nfnetlink.Rule) bool { return false })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(rules) == 0
+	return len(rulesOf(t, c, nfnetlink.Inet, nft.TableName, native.BaseChain)) == 0
 }
 
 // undecided describes how the effective rules differ from a ruleset. What no rule
@@ -379,7 +363,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	_, err := k.Apply(r.Context(), *tr.to, layout.Everything)
 	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
 	effective := tr.effective(r.T, r.conn)
-	if !tr.may(effective) || err == nil && effective != "to" {
+	if !tr.may(effective) || err == nil && effective != "to" || f.fault.how == refusing && !errors.Is(err, f.fault.errno) {
 		r.Errorf("%s: Apply returned %v; effective is %s", what, err, effective)
 	}
 	f.at = 0
@@ -424,6 +408,9 @@ func faultsOf(c call, n int) []fault {
 			all = append(all, fault{notSent, e})
 		}
 		all = append(all, fault{sentAndLost, unix.ENOBUFS})
+		if c == callCommit {
+			all = append(all, fault{refusing, unix.ENOMEM}, fault{refusing, unix.EPERM})
+		}
 	}
 	if nfttest.Long() || c == callCommit && !testing.Short() {
 		return all
@@ -472,6 +459,9 @@ func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 				// Nothing changes between two reads: only calls after a commit make a difference.
 				if n == 0 || kind == callCommit || whole.seen[n-1] == callCommit {
 					r.run(tr, r.faults(n+1, fault{dead, unix.EPERM}), true)
+				}
+				if kind == callCommit { // what it has staged is no obstacle to the next attempt
+					r.run(tr, r.faults(n+1, fault{refusing, unix.ENOMEM}), false)
 				}
 			}
 		})

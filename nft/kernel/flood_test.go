@@ -65,7 +65,7 @@ func TestForeignAdditionsAreRemovedWithoutReadingThemCompletely(t *testing.T) {
 		do   func(*testing.T, *nfttest.NS, *nfnetlink.Conn)
 	}{
 		"elements": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
-			fill(t, c, elements, addElements(nft.TableName, liveSet(t, ns)))
+			fill(t, c, elements, addElements(nft.TableName, (&attacker{t, ns, own}).named("non-masq-v4-?")))
 		}},
 		"elements of the spare set": {own, func(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn) {
 			nfttest.NFT(t, ns, "add set inet nft-masq-agent non-masq-v4-b { type ipv4_addr; flags interval; comment "+

@@ -8,40 +8,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/rule"
 )
-
-// An interposedSocket calls a function before each transaction.
-type interposedSocket struct {
-	*faultySocket
-	n      *int // the number of the transaction
-	before func(n int)
-}
-
-func (s *interposedSocket) SendMessages(m []netlink.Message) error {
-	*s.n++
-	s.before(*s.n)
-	return s.faultySocket.SendMessages(m)
-}
 
 // interpose opens a Kernel that lets another program act before each transaction. They are
 // counted from 1.
 func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {
 	n := 0
-	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := dialIn(ns)()
-		if err != nil {
-			return nil, err
+	k := (&faults{dial: dialIn(ns), before: func(c call, _ []netlink.Message) {
+		if c == callCommit {
+			n++
+			before(n)
 		}
-		return netlink.NewConn(&interposedSocket{&faultySocket{real: nl, faults: &faults{}}, &n, before}, nl.PID()), nil
-	}), rule.String)
+	}}).open()
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }
@@ -156,51 +140,6 @@ func TestSetsOfATableThatWasCreatedAgainAreFilledAgain(t *testing.T) {
 			apply(t, k, want, layout.Ours)
 			inSync(t, ns, want)
 		})
-	}
-}
-
-// What a failed or killed attempt has staged, even a part of it, is no obstacle to the next.
-func TestStagedSetsAreReplacedAfterAFailureOrAKill(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		name  string
-		fault fault
-		fails int // this transaction, and all after it; a change has three
-	}{
-		{"the switch is rejected", fault{refusing, unix.ENOMEM}, 3},
-		{"the switch is lost", fault{dead, unix.EPERM}, 3},
-		{"the second half is rejected", fault{refusing, unix.ENOMEM}, 2},
-		{"the second half is lost", fault{dead, unix.EPERM}, 2},
-		{"all is rejected", fault{refusing, unix.ENOMEM}, 1},
-	} {
-		for _, restarted := range []bool{false, true} {
-			t.Run(fmt.Sprint(tt.name, ", restarted ", restarted), func(t *testing.T) {
-				t.Parallel()
-				r := newRig(t)
-				compile := func(n int) nft.Ruleset {
-					return nft.Compile(tamperConfig(n), nft.Options{Layout: layouts.Of(nft.ModeNFTables, "")})
-				}
-				from, to := compile(4500), compile(4501)
-				r.reset(transition{from: &from})
-				f := r.faults(0, tt.fault)
-				f.succeed = tt.fails - 1
-				k := f.open()
-				defer r.closing.Go(func() { _ = k.Close() })
-				if _, err := k.Apply(t.Context(), to, layout.Ours); err == nil {
-					t.Fatal("it did not fail")
-				}
-				f.fault, f.seen = fault{}, nil
-				if restarted {
-					k = f.open()
-					defer r.closing.Go(func() { _ = k.Close() })
-				}
-				apply(t, k, to, layout.Ours)
-				if n := f.commits(); n != 3 {
-					t.Errorf("the next attempt takes %d transactions", n)
-				}
-				inSync(t, r.ns, to)
-			})
-		}
 	}
 }
 

@@ -32,6 +32,7 @@ const masqueradesEverything = "table inet other { chain c { type nat hook postro
 // What pods send to exempt destinations keeps its address, whatever keys the config has; nothing
 // else does.
 func TestChainThatEnforcesKnowsEachKey(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)

@@ -17,7 +17,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -37,23 +36,12 @@ func (t transaction) count(kind uint16) (n int) {
 	return n
 }
 
-// A neighborSocket calls a function before each transaction.
-type neighborSocket struct {
-	*faultySocket
-	before func(transaction)
-}
-
-func (s *neighborSocket) SendMessages(m []netlink.Message) error {
-	s.before(m)
-	return s.faultySocket.SendMessages(m)
-}
-
 // nextTo opens a Kernel next to another program, which commits before the transactions for
 // which do returns true.
 func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction) bool) *Kernel {
 	other := connect(t, ns)
-	before := func(tr transaction) {
-		if !do(tr) {
+	k := (&faults{dial: dialIn(ns), before: func(c call, msgs []netlink.Message) {
+		if c != callCommit || !do(msgs) {
 			return
 		}
 		var b nfnetlink.Batch
@@ -62,14 +50,7 @@ func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction) bool) *Kernel {
 		if err := other.Commit(&b, 0); err != nil {
 			t.Error(err)
 		}
-	}
-	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := dialIn(ns)()
-		if err != nil {
-			return nil, err
-		}
-		return netlink.NewConn(&neighborSocket{&faultySocket{real: nl, faults: &faults{}}, before}, nl.PID()), nil
-	}), rule.String)
+	}}).open()
 	t.Cleanup(func() { _ = k.Close() })
 	return k
 }

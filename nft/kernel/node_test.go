@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -114,39 +113,6 @@ func TestNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T)
 			}
 			port++
 		}
-	}
-}
-
-func TestRejectedTransactionsKeepTheOldRules(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	for _, tr := range transitions() {
-		t.Run(tr.name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			for _, errno := range errnos {
-				// Apply retries after some of them, which takes time.
-				plain := tr.name == "change" || tr.name == "change for iptables"
-				if !nfttest.Long() && nfnetlink.IsAny(errno, retried...) && !plain {
-					continue
-				}
-				for commits := range 2 {
-					r.reset(tr)
-					f := r.faults(0, fault{refusing, errno})
-					f.succeed = commits
-					k := f.open()
-					_, err := k.Apply(t.Context(), *tr.to, everything)
-					effective := tr.effective(t, r.conn)
-					switch {
-					case err == nil && effective == "to": // one transaction was enough
-					case !errors.Is(err, errno):
-						t.Errorf("%v after %d transactions: Apply says %v", errno, commits, err)
-					case effective != "from" && effective != tr.allowed:
-						t.Errorf("%v after %d transactions: effective is %s", errno, commits, effective)
-					}
-					r.closing.Go(func() { _ = k.Close() })
-				}
-			}
-		})
 	}
 }
 

@@ -27,7 +27,7 @@ const (
 
 // own creates a table that belongs to the socket of the returned connection: when
 // that is closed, the table is deleted, or with the flag persist stays.
-func own(t *testing.T, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
+func own(t testing.TB, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
 	t.Helper()
 	nl := nfttest.Own(t, ns, byte(family), table, flags)
 	c := nfnetlink.New(func() (*netlink.Conn, error) { return nl, nil })

@@ -3,12 +3,14 @@ package kernel
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -66,10 +68,8 @@ func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []
 		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
 			continue
 		}
-		p := cases.Packet{Src: src, Dst: dst, Proto: nfttest.UDP}
-		if m.IntN(2) == 0 {
-			p.Proto = nfttest.TCP
-		}
+		protos := []nfttest.Proto{nfttest.UDP, nfttest.UDP, nfttest.TCP, nfttest.TCP, nfttest.SCTP, nfttest.ICMP}
+		p := cases.Packet{Src: src, Dst: dst, Proto: protos[m.IntN(len(protos))]}
 		p.Line = fmt.Sprintf("%s %s %s", src, dst, p.Proto)
 		packets = append(packets, p)
 	}
@@ -91,8 +91,12 @@ func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k, m := open(t, ns), cases.NewMaker(3)
-			for range nfttest.Rounds(10, 150, 150) {
+			for i := range nfttest.Rounds(10, 60, 150) {
 				c, o := m.Config(), m.Options(mode)
+				if i < 2 {
+					c = config.Config{EnableIPv6: i == 0} // valid, too
+				}
+				o.Layout = layouts.Of(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
 				want := nft.Compile(c, o).On(m.Addresses())
 				apply(t, k, want, layout.Everything)
 				got, ok, err := open(t, ns).Installed(t.Context())
@@ -100,6 +104,14 @@ func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
 					t.Fatalf("installed are %+v, %t, %v, want %s: config %+v, options %+v", got, ok, err, want.Hash(), c, o)
 				}
 				inSync(t, ns, want)
+				for _, left := range notOurs(t, ns, want) { // as of the config or the chain before
+					if !strings.HasSuffix(left, " nat POSTROUTING") {
+						t.Fatalf("%s is left after %s", left, want)
+					}
+				}
+				if i%10 == 0 {
+					sameAsTheirs(t, want)
+				}
 			}
 		})
 	}
@@ -115,21 +127,21 @@ func TestInstalledRulesAreIdentifiedByTheHashInTheKernel(t *testing.T) {
 			t.Errorf("%s: installed are %+v, %v", when, found, err)
 		}
 	}
-	for mode, attacks := range map[nft.Mode][]func(*attacker){
+	for mode, attacks := range map[nft.Mode][]string{
 		nft.ModeNFTables: {
-			func(*attacker) {},
-			does("insert rule TABLE postrouting accept"),
-			does("add rule TABLE postrouting ip daddr 198.51.100.0/24 masquerade"),
-			does("add element TABLE SET { 198.51.100.0/24 }"),
-			does("flush set TABLE SET"),
-			does("add chain TABLE foreign"),
+			"",
+			"insert rule TABLE postrouting accept",
+			"add rule TABLE postrouting ip daddr 198.51.100.0/24 masquerade",
+			"add element TABLE non-masq-v4-? { 198.51.100.0/24 }",
+			"flush set TABLE non-masq-v4-?",
+			"add chain TABLE foreign",
 		},
 		nft.ModeIPTables: {
-			func(*attacker) {},
-			runs("-I IP-MASQ-AGENT -d 198.51.100.0/24 -j ACCEPT"),
-			runs("-A IP-MASQ-AGENT -j ACCEPT"),
-			runs("-D IP-MASQ-AGENT 2"),
-			runs("-E IP-MASQ-AGENT RENAMED"),
+			"",
+			"iptables -I IP-MASQ-AGENT -d 198.51.100.0/24 -j ACCEPT",
+			"iptables -A IP-MASQ-AGENT -j ACCEPT",
+			"iptables -D IP-MASQ-AGENT 2",
+			"iptables -E IP-MASQ-AGENT RENAMED",
 		},
 	} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -143,22 +155,17 @@ func TestInstalledRulesAreIdentifiedByTheHashInTheKernel(t *testing.T) {
 			k, want := open(t, ns), cases.Load(t, "both-families").Compile(mode)
 			for i, attack := range attacks {
 				apply(t, k, want, everything)
-				a := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}
-				if mode == nft.ModeNFTables {
-					a.set = liveSet(t, ns)
-				}
-				attack(a)
+				(&attacker{t, ns, want}).run(attack)
 				found, ok, err := open(t, ns).Installed(t.Context())
 				if err != nil || !ok || found != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 					t.Errorf("attack %d: installed are %+v, %t, %v", i, found, ok, err)
 				}
 			}
 			apply(t, k, want, everything)
-			last := &attacker{t: t, ns: ns, table: "inet " + nft.TableName, want: want}
 			if mode == nft.ModeNFTables {
-				last.nft(fmt.Sprintf("delete rule TABLE postrouting handle %d", last.rule(-1)))
+				(&attacker{t, ns, want}).run("delete rule TABLE postrouting HANDLE5")
 			} else {
-				last.deleteLast()
+				(&attacker{t, ns, want}).run("iptables -D IP-MASQ-AGENT RULE-1")
 				iptables(t, ns, nfnetlink.IPv6, "-F")
 			}
 			if found, ok, err := open(t, ns).Installed(t.Context()); err != nil || !ok || found.Hash != "" {

@@ -12,40 +12,22 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 )
-
-// A countingSocket counts transactions that do not fit its buffer.
-type countingSocket struct {
-	*faultySocket
-	tooLong *int
-}
-
-func (s *countingSocket) SendMessages(m []netlink.Message) error {
-	err := s.faultySocket.SendMessages(m)
-	if errors.Is(err, unix.EMSGSIZE) {
-		*s.tooLong++
-	}
-	return err
-}
 
 func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	ns := nfttest.NewNS(t, "node")
-	dial, tooLong := dialIn(ns), 0
-	k := New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := dial()
+	tooLong := false
+	k := (&faults{dial: func() (*netlink.Conn, error) {
+		nl, err := dialIn(ns)()
 		if err != nil {
 			return nil, err
 		}
-		// The default limit of distributions.
-		return netlink.NewConn(&countingSocket{&faultySocket{real: nl, faults: &faults{}}, &tooLong}, nl.PID()),
-			nl.SetWriteBuffer(212992)
-	}), rule.String)
+		return nl, nl.SetWriteBuffer(212992) // the default limit of distributions
+	}, after: func(_ call, _ []netlink.Message, err error) { tooLong = tooLong || errors.Is(err, unix.EMSGSIZE) }}).open()
 	t.Cleanup(func() { _ = k.Close() })
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	for i := range 40_000 {
@@ -53,7 +35,7 @@ func TestLargeFillFitsASmallSendBuffer(t *testing.T) {
 	}
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	apply(t, k, want, layout.Ours)
-	if tooLong == 0 {
+	if !tooLong {
 		t.Error("the send buffer was not too small: nothing is tested")
 	}
 	diffs, err := open(t, ns).Diff(t.Context(), want, layout.Ours)

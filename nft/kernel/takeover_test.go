@@ -147,10 +147,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, r nft.Ruleset) []string {
 				all = append(all, fmt.Sprintf("%s %s %s", f, ch.Table, ch.Name))
 			}
 		}
-		rules, _, err := c.FirstRules(f, "", "", func(nfnetlink.Rule) bool { return false })
-		if err != nil {
-			t.Fatal(err)
-		}
+		rules := rulesOf(t, c, f, "", "")
 		for _, r := range rules {
 			to, _ := facts.Target(r)
 			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {

@@ -80,60 +80,6 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	}
 }
 
-// prefixLengths are those at which the notation of iptables changes.
-var prefixLengths = cases.CIDRs(
-	"128.0.0.0/1", "10.128.0.0/9", "172.16.0.0/12", "192.0.2.0/24", "198.51.100.128/25", "203.0.113.9/32",
-	"fe80::/10", "2001:db8:8000::/33", "fd00:1:2:3::/64", "fd00:1:2:3:8000::/81", "2001:db8::9/128",
-	"0.0.0.0/0", "::/0",
-)
-
-func TestRawRulesEqualThoseOfIPTables(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft")
-	for i, p := range prefixLengths {
-		if i%nfttest.Rounds(5, 1, 1) > 0 {
-			continue
-		}
-		for _, random := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s random-fully %t", strings.ReplaceAll(p.String(), "/", " "), random), func(t *testing.T) {
-				t.Parallel()
-				c := config.Config{
-					NonMasqueradeCIDRs: []config.CIDR{p}, MasqLinkLocal: true, MasqLinkLocalIPv6: true, EnableIPv6: true,
-				}
-				want := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: random})
-				ours, theirs := nfttest.NewNS(t, "ours"), nfttest.NewNS(t, "theirs")
-				apply(t, open(t, ours), want, layout.Ours)
-				iptablesOneByOne(t, theirs, want)
-				if diff := cmp.Diff(natRules(t, theirs), natRules(t, ours)); diff != "" {
-					t.Errorf("raw attributes (-iptables-nft +ours):\n%s", diff)
-				}
-				adopted(t, theirs, want)
-			})
-		}
-	}
-}
-
-// iptablesOneByOne creates the rules with iptables, one command each.
-func iptablesOneByOne(t *testing.T, ns *nfttest.NS, r nft.Ruleset) {
-	t.Helper()
-	for _, table := range r.Tables {
-		program := "iptables-nft"
-		if table.Family == nfnetlink.IPv6 {
-			program = "ip6tables-nft"
-		}
-		for _, c := range table.Chains {
-			if c.Hook == nil {
-				nfttest.Run(t, ns, "", program, "-t", "nat", "-N", c.Name)
-			}
-		}
-		for _, c := range table.Chains {
-			for _, rule := range c.Rules {
-				nfttest.Run(t, ns, "", program, append([]string{"-t", "nat", "-A", c.Name}, shellWords(rule.String())...)...)
-			}
-		}
-	}
-}
-
 // shellWords splits a line of iptables-save: words, and quoted texts without
 // quotes in them.
 func shellWords(line string) []string {
