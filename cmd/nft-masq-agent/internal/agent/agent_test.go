@@ -264,7 +264,7 @@ func (w *world) commit() {
 // noticed is a transaction that the agent has noticed.
 func (w *world) noticed() {
 	w.commit()
-	time.Sleep(compareEvery)
+	time.Sleep(restoredWithin)
 	synctest.Wait()
 }
 
@@ -343,7 +343,7 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 			t.Errorf("ready returns %v, which does not name the position", err)
 		}
 		w.tamper()
-		time.Sleep(compareEvery)
+		time.Sleep(restoredWithin)
 		synctest.Wait()
 		if w.held != hashOf(t, good) {
 			t.Error("the last good rules are no longer enforced")
@@ -456,7 +456,7 @@ func TestDriftIsRepairedWithin250ms(t *testing.T) {
 		w.settled(t)
 		for range 29 {
 			w.tamper()
-			time.Sleep(compareEvery)
+			time.Sleep(restoredWithin)
 			synctest.Wait()
 			wantLines(t, w.messages(), "rules were changed by another program; restored")
 		}
@@ -534,7 +534,7 @@ func TestBusyNeighborIsPolledFourTimesASecond(t *testing.T) {
 			t.Errorf("%d checks in a minute", w.looks)
 		}
 		w.tamper()
-		time.Sleep(compareEvery + time.Millisecond)
+		time.Sleep(restoredWithin + time.Millisecond)
 		synctest.Wait()
 		if w.held == "tampered" {
 			t.Error("not repaired")
@@ -557,7 +557,7 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		})
 		time.Sleep(time.Minute)
 		w.tamper() // after a quiet time
-		time.Sleep(compareEvery + w.cost)
+		time.Sleep(restoredWithin + w.cost)
 		synctest.Wait()
 		if w.held == "tampered" {
 			t.Error("not repaired at once")
@@ -580,16 +580,16 @@ func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
 		for range 20 {
 			busy(time.Second)
 			w.tamper()
-			busy(compareEvery + 10*time.Millisecond)
+			busy(restoredWithin + 10*time.Millisecond)
 			wantLines(t, w.messages(), "rules were changed by another program; restored")
 		}
 		busy(10 * time.Second)
 		w.locked(func() { w.exchanged = true })
-		busy(CheckShare*w.cost + compareEvery + w.cost)
+		busy(cpuShare*w.cost + restoredWithin + w.cost)
 		wantLines(t, w.messages(), "rules were changed by another program; restored")
 		w.frames, w.frameCost = 0, 10*time.Millisecond
 		busy(time.Minute)
-		if most := int((time.Minute+atOnce)/(CheckShare*w.frameCost)) + 1; w.frames < 20 || w.frames > most {
+		if most := int((time.Minute+inARow)/(cpuShare*w.frameCost)) + 1; w.frames < 20 || w.frames > most {
 			t.Errorf("%d checks without elements in a minute, of 10 ms each, want at most %d", w.frames, most)
 		}
 		w.locked(func() { w.looks, w.frames = 0, 0 })
@@ -699,7 +699,7 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 				}
 			})
 		}
-		if most := int((time.Minute+atOnce)/(CheckShare*w.cost)) + 2; looks > most {
+		if most := int((time.Minute+inARow)/(cpuShare*w.cost)) + 2; looks > most {
 			t.Errorf("%d checks for rules of older agents in a minute, want at most %d", looks, most)
 		}
 	})

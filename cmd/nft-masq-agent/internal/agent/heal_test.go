@@ -63,7 +63,7 @@ func TestStalledChecksDelayNoRepairs(t *testing.T) {
 					w.messages()
 					w.tamper()
 					// A check of elements may begin at the same time.
-					w.next(compareEvery+size.elements+size.frames, every)
+					w.next(restoredWithin+size.elements+size.frames, every)
 					wantLines(t, w.messages(), "rules were changed by another program; restored")
 				})
 			})
@@ -113,10 +113,10 @@ func TestReturningRulesOfOlderAgentsAreRemovedWithinThirtySecondsHoweverSlowChec
 func TestRepairsCostAtMostHalfAPercentOfTheTimeOrTheirPausesAreTheLongest(t *testing.T) {
 	const long = 4 * time.Minute
 	most := func(cost, longest time.Duration) time.Duration {
-		if CheckShare*cost > longest {
+		if cpuShare*cost > longest {
 			return time.Duration(int64(long/longest)+2) * cost
 		}
-		return (long+atOnce)/CheckShare + cost
+		return (long+inARow)/cpuShare + cost
 	}
 	for _, cost := range []time.Duration{5 * time.Millisecond, 80 * time.Millisecond, 1200 * time.Millisecond} {
 		for _, rules := range []bool{false, true} {
@@ -236,7 +236,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					deliver([]string{"198.51.100.11", "198.51.100.65"}[n%2])
 					time.Sleep(5 * time.Millisecond)
 				}
-				most := int((50*time.Second+atOnce)/min(CheckShare*max(cost, leastRepair), addressesPause)) + 2
+				most := int((50*time.Second+inARow)/min(cpuShare*max(cost, leastRepair), addressesPause)) + 2
 				w.locked(func() {
 					if n := len(w.writes) - writes; n > most {
 						t.Errorf("%d changes within 50 s, want at most %d", n, most)

@@ -77,7 +77,7 @@ func TestMetricsCountApplies(t *testing.T) {
 		w.files <- file("10.0.0.0/8")
 		synctest.Wait()
 		w.tamper()
-		time.Sleep(compareEvery)
+		time.Sleep(restoredWithin)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		w.refuse(unix.EPERM)
