@@ -55,6 +55,15 @@ bin/linux_%/nft-masq-agent: FORCE
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
 	go test -count=1 -timeout $(TIMEOUT) ./...
 
+# As many busy processes as CI runners have at their worst. Each ends after an hour, whatever becomes of make.
+.PHONY: test-busy
+test-busy: export LONG =
+test-busy: deps ## test: Run all tests next to 16 busy processes
+	@go test -count=1 -run '^$$' ./... >/dev/null; \
+	pids=; trap 'kill $$pids 2>/dev/null || true' EXIT; \
+	for n in {1..16}; do timeout 3600 sh -c 'while :; do :; done' & pids="$$pids $$!"; done; \
+	go test -count=1 -timeout 60m ./...
+
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.
 PURE    = ./config $(addprefix ./nft,/ /conntrack /iprange /judge /native /nfnetlink /rule /xtables)
@@ -129,7 +138,7 @@ reproducible: ## release: Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-s390x test ## test: Run all checks, including the slow ones
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-busy test-s390x test ## test: Run all checks, including the slow ones
 
 .PHONY: version
 version: ## release: Print the version that a build is stamped with

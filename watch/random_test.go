@@ -101,7 +101,7 @@ type lastReader struct {
 
 func (r *lastReader) catchUp() error {
 	want, _ := r.read()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for !r.any || r.last != want {
 		select {
 		case r.last = <-r.content:

@@ -160,7 +160,7 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 	select {
 	case got := <-c:
 		return check(got)
-	case <-time.After(8 * time.Second):
+	case <-time.After(time.Minute):
 		return errors.New("nothing delivered")
 	case <-s.Context().Done():
 		return s.Context().Err()

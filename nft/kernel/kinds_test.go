@@ -228,7 +228,7 @@ func (w *wire) become(t *testing.T, from *nfttest.NS, src, dst netip.Addr, k pac
 		t.Fatalf("%s: %v", k.name, err)
 	}
 	buf := make([]byte, 2000)
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(nfttest.Patient(5 * time.Second)); time.Now().Before(end); {
 		switch b, err := tap.Receive(buf); {
 		case dropped(t, c, !k.ipv4) > before:
 			return isInvalid

@@ -39,7 +39,7 @@ func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
 		t.Fatal(err)
 	}
 	if len(diffs) == 0 {
-		t.Errorf("Diff finds nothing in:\n%s", nfttest.ListRuleset(t, ns))
+		t.Errorf("Diff finds nothing in:%s", nfttest.Few(strings.Split(nfttest.ListRuleset(t, ns), "\n")))
 	}
 	if diff := cmp.Diff(diffs, apply(t, k, want, layout.Ours)); diff != "" {
 		t.Errorf("Apply undid (-found +undone):\n%s", diff)

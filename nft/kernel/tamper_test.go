@@ -368,7 +368,7 @@ func revert(t *testing.T, ns *nfttest.NS, k *Kernel, want nft.Ruleset, finds str
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(diffs, func(d string) bool { return strings.Contains(d, finds) }) {
-		t.Errorf("Diff says %q, nothing with %q", diffs, finds)
+		t.Errorf("Diff finds nothing with %q, but:%s", finds, nfttest.Few(diffs))
 	}
 	a, err := k.Apply(t.Context(), want, layout.Ours)
 	if err != nil {

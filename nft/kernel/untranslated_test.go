@@ -67,7 +67,7 @@ func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttes
 		send = nfttest.Send
 	}
 	seen, err := send(f)
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(nfttest.Patient(5 * time.Second)); time.Now().Before(deadline); {
 		switch {
 		case dropped(t, c, ipv6) > before:
 			if err == nil {

@@ -21,7 +21,7 @@ import (
 )
 
 // within bounds a wait in these tests.
-const within = 10 * time.Second
+var within = nfttest.Patient(10 * time.Second)
 
 // A dialog is a connection between two hosts of a wire, and its other end.
 type dialog struct{ net.Conn }

@@ -28,7 +28,7 @@ func targets() (all []nfttest.Target) {
 func hammer(t *testing.T, top *nfttest.Topology, flows uint64, targets ...nfttest.Target) nfttest.Tally {
 	t.Helper()
 	h := nfttest.StartHammer(t, top, targets...)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(time.Minute))
 	defer cancel()
 	waitErr := h.Wait(ctx, flows)
 	tally, err := h.Stop()

@@ -2,7 +2,9 @@ package nfttest
 
 import (
 	"flag"
+	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -36,13 +38,12 @@ func Main(m *testing.M) int {
 func Long() bool { return os.Getenv("LONG") == "1" }
 
 // Patient returns how long to wait for something that should happen within d: as many
-// times d as SLOW says in the environment, for a machine that is emulated.
+// times d as SLOW says in the environment, for a machine that is emulated, and at least eight
+// times d, for one on which other programs are busy. Only a test that fails waits that long.
 func Patient(d time.Duration) time.Duration {
-	slow, err := strconv.Atoi(os.Getenv("SLOW"))
-	if err != nil {
-		return d
-	}
-	return time.Duration(slow) * d
+	const busy = 8
+	slow, _ := strconv.Atoi(os.Getenv("SLOW"))
+	return time.Duration(max(slow, busy)) * d
 }
 
 // Rounds returns how often a test repeats something: with -short, usually, and if
@@ -102,7 +103,10 @@ func NewNS(tb testing.TB, name string) *NS {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { report(tb, n.Close()) })
+	tb.Cleanup(func() {
+		report(tb, n.Close())
+		alone(tb)
+	})
 	if err := n.LinkUp("lo"); err != nil {
 		tb.Fatal(err)
 	}
@@ -117,8 +121,37 @@ func NewTopology(tb testing.TB) *Topology {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { report(tb, t.Close()) })
+	tb.Cleanup(func() {
+		report(tb, t.Close())
+		alone(tb)
+	})
 	return t
+}
+
+// alone says, of a test that failed, how to run it alone.
+func alone(tb testing.TB) {
+	tb.Helper()
+	if tb.Failed() {
+		pattern := strings.ReplaceAll(regexp.QuoteMeta(tb.Name()), "/", "$/^")
+		tb.Logf("alone: REQUIRE_KERNEL=1 go test -count=1 -run '^%s$' .", pattern)
+	}
+}
+
+// Few returns the first lines of a list that may be long, for the message of a test.
+func Few(list []string) string {
+	const lines, width = 5, 300
+	var b strings.Builder
+	for i, text := range list {
+		if i == lines {
+			fmt.Fprintf(&b, "\n\t… and %d more", len(list)-i)
+			break
+		}
+		if len(text) > width {
+			text = text[:width] + "…"
+		}
+		b.WriteString("\n\t" + text)
+	}
+	return b.String()
 }
 
 func report(tb testing.TB, err error) {

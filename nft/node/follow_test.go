@@ -20,7 +20,7 @@ func awaits(t *testing.T, changes <-chan Change) func(want string) {
 	return func(want string) {
 		t.Helper()
 		got := "nothing"
-		for timeout := time.After(30 * time.Second); got != want; {
+		for timeout := time.After(nfttest.Patient(30 * time.Second)); got != want; {
 			select {
 			case c := <-changes:
 				if got = texts(c.Addresses); c.Err != nil {
