@@ -13,12 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/routes"
 )
 
 type connectionsFlags struct {
@@ -28,8 +30,9 @@ type connectionsFlags struct {
 	limit                    int
 }
 
-// maxLimit bounds the memory of the list.
-const maxLimit = 100_000
+// maxLimit bounds the memory of the list, and mostRoutes how many of its connections are asked by which
+// interface their replies come.
+const maxLimit, mostRoutes = 100_000, 8
 
 func connectionsCommand(l look) command {
 	return command{
@@ -178,6 +181,20 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 		remarks, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
 	}
 	remarks = append(remarks, f.remarks(r, j)...)
+	silent := slices.DeleteFunc(slices.Clone(listed), func(e conntrack.Entry) bool {
+		return e.Status&conntrack.SeenReply != 0 || e.Original.Src.Addr().Is6()
+	})
+	var out []string
+	for _, e := range silent[:min(len(silent), mostRoutes)] {
+		ways, err := s.routes(routes.Query{Src: e.Original.Src.Addr(), Dst: e.Destination().Addr()})
+		if err != nil {
+			return nil, err
+		}
+		for _, way := range ways.Ways {
+			out = append(out, way.Interface.Name)
+		}
+	}
+	remarks = append(remarks, health.StrictReplies(s.proc, len(silent), out)...)
 	if f.flush {
 		deleted, err := f.delete(ctx, r, s, listed)
 		return append(remarks, deleted...), err
@@ -344,6 +361,8 @@ func (f *connectionsFlags) listPorts(ctx context.Context, p nft.Policy) ([]answe
 type selection struct {
 	to, from netip.Prefix
 	seenAs   netip.AddrPort // port 0: any
+	protocol uint8          // 0: any
+	port     uint16         // of to; 0: any
 }
 
 // between selects the connections to an address, from any source if src is the zero address.
@@ -373,7 +392,9 @@ func (s *selection) family() uint8 {
 
 func (s *selection) matches(e *conntrack.Entry) bool {
 	seen := e.SeenAs()
-	return (!s.to.IsValid() || s.to.Contains(e.Original.Dst.Addr()) || s.to.Contains(e.Destination().Addr())) &&
+	return (s.protocol == 0 || s.protocol == e.Original.Protocol) &&
+		(s.port == 0 || s.port == e.Original.Dst.Port() || s.port == e.Destination().Port()) &&
+		(!s.to.IsValid() || s.to.Contains(e.Original.Dst.Addr()) || s.to.Contains(e.Destination().Addr())) &&
 		(!s.from.IsValid() || s.from.Contains(e.Original.Src.Addr())) &&
 		(!s.seenAs.Addr().IsValid() || s.seenAs.Addr() == seen.Addr()) &&
 		(s.seenAs.Port() == 0 || s.seenAs.Port() == seen.Port())

@@ -299,7 +299,13 @@ func (n *testNode) command(env []string, args ...string) *exec.Cmd {
 // run runs a command of the program on the node.
 func (n *testNode) run(args ...string) result {
 	n.t.Helper()
-	cmd := n.command(nil, args...)
+	return n.runIn(nil, args...)
+}
+
+// runIn is run in an environment.
+func (n *testNode) runIn(env []string, args ...string) result {
+	n.t.Helper()
+	cmd := n.command(env, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var ended *exec.ExitError

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -27,29 +29,36 @@ type explainFlags struct {
 	lookFlags
 	from netip.Addr // zero: a pod's, or else the node's own
 	out  string     // interface; empty: that of the route
-	live bool
+	// protocol of the packet, 0 if unknown; its destination's port is that of the operand, 0 if unknown.
+	protocol uint8
+	live     bool
 }
 
 func explainCommand(l look) command {
 	return command{
 		name:     "explain",
-		operands: "ADDRESS",
+		operands: "ADDRESS[:PORT]",
 		about:    "show which source address a new connection to ADDRESS has, and why",
 		details: "The answer comes from the kernel: it follows the connection through the NAT rules of this node, also " +
 			"those of other programs, and names the rule, or the CIDR and its place in the file, that matches. It is about " +
-			"one packet, which it names: without --from, from a pod of this node, or else from the node. If the kernel " +
+			"one packet, which it names: without --from, from a pod of this node, or else from the node. If rules translate " +
+			"the destination, as those of a Service, it goes on to the endpoints. If the kernel " +
 			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
 			"agent. Nothing is written.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
+			program + " explain 10.96.0.10:53 --protocol udp",
 			program + " explain 203.0.113.7 --out eth1",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
-			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address (default: a pod of this node)", parseAddress)
+			options.AddFlag(fs, &f.from, "from", "",
+				"`SOURCE` of the connection, an address (default: a pod of this node)", parseAddress)
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
+			options.AddFlag(fs, &f.protocol, "protocol", "",
+				"`PROTOCOL` of the packet, such as udp (default: tcp, if a port is given)", parseProtocol)
 			fs.BoolVar(&f.live, "live", false, "do not read the config: answer from the kernel alone")
 			return f.explain
 		},
@@ -61,6 +70,23 @@ func parseInterface(s string) (string, error) {
 		return "", errors.New("is not the name of an interface")
 	}
 	return s, nil
+}
+
+func parseProtocol(s string) (uint8, error) {
+	p := conntrack.ProtocolOf(strings.ToLower(s))
+	if p == 0 {
+		return 0, errors.New("is not a protocol such as tcp, udp, sctp or icmp")
+	}
+	return p, nil
+}
+
+// parseTarget parses an address with or without a port.
+func parseTarget(s string) (netip.AddrPort, error) {
+	a, err := parseAddress(s)
+	if p, is := netip.ParseAddrPort(s); err != nil && is == nil && p.Port() != 0 {
+		return netip.AddrPortFrom(p.Addr().WithZone("").Unmap(), p.Port()), nil
+	}
+	return netip.AddrPortFrom(a, 0), err
 }
 
 // parseAddress parses an address, without its zone and the mapping of IPv4 to
@@ -77,12 +103,15 @@ func parseAddress(s string) (netip.Addr, error) {
 }
 
 func (f *explainFlags) explain(ctx context.Context, operands []string, e environment) (int, error) {
-	dst, err := parseAddress(operands[0])
+	dst, err := parseTarget(operands[0])
 	if err != nil {
 		return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 	}
-	if f.from.IsValid() && f.from.Is4() != dst.Is4() {
-		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst)
+	if f.from.IsValid() && f.from.Is4() != dst.Addr().Is4() {
+		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst.Addr())
+	}
+	if dst.Port() != 0 {
+		f.protocol = cmp.Or(f.protocol, unix.IPPROTO_TCP)
 	}
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
@@ -99,9 +128,10 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	return e.reply(f.output, &x, s.files()...)
 }
 
-func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (answer.Explanation, error) {
+func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort) (answer.Explanation, error) {
 	now, readErr := s.inForce(ctx)
-	x := answer.Explanation{Head: s.head(), Config: s.config(now), Destination: dst.String(), Answers: []answer.Answer{}}
+	dst, x := to.Addr(), answer.Explanation{Head: s.head(), Config: s.config(now), Answers: []answer.Answer{}}
+	x.SetDestination(to, f.protocol)
 	if err := f.admit(&x, s, &now, readErr); err != nil {
 		return x, err
 	}
@@ -119,6 +149,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 		if tracer, err = now.state.Tracer(ctx, known); err != nil {
 			return x, hinted(err)
 		}
+		tracer.Protocol, tracer.Port = f.protocol, to.Port()
 	}
 	src, ways, err := f.packet(s, judged, dst)
 	if tracer != nil && len(ways.Ways) > 0 {
@@ -135,7 +166,13 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	}
 	x.SetSource(src, f.from.IsValid(), ways.Back.Type == unix.RTN_LOCAL)
 	if tracer != nil {
-		x.Follow(tracer.Trace(src, dst, ways))
+		if dst, ways, err = f.follow(&x, s, tracer, src, dst, ways); err != nil {
+			return x, err
+		}
+		if setting := health.NotForwarded(s.proc, ways.Back.Interface.Name, dst.Is6()); setting != "" &&
+			ways.Back.Type != unix.RTN_LOCAL && ways.Ways[0].Type == unix.RTN_UNICAST {
+			x.SetNotForwarded(setting)
+		}
 	}
 	switch {
 	case !src.IsValid():
@@ -143,17 +180,41 @@ func (f *explainFlags) answer(ctx context.Context, s *session, dst netip.Addr) (
 	case judged != nil:
 		x.Ask(judged.Policy, src, dst, ways)
 	}
+	var tables []older.LegacyTable
 	if readErr == nil {
-		if err := legacyTables(ctx, &x, s.proc, f.from, dst); err != nil {
+		if tables, err = older.LegacyTables(s.proc + "/thread-self/net"); err != nil {
 			return x, err
 		}
 	}
-	if now.known != nil { // the verdict needs no privilege, but this does
-		if n, err := staleTo(ctx, now.known, f.from, dst); err == nil {
-			x.SetStale(n)
+	return x, f.addOpen(ctx, &x, s, now.known, tables, src, to, ways)
+}
+
+// follow sets the headline. It returns the destination about which the policy is asked, and its
+// routes: an endpoint, if rules translate the destination.
+func (f *explainFlags) follow(
+	x *answer.Explanation, s *session, tracer *neighbors.Tracer, src, dst netip.Addr, ways routes.Routes,
+) (netip.Addr, routes.Routes, error) {
+	paths := tracer.Trace(src, dst, ways)
+	var endpoints [][]neighbors.Path
+	for _, by := range paths[0].Endpoints() {
+		q := routes.Query{Src: src, Dst: by.To[0].From, Out: f.out, Mark: by.Mark.Value, Open: by.Mark.Open()}
+		to, err := s.routes(q)
+		if err != nil {
+			return dst, ways, err
+		}
+		if endpoints = append(endpoints, tracer.Onward(paths[0], by, to)); len(endpoints) == 1 {
+			dst, ways = q.Dst, to
 		}
 	}
-	return x, nil
+	if len(endpoints) == 0 {
+		x.Follow(paths)
+		return dst, ways, nil
+	}
+	x.FollowEach(endpoints)
+	if len(endpoints) > 1 {
+		x.Add(config.Note, "endpoint", "The steps are for the endpoint %s.", dst)
+	}
+	return dst, ways, nil
 }
 
 // admit says what the answer is from, or returns why there is none.
@@ -218,33 +279,54 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 	return src, ways, err
 }
 
-// staleTo counts the stale connections to an address, from any source if src is the
-// zero address.
-func staleTo(ctx context.Context, held *neighbors.State, src, dst netip.Addr) (n int, err error) {
-	j, err := held.Judge()
-	if err != nil {
-		return 0, err
+// addOpen completes an answer by what the open connections to the destination show: which are stale,
+// which contradict it, what the tables of legacy ip_tables do, and whether replies arrive. Those that
+// are stale may be from any source, unless one was given. The verdict needs no privilege, but this does.
+func (f *explainFlags) addOpen(
+	ctx context.Context, x *answer.Explanation, s *session, known *neighbors.State, tables []older.LegacyTable,
+	src netip.Addr, to netip.AddrPort, ways routes.Routes,
+) error {
+	const most = 8
+	var j *conntrack.Judge
+	if known != nil {
+		var err error
+		if j, err = known.Judge(); err != nil {
+			j = nil
+		}
 	}
-	of := between(src, dst)
-	err = of.each(ctx, false, func() { n = 0 }, func(e *conntrack.Entry) {
-		if j.Stale(e) {
-			n++
+	stale, silent, seen, against := 0, 0, map[netip.Addr]int{}, []answer.Connection(nil)
+	of := between(f.from, to.Addr())
+	of.protocol, of.port = f.protocol, to.Port()
+	err := of.each(ctx, false, func() { stale, silent, against = 0, 0, nil; clear(seen) }, func(e *conntrack.Entry) {
+		as := e.SeenAs().Addr()
+		if seen[as]++; j != nil && j.Stale(e) {
+			stale++
+		}
+		if e.Status&conntrack.SeenReply == 0 {
+			silent++
+		}
+		if x.Sees != "" && as.String() != x.Sees && e.Original.Src.Addr() == src && len(against) < most {
+			against = append(against, answer.NewConnection(e, j))
 		}
 	})
-	return n, err
-}
-
-// legacyTables completes an answer by the tables of legacy ip_tables of the family that decide,
-// too, and by the open connections, which show what they do.
-func legacyTables(ctx context.Context, x *answer.Explanation, proc string, src, dst netip.Addr) error {
-	tables, err := older.LegacyTables(proc + "/thread-self/net")
-	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool { return (t.Family == nfnetlink.IPv6) != dst.Is6() })
-	if err != nil || len(tables) == 0 {
-		return err
+	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool {
+		return (t.Family == nfnetlink.IPv6) != to.Addr().Is6()
+	})
+	switch x.SetLegacy(tables, seen); {
+	case err != nil:
+		return nil //nolint:nilerr // as said
+	case len(tables) == 0:
+		x.SetAgainst(against)
 	}
-	open := map[netip.Addr]int{}
-	of := between(src, dst)
-	err = of.each(ctx, false, func() { clear(open) }, func(e *conntrack.Entry) { open[e.SeenAs().Addr()]++ })
-	x.SetLegacy(tables, open)
-	return err
+	if j != nil {
+		x.SetStale(stale)
+	}
+	if silent > 0 && to.Addr().Is4() {
+		var out []string
+		for _, way := range ways.Ways {
+			out = append(out, way.Interface.Name)
+		}
+		x.Take(health.StrictReplies(s.proc, silent, out))
+	}
+	return nil
 }

@@ -170,9 +170,9 @@ func TestExplainUsesTheInterfacesOfTheRoutes(t *testing.T) {
 	}{
 		{"--from 10.244.1.5", nft.Masqueraded, ""},
 		{"--from 10.244.1.5 --out wg0", nft.Exempt, path + ":2:30"},
-		{"--from 10.244.1.5 --out bond0", nft.Exempt, ""},
-		{"--from 203.0.113.7", nft.Exempt, ""},
-		{"--from 192.0.2.1", nft.Exempt, ""},
+		{"--from 10.244.1.5 --out bond0", nft.Exempt, path + ":3:27"},
+		{"--from 203.0.113.7", nft.Exempt, path + ":1:27"},
+		{"--from 192.0.2.1", nft.Exempt, path + ":1:27"},
 	} {
 		x := explainJSON(t, append([]string{"198.51.100.7", "--config", path}, strings.Fields(tt.args)...)...)
 		a := x.Answers[0]

@@ -29,17 +29,23 @@ func helpCommand() command {
 	}
 }
 
+// Texts of the help and of the manual page.
+const (
+	purpose = "controls which pod traffic a Kubernetes node masquerades behind its own address, and which traffic " +
+		"keeps the pod's IP"
+	exitCodes = "Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something needs attention; " +
+		"2 wrong usage, or with diff any error."
+)
+
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(reply.Line("nft-masq-agent controls which pod traffic a Kubernetes node masquerades behind its own "+
-		"address, and which traffic keeps the pod's IP. It takes the config file and the flags of ip-masq-agent.", "") + "\n")
+	b.WriteString(reply.Line(program+" "+purpose+". It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
 	b.WriteString("\n" + reply.Line("run is the default command.", ""))
-	b.WriteString(reply.Line("Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something "+
-		"needs attention; 2 wrong usage, or with diff any error.", ""))
+	b.WriteString(reply.Line(exitCodes, ""))
 	return reply.Fit(b.String())
 }
 

@@ -77,3 +77,23 @@ func TestCompletionKnowsCommandsFlagsAndFiles(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+func TestManualPageHasTheTextsOfTheHelp(t *testing.T) {
+	nfttest.Require(t, "groff")
+	page := runHere(t, "man").stdout
+	shell := nfttest.NewNS(t, "shell")
+	if faults := nfttest.Run(t, shell, page, "sh", "-c", "groff -man -Tutf8 -ww 2>&1 >/dev/null"); faults != "" {
+		t.Error(faults)
+	}
+	text := nfttest.Run(t, shell, page, "sh", "-c", "groff -man -Tutf8 -P-cbou -rLL=9999n")
+	text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\u2019", "'")), " ")
+	for _, c := range commands() {
+		want := append([]string{c.about[1:], strings.Join(strings.Fields(c.details), " ")}, c.examples...)
+		flagsOf(c, func(f *flag.Flag) { want = append(want, "--"+f.Name) })
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				t.Errorf("%s: %q is missing", c.name, w)
+			}
+		}
+	}
+}

@@ -9,11 +9,11 @@ import (
 
 // A Step is one question of a policy and its answer for a connection.
 type Step struct {
-	Key      string      // of the condition; empty for questions of every policy
-	Question string      // in words
-	Yes      bool        // the answer
-	CIDR     config.CIDR // the entry that contains the address, if any; or only a position
-	Name     string      // the entry that matches the interface, if any
+	Of       nft.Question // the condition; zero for questions of every policy
+	Question string       // in words
+	Yes      bool         // the answer
+	CIDR     config.CIDR  // the entry that contains the address, if any; or only a position
+	Name     string       // the entry that matches the interface, if any
 	Decides  bool
 	Verdict  nft.Verdict // if it decides
 }
@@ -39,7 +39,7 @@ func explain(f nft.FamilyPolicy, c nft.Connection) []Step {
 	for _, q := range f.Questions {
 		entry, name, yes := answer(q, c)
 		step := Step{
-			Key: q.Key, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside,
+			Of: q, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside,
 			Verdict: nft.Exempt,
 		}
 		if q.Masquerade {

@@ -162,7 +162,7 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 	}, nft.Options{Layout: native.Layout{}})
 	steps := func(all []judge.Step) (texts []string) {
 		for _, s := range all[1:] {
-			text := fmt.Sprintf("%s %t", s.Key, s.Yes)
+			text := fmt.Sprintf("%s %t", s.Of.Key, s.Yes)
 			if s.CIDR.IsValid() {
 				text += " " + s.CIDR.Text()
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -39,8 +40,10 @@ func (n Path) Out() string { return nfnetlink.Printable(n.Packet.Out.Name) }
 
 // A Tracer follows connections through the rules that it has read.
 type Tracer struct {
-	rules *trace.Tracer
-	known nft.Ruleset
+	Protocol uint8  // of the connections, 0 if unknown
+	Port     uint16 // of their destination, 0 if unknown
+	rules    *trace.Tracer
+	known    nft.Ruleset
 }
 
 // Tracer reads the NAT rules of this node, including those of other programs. known is the
@@ -79,7 +82,7 @@ func (t *Tracer) Mark(src, dst netip.Addr, to routes.Routes) (mark, open uint32)
 func (t *Tracer) packet(src, dst netip.Addr, to routes.Routes, way routes.Route) trace.Packet {
 	p := trace.Packet{
 		Src: src, Dst: dst, SrcType: to.Back.Type, DstType: way.Type, Out: way.Interface,
-		FromNode: to.Back.Type == unix.RTN_LOCAL,
+		FromNode: to.Back.Type == unix.RTN_LOCAL, Protocol: t.Protocol, Port: t.Port,
 	}
 	if !p.FromNode {
 		p.In = to.Back.Interface
@@ -92,15 +95,53 @@ func (t *Tracer) packet(src, dst netip.Addr, to routes.Routes, way routes.Route)
 	return p
 }
 
+// Endpoints returns the rules of which one certainly translates the destination, each to an address;
+// none if it is not known to which.
+func (n Path) Endpoints() (all []trace.Finding) {
+	const most = 100
+	if n.Destination.Keeps != trace.No || n.Destination.Untracked != trace.No {
+		return nil
+	}
+	for _, f := range n.Destination.Findings {
+		switch {
+		case f.Code == trace.Rewrites, f.Code == trace.Unknown, len(all) == most,
+			f.OfDestination && (len(f.To) != 1 || f.To[0].From != f.To[0].To):
+			return nil
+		case f.OfDestination && !slices.ContainsFunc(all, func(o trace.Finding) bool {
+			return o.To[0] == f.To[0] && o.Port == f.Port && o.Mark == f.Mark
+		}):
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// Onward follows a connection of a path past a rule that translates its destination, on each of the
+// routes to the endpoint.
+func (t *Tracer) Onward(n Path, by trace.Finding, to routes.Routes) []Path {
+	return t.each(n.Packet.Src, by.To[0].From, to, func(p trace.Packet) (trace.Result, trace.Result) {
+		if by.Port != 0 {
+			p.Port = by.Port
+		}
+		return trace.Result{Keeps: trace.Yes}, t.rules.Onward(n.Destination, by, p)
+	})
+}
+
 // Trace follows a new connection on each of its routes.
-func (t *Tracer) Trace(src, dst netip.Addr, to routes.Routes) (paths []Path) {
+func (t *Tracer) Trace(src, dst netip.Addr, to routes.Routes) []Path {
+	return t.each(src, dst, to, t.rules.Trace)
+}
+
+func (t *Tracer) each(
+	src, dst netip.Addr, to routes.Routes, follow func(trace.Packet) (destination, source trace.Result),
+) (paths []Path) {
 	for _, way := range to.Ways {
 		p := t.packet(src, dst, to, way)
 		n := Path{Packet: p, Masqueraded: way.Address, MasqueradedOf: way.AddressOf, Depends: way.Depends}
 		n.Wanted = judge.Decide(t.known.Policy, nft.Connection{
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,
 		}) == nft.Masqueraded
-		n.Destination, n.Source = t.rules.Trace(p)
+		n.Destination, n.Source = follow(p)
 		if paths = append(paths, n); p.Out.Kind == "bridge" && p.In == p.Out {
 			n.Depends = []string{"whether the bridge " + n.Out() + " passes it on without these rules"}
 			n.Destination, n.Source = trace.Result{Keeps: trace.Yes}, trace.Result{Keeps: trace.Yes}

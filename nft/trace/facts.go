@@ -32,6 +32,7 @@ type Packet struct {
 	// Translated is whether its destination was translated before. If it certainly was, the packet
 	// may have the marks of kube-proxy and the CNI plugin portmap.
 	Translated Truth
+	redirected bool // its destination was translated by rules that were followed, which set its mark
 	// Known means that the connection exists: its state may be any.
 	Known bool
 }
@@ -194,7 +195,7 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 // only if it was translated.
 func (p Packet) status() fact {
 	value, known := uint32(0), uint32(0x7f)
-	if p.Src == p.Dst || p.Translated == Yes {
+	if p.Src == p.Dst || p.Translated == Yes || p.redirected {
 		value = dstNAT
 	} else if p.Translated == Maybe {
 		known &^= dstNAT

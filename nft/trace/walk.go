@@ -25,6 +25,10 @@ type Finding struct {
 	// To are the new addresses, of which it takes one; none if the rule does not name them: those of
 	// Masquerades are the interface's.
 	To []iprange.Range
+	// Port is the new port of the destination, 0 if it keeps its own or the rule does not name it; Mark
+	// is the packet's when it is translated.
+	Port uint16
+	Mark Mark
 	// Keeps means that the packet keeps its own address.
 	Keeps bool
 	// OfDestination means that it is the destination that changes.
@@ -218,24 +222,42 @@ func isDestination(field string) bool { return field == "ip daddr" || field == "
 // registered last runs first, but the kernel does not report the order: if several of them
 // translate the packet, any of them may be first.
 func (t *Tracer) Trace(p Packet) (destination, source Result) {
-	first, later, out := uint32(unix.NF_INET_PRE_ROUTING), []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}, p.Out
+	early, first := p, uint32(unix.NF_INET_PRE_ROUTING)
+	if p.FromNode {
+		first = unix.NF_INET_LOCAL_OUT
+	} else {
+		early.Out = routes.Interface{} // not yet known
+	}
+	destination = t.At(early, first)
+	p.Src = t.packet.Src
+	return destination, t.past(destination, p)
+}
+
+// Onward follows a packet from where its destination has been translated as a rule does, which was
+// found at the first hook. It has the new destination, its connection is translated, and no other
+// program has set its mark.
+func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
+	p.redirected = true
+	t.mark, t.untracked, t.last = by.Mark, destination.Untracked, t.Visits+maxVisits
+	return t.past(destination, p)
+}
+
+// past follows a packet through the hooks after the first one.
+func (t *Tracer) past(destination Result, p Packet) Result {
+	hooks := []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 	switch {
 	case p.FromNode:
-		first, later = unix.NF_INET_LOCAL_OUT, later[1:]
+		hooks = hooks[1:]
 	case p.Delivered():
-		later, out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
-		fallthrough
-	default:
-		p.Out = routes.Interface{} // not yet known
+		hooks, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
 	}
-	destination = t.At(p, first)
-	t.packet.Out, t.result = out, Result{Keeps: Yes}
+	t.packet, t.result = p, Result{Keeps: Yes}
 	for _, f := range destination.Findings { // what concerns its source too
 		if !f.OfDestination && f.Code != Accepts {
 			t.result.Findings = append(t.result.Findings, f)
 		}
 	}
-	return destination, t.pass(later)
+	return t.pass(hooks)
 }
 
 // At follows a packet through the base chains of some hooks.
@@ -532,7 +554,7 @@ func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
 		}
 	}
 	f := t.find(w.under(has, s), code)
-	f.OfDestination, f.Keeps = !source, s.ToMap == "" && source && isSource(s.ToField)
+	f.Mark, f.OfDestination, f.Keeps = t.mark, !source, s.ToMap == "" && source && isSource(s.ToField)
 	for _, r := range to {
 		if s.Flags&nfnetlink.NATPrefix != 0 {
 			r = prefixed(r, of)
@@ -540,6 +562,9 @@ func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
 		if r.From.IsValid() {
 			f.To = append(f.To, r)
 		}
+	}
+	if !source && s.MinPort == s.MaxPort {
+		f.Port = s.MinPort
 	}
 	f.To = iprange.Normal(f.To)
 	if has == Maybe {

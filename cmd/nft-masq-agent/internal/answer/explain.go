@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
@@ -23,6 +24,10 @@ type Explanation struct {
 	Config Config `json:"config"`
 	// Destination is the address that was asked for.
 	Destination string `json:"destination"`
+	// Protocol of the packet, if one was asked for.
+	Protocol string `json:"protocol,omitempty"`
+	// Port of the destination, if one was asked for.
+	Port uint16 `json:"port,omitempty"`
 	// Source of the packet that the answer is about; absent if this node has none to the destination.
 	Source string `json:"source,omitempty"`
 	// Absent means that none of this agent's rules are installed, so the answers are the config's.
@@ -43,6 +48,19 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Stale counts existing connections to the destination that were opened under an earlier policy.
 	Stale *Stale `json:"staleConnections,omitempty"`
+	// Against are open connections from the source to the destination that are seen as another
+	// address than this answer says, at most 8.
+	Against []Connection `json:"contradicting,omitempty"`
+
+	to string // the destination, in sentences
+}
+
+// SetDestination sets the destination, of a protocol and a port if these are not 0.
+func (x *Explanation) SetDestination(dst netip.AddrPort, protocol uint8) {
+	x.Destination, x.Port, x.to = dst.Addr().String(), dst.Port(), End(dst)
+	if protocol != 0 {
+		x.Protocol = conntrack.ProtocolName(protocol)
+	}
 }
 
 // SetSource sets the source of the packet. If it was not given, a pod is chosen, or the node.
@@ -63,6 +81,19 @@ func (x *Explanation) SetStale(n int) {
 		x.Add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
 			either(n == 1, "was", "were"))
 	}
+}
+
+// SetAgainst adds the open connections that contradict the answer.
+func (x *Explanation) SetAgainst(all []Connection) {
+	if x.Against = all; len(all) == 0 {
+		return
+	}
+	details := "Open connections contradict this, if they did not begin under other rules:"
+	for _, c := range all {
+		to := cmp.Or(c.Requested, c.Destination)
+		details += fmt.Sprintf("\n%s %s to %s is seen as %s", c.Protocol, c.Source, to, c.SeenAs)
+	}
+	x.Details = strings.TrimPrefix(x.Details+"\n"+details, "\n")
 }
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
@@ -89,6 +120,8 @@ type Step struct {
 	CIDR string `json:"cidr,omitempty"`
 	// Interface is the entry that matches the interface.
 	Interface string `json:"interface,omitempty"`
+	// Listed is the list that does not have it, which begins at the place.
+	Listed string `json:"listed,omitempty"`
 	origin
 }
 
@@ -150,6 +183,21 @@ func explainStep(s judge.Step) Step {
 	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
 	if s.Yes && s.CIDR != (config.CIDR{}) {
 		out.origin = originOf(s.CIDR.Pos)
+	}
+	switch {
+	case s.Yes:
+	case len(s.Of.CIDRs) > 0:
+		list := slices.DeleteFunc(slices.Clone(s.Of.CIDRs), func(c config.CIDR) bool { return c.Pos == nowhere })
+		if len(list) == 0 { // nothing of it is from the file
+			list = s.Of.CIDRs
+		}
+		out.origin, out.Listed = originOf(list[0].Pos), addressList(list)
+	case len(s.Of.Interfaces) > 0:
+		names := make([]string, len(s.Of.Interfaces))
+		for i, of := range s.Of.Interfaces {
+			names[i] = of.Name
+		}
+		out.origin, out.Listed = originOf(s.Of.Interfaces[0].Pos), strings.Join(names, ", ")
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
@@ -234,7 +282,11 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 	for i, s := range a.Steps {
 		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
 		if s.Place != nowhere || s.Default {
-			fmt.Fprintf(b, "     %s\n", s.place(s.CIDR))
+			at := s.place(s.CIDR)
+			if s.Listed != "" {
+				at = fmt.Sprintf("(%s: %s)", at, s.Listed)
+			}
+			fmt.Fprintf(b, "     %s\n", at)
 		}
 	}
 	b.WriteString("\n")

@@ -38,7 +38,7 @@ func (x *Explanation) Follow(paths []neighbors.Path) {
 	all, away := []Explanation{*x}, []string(nil)
 	why := Why{Code: "unknown", Unknown: slices.Concat(paths[0].Depends, x.Why.Unknown)}
 	for _, n := range paths[1:] {
-		y := Explanation{Destination: x.Destination}
+		y := Explanation{to: x.to}
 		switch y.follow(n); {
 		case y.Headline == x.Headline && slices.Equal(y.Possible, x.Possible), x.Sees != "" && y.Sees == x.Sees:
 		case leads(paths[0]) && !leads(n):
@@ -57,16 +57,59 @@ func (x *Explanation) Follow(paths []neighbors.Path) {
 	}
 	why.Unknown = distinct(why.Unknown)
 	on := strings.Join(why.Unknown, "; ")
-	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
+	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.to, on)
 	x.Sees, x.Possible = "", nil
 	for _, y := range all {
 		why.Rules = append(why.Rules, y.Why.Rules...)
 		if y.Why.Code != "unknown" {
-			y.Possible = []string{strings.TrimPrefix(y.Headline, x.Destination+" sees ")}
+			y.Possible = []string{strings.TrimPrefix(y.Headline, x.to+" sees ")}
 		}
 		x.Possible = append(x.Possible, y.Possible...)
 	}
 	x.Why = why
+}
+
+// FollowEach is Follow for a connection whose destination rules translate to one of several
+// endpoints. Those that see the same are one kind of answer.
+func (x *Explanation) FollowEach(endpoints [][]neighbors.Path) {
+	const endpoint = "\x00" // in the sentences of a kind
+	type kind struct {
+		Explanation
+		of []netip.Addr
+	}
+	var kinds []kind
+	for _, paths := range endpoints {
+		k, a := kind{Explanation: Explanation{to: endpoint, Why: x.Why}}, paths[0].Packet.Dst
+		k.Follow(paths)
+		i := slices.IndexFunc(kinds, func(o kind) bool {
+			return o.Headline == k.Headline && slices.Equal(o.Possible, k.Possible)
+		})
+		if i < 0 {
+			i, kinds = len(kinds), append(kinds, k)
+			x.Take(k.Problems())
+		}
+		if !slices.Contains(kinds[i].of, a) {
+			kinds[i].of = append(kinds[i].of, a)
+		}
+	}
+	says := func(k kind, name string) string { return strings.ReplaceAll(k.Headline, endpoint, name) }
+	if one := kinds[0]; len(kinds) == 1 {
+		name := fmt.Sprintf("%s, the endpoint of %s,", one.of[0], x.to)
+		if len(one.of) > 1 {
+			name = fmt.Sprintf("Each endpoint of %s (%s)", x.to, addressList(one.of))
+		}
+		x.Headline, x.Details, x.Sees, x.Possible, x.Why = says(one, name), one.Details, one.Sees, one.Possible, one.Why
+		return
+	}
+	x.Headline = fmt.Sprintf("What %s sees depends on its endpoint.", x.to)
+	x.Why = Why{Code: "unknown", Unknown: []string{"which endpoint is chosen"}}
+	for _, k := range kinds {
+		x.Possible = append(append(x.Possible, says(k, addressList(k.of))), k.Possible...)
+		x.Why.Rules = append(x.Why.Rules, k.Why.Rules...)
+		if !strings.Contains(x.Details, k.Details) {
+			x.Details = strings.TrimPrefix(x.Details+"\n"+k.Details, "\n")
+		}
+	}
 }
 
 // distinct sorts texts and drops those that are there already.
@@ -98,17 +141,17 @@ func (x *Explanation) follow(n neighbors.Path) {
 		r := newWay(f, n)
 		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, src
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.",
-			x.Destination, keptWords(n.Packet.Src), r)
+			x.to, keptWords(n.Packet.Src), r)
 		x.turnOff(f)
 		return
 	case n.Packet.Delivered() && len(by) == 0:
 		x.Why.Code, x.Sees = "local", src
 		x.Headline = fmt.Sprintf("%s is an address of this node: a connection from %s is not masqueraded.",
-			x.Destination, src)
+			x.to, src)
 		return
 	case n.Packet.DstType == unix.RTN_UNSPEC:
 		x.Why.Code = "no-route"
-		x.Headline = fmt.Sprintf("This node has no route to %s.", x.Destination)
+		x.Headline = fmt.Sprintf("This node has no route to %s.", x.to)
 		return
 	}
 	var sees []string
@@ -143,7 +186,7 @@ func last(r trace.Result, code trace.Code) (found trace.Finding) {
 func (x *Explanation) ends(f trace.Finding, n neighbors.Path) {
 	r := newWay(f, n)
 	x.Why = Why{Code: string(f.Code), Rules: []Rule{r}}
-	x.Headline = fmt.Sprintf("%s sees nothing: a rule %s the connection: %s.", x.Destination,
+	x.Headline = fmt.Sprintf("%s sees nothing: a rule %s the connection: %s.", x.to,
 		either(f.Code == trace.Rejects, "rejects", "drops"), r)
 	x.turnOff(f)
 }
@@ -155,12 +198,12 @@ func (x *Explanation) kept(n neighbors.Path) {
 		r := newWay(left, n)
 		x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent's rules: %s.",
-			x.Destination, keptWords(n.Packet.Src), r)
+			x.to, keptWords(n.Packet.Src), r)
 		x.turnOff(left)
 		return
 	}
 	x.Why.Code = "exempt"
-	x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.Destination, keptWords(n.Packet.Src))
+	x.Headline = fmt.Sprintf("%s sees %s: no rule of this node translates it.", x.to, keptWords(n.Packet.Src))
 }
 
 // translated says which rule certainly decides.
@@ -181,7 +224,7 @@ func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees stri
 		return
 	case r.Own && f.Keeps:
 		x.Why.Code = "exempt"
-		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.Destination,
+		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.to,
 			keptWords(n.Packet.Src))
 	case r.Own:
 		if !masquerade {
@@ -195,28 +238,62 @@ func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees stri
 			}
 		}
 		x.Why.Code = either(masquerade, "masqueraded", "snat")
-		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.Destination, sees, of)
+		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.to, sees, of)
 	case f.Code == trace.Rewrites:
 		x.Why.Code = "rewritten"
 		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without "+
-			"NAT: %s.", x.Destination, sees, r)
+			"NAT: %s.", x.to, sees, r)
 	default:
 		x.Why.Code = either(masquerade, "foreign-masquerade", "foreign-snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.",
-			x.Destination, sees, of, r)
+			x.to, sees, of, r)
 	}
 	if !r.Own {
 		x.turnOff(f)
 	}
 }
 
-// turnOff says how to turn off another program's rule.
+// settings are those of programs that put their rules back, by how the name of a table or a chain of
+// theirs begins.
+var settings = [][3]string{
+	{"KUBE-", "--masquerade-all, --cluster-cidr, and externalTrafficPolicy of the Service", "kube-proxy"},
+	{"kube-proxy", "--masquerade-all, --cluster-cidr, and externalTrafficPolicy of the Service", "kube-proxy"},
+	{"CNI-HOSTPORT", "snat in the CNI config", "the CNI plugin portmap"},
+	{"cni_hostport", "snat in the CNI config", "the CNI plugin portmap"},
+	{"CNI-", "ipMasq in the CNI config", "a CNI plugin"},
+	{"cni_plugins", "ipMasq in the CNI config", "a CNI plugin"},
+	{"FLANNEL-", "--ip-masq of flanneld", "flannel"},
+	{"flannel-", "--ip-masq of flanneld", "flannel"},
+	{"cali", "natOutgoing of the IPPool", "Calico"},
+	{"CILIUM_", "enable-ipv4-masquerade and enable-ipv6-masquerade", "Cilium"},
+	{"kindnet-", "--masquerading", "kindnet"},
+	{"AWS-SNAT", "AWS_VPC_K8S_CNI_EXTERNALSNAT", "the AWS VPC CNI"},
+}
+
+// turnOff says how to turn off another program's rule: by a setting of its program, if that is known to
+// put it back and may need it, or else by a command.
 func (x *Explanation) turnOff(f trace.Finding) {
+	for _, r := range append(slices.Clip(f.Via), f.Rule) {
+		for _, s := range settings {
+			if strings.HasPrefix(r.Chain, s[0]) || strings.HasPrefix(r.Table, s[0]) {
+				x.Details = fmt.Sprintf("It is a rule of %s, which may need it and puts it back. What it does is set by:\n%s", s[2],
+					s[1])
+				return
+			}
+		}
+	}
 	how := fmt.Sprintf("nft delete rule %s %s handle %d", f.Table(), f.Chain(), f.Rule.Handle)
 	if f.Policy() {
 		how = fmt.Sprintf("nft 'chain %s %s { policy accept; }'", f.Table(), f.Chain())
 	}
 	x.Details = "Until its program adds it again, this turns it off:\n" + how
+}
+
+// SetNotForwarded says that the node drops the packet because of a setting.
+func (x *Explanation) SetNotForwarded(setting string) {
+	x.Why, x.Sees, x.Possible = Why{Code: string(trace.Drops)}, "", nil
+	x.Headline = fmt.Sprintf("%s sees nothing: this node forwards no packets.", x.to)
+	x.Details = "sysctl -w " + setting + "=1"
 }
 
 // SetLegacy makes the headline unknown because of tables of legacy ip_tables that decide, too.
@@ -260,7 +337,7 @@ func (x *Explanation) mayEnd(n neighbors.Path) {
 func (x *Explanation) cannotKnow(n neighbors.Path, by []trace.Finding, itself bool) {
 	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
 	on := cmp.Or(strings.Join(n.Source.Unknown, "; "), "a translation that the rule does not name")
-	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.Destination, on)
+	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.to, on)
 	for i, r := range x.Why.Rules {
 		sees := r.Sees
 		switch to := by[i].To; {
@@ -290,8 +367,8 @@ func (x *Explanation) translatedFirst(n neighbors.Path) bool {
 		written := f.Code == trace.Rewrites
 		if f.Direct || written && f.Sure || n.Destination.Keeps == trace.No && !written {
 			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
-			x.Headline = fmt.Sprintf("%s is translated to another address before this agent's rules: explain the endpoint. "+
-				"The rule is %s.", x.Destination, r)
+			x.Headline = fmt.Sprintf("%s is translated to another address before this agent's rules: explain %sthe endpoint. "+
+				"The rule is %s.", x.to, either(x.Port == 0, "it with its port, or ", ""), r)
 			return true
 		}
 		x.Add(config.Note, "translated-first", "Its destination may be translated first (%s): then explain that address.", r)

@@ -83,7 +83,7 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 			listed: "This node has no route to 203.0.113.9.\n" + by1,
 		},
 	} {
-		x := Explanation{Destination: dst.String()}
+		x := Explanation{to: dst.String()}
 		x.Follow(tt.paths)
 		got := []string{x.Why.Code, x.Sees, strings.Join(x.Why.Unknown, "; "), strings.ReplaceAll(x.Notes.Error(), "\n", " ")}
 		if diff := cmp.Diff([]string{tt.code, tt.sees, tt.on, tt.note}, got); diff != "" {
@@ -111,7 +111,7 @@ func TestHeadlineIsWhatIsWrittenIntoAnUntrackedPacket(t *testing.T) {
 		{[]trace.Finding{untracks, writes}, "rewritten", "192.0.2.7"},
 		{[]trace.Finding{writes, untracks}, "rewritten", "192.0.2.7"},
 	} {
-		x := Explanation{Destination: dst.String()}
+		x := Explanation{to: dst.String()}
 		x.Follow([]neighbors.Path{{
 			Packet: trace.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST},
 			Source: trace.Result{Findings: tt.found, Keeps: trace.Yes, Untracked: trace.Yes},

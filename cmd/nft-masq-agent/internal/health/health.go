@@ -38,6 +38,7 @@ const (
 	InsertFailed = "insert-failed"
 	IPv6Pods     = "ipv6-pods" // a note
 	Unchecked    = "unchecked" // a warning
+	StrictReply  = "rp-filter" // a note of explain and connections
 )
 
 // A Node is what a check reads.
@@ -192,13 +193,27 @@ func (n *Node) forwarding(p nft.Policy, pods map[bool][]netip.Addr) (found confi
 	return found
 }
 
+// NotForwarded returns the setting by which the node drops what it receives on an interface for other
+// hosts, "" if there is none.
+func NotForwarded(proc, in string, ipv6 bool) string {
+	name := "net/ipv4/conf/" + in + "/forwarding"
+	if ipv6 {
+		name = "net/ipv6/conf/all/forwarding" // that of the interface is for router advertisements
+	}
+	text, err := os.ReadFile(filepath.Join(proc, "sys", name))
+	if err != nil || strings.TrimSpace(string(text)) != "0" {
+		return ""
+	}
+	return map[bool]string{false: "net.ipv4.ip_forward", true: "net.ipv6.conf.all.forwarding"}[ipv6]
+}
+
 // ipv6Pods notes that pods have addresses that nothing is done about.
 func ipv6Pods(p nft.Policy, pods []netip.Addr) config.Problems {
 	if _, on := p.Family(true); on || len(pods) == 0 {
 		return nil
 	}
 	return problem(config.Note, IPv6Pods, "",
-		"IPv6 is off, and %d pods have IPv6 addresses, such as %s, which they keep: set enableIPv6 to masquerade them",
+		"IPv6 is off: pods keep their IPv6 addresses (%d here, such as %s); set enableIPv6 to masquerade them",
 		len(pods), pods[0])
 }
 
@@ -213,13 +228,15 @@ func files(path string) config.Problems {
 		return otherFile(path)
 	case err != nil || !single:
 		return nil //nolint:nilerr // the config is rejected then
-	case s.Nlink == 0:
-		return problem(config.Error, SingleFile, config.Printable(path)+
-			" is mounted as a single file (subPath), whose source was replaced\n"+
-			"mount the directory instead of the file, and restart the pod", "changes of the config no longer arrive")
 	}
-	return problem(config.Warning, SingleFile, config.Printable(path)+" keeps its content when its source is replaced\n"+
-		"mount the directory instead of the file", "the config is mounted as a single file (subPath)")
+	// Whoever writes such a file replaces it: the kubelet, kubectl, editors. It may have happened
+	// before the mount, so that the link count alone does not show that the file is not followed.
+	state := "does not follow its source when that is replaced"
+	if s.Nlink == 0 {
+		state = "no longer follows its source, which was replaced"
+	}
+	return problem(config.Error, SingleFile, "mount the directory instead of the file, and restart the pod",
+		"the config %s: it is mounted as a single file (subPath)", state)
 }
 
 // otherFile finds a file that is probably meant, such as another key of a ConfigMap.
@@ -237,6 +254,28 @@ func otherFile(path string) config.Problems {
 		}
 	}
 	return nil
+}
+
+// StrictReplies notes those of some interfaces whose rp_filter is strict, if connections have no
+// reply: the kernel drops a reply that arrives by one of them, but whose source it has a route to by
+// another.
+func StrictReplies(proc string, silent int, interfaces []string) config.Problems {
+	filter := func(name string) string {
+		text, _ := os.ReadFile(filepath.Join(proc, "sys/net/ipv4/conf", name, "rp_filter")) // unread: not known to be strict
+		return strings.TrimSpace(string(text))
+	}
+	// The larger one of the interface's and that of all applies.
+	loose := func(name string) bool { return name == "" || max(filter("all"), filter(name)) != "1" }
+	interfaces = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(interfaces, loose))))
+	if silent == 0 || len(interfaces) == 0 {
+		return nil
+	}
+	details := "replies are dropped that arrive there, but whose source has a route by another interface"
+	for _, name := range interfaces {
+		details += "\nsysctl -w net.ipv4.conf." + strings.ReplaceAll(config.Printable(name), ".", "/") + ".rp_filter=2"
+	}
+	return problem(config.Note, StrictReply, details,
+		"%d connections have no reply, and rp_filter of %s is strict (1)", silent, strings.Join(interfaces, ", "))
 }
 
 // conntrack finds a full table of connections, and connections that it could not take since

@@ -31,7 +31,7 @@ func TestSingleFileMountFollowsNothingOnceItsSourceIsReplaced(t *testing.T) {
 			func() error { return errors.Join(os.WriteFile(path, nil, 0o644), os.WriteFile(source, nil, 0o644)) },
 			config.Note,
 		},
-		{"a mounted file", func() error { return unix.Mount(source, path, "", unix.MS_BIND, "") }, config.Warning},
+		{"a mounted file", func() error { return unix.Mount(source, path, "", unix.MS_BIND, "") }, config.Error},
 		{"a replaced source", func() error {
 			return errors.Join(os.WriteFile(source+".new", nil, 0o644), os.Rename(source+".new", source))
 		}, config.Error},
