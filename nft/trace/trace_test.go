@@ -102,7 +102,7 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"ip saddr @limited masquerade", may},
 		{"ip saddr @paced masquerade", may},
 		{"ip saddr != @paced masquerade", may},
-		{"ip daddr @paced masquerade", nothing},
+		{"ip daddr @paced masquerade", may},
 		{"ip saddr != @limited masquerade", may},
 		{"delete @learned { ip saddr } masquerade", may},
 		{"update @learned { ip saddr limit rate over 1/second } masquerade", may},
