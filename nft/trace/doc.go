@@ -2,6 +2,8 @@
 // programs' rules do to it: [Tracer.Trace]. Which packets the rules treat alike follows from
 // what they compare addresses with: [Tracer.Ends].
 //
+// At equal priority any chain may be the first, and no translation there is certain.
+//
 // The addresses of the packet are known; every other fact is known or not. A [Truth] is how
 // certain something is, and there is no other word for that: of a condition, whether the packet
 // satisfies it; of a rule, whether the packet meets it. What may happen is never missed: what is
@@ -17,14 +19,18 @@
 //	th sport                                                                maybe: the program that connects chooses it
 //	iif, oif, iifname, oifname       where the packet has passed them       maybe: the route is not known before
 //	fib saddr type, daddr type       without an interface                   maybe: that depends on the table
-//	ct state, ct status              of a new connection                    maybe, if the connection exists
+//	ct state, ct status              of a new connection                    maybe, if the connection exists,
+//	                                                                        or may be untracked
 //	meta mark                        what rules have set; not set:          maybe: other programs, tc and sockets set marks
 //	                                 exactly the bit 0x4000 (kube-proxy)
 //	                                 or 0x2000 (portmap) alone
 //	numgen, jhash mod n              one of n values                        maybe one of them; each of them: yes
+//	a number in network order                                               maybe: nft swaps it to compare ranges
 //	a set or a map                   if it was read, or asked for one       maybe: more than 10,000 elements, of a
 //	                                 address                                survey
-//	an element with a limit or quota                                        maybe
+//	an element with a limit or                                              maybe
+//	  quota, also one declared in a
+//	  set
 //	a dynamic set;                                                          maybe: packets change it, and a full one
 //	  add, update (dynset)                                                  breaks a rule off
 //	limit, quota, ct count, a named                                         maybe

@@ -163,7 +163,8 @@ func TestWhatIsKnownOnlyNarrowsTheAnswer(t *testing.T) {
 					return g.Code == f.Code && g.Rule.Handle == f.Rule.Handle && g.Rule.Chain == f.Rule.Chain && (f.Sure || !g.Sure)
 				})
 				if !found {
-					t.Fatalf("%s to %s: %s by %s, which is not found, or certain, for all\n%s", less.Src, less.Dst, f.Code, f.RuleText(), rules)
+					t.Fatalf("%s to %s: %s by %s, which is not found, or certain, for all\n%s", less.Src, less.Dst, f.Code,
+						f.RuleText(), rules)
 				}
 			}
 			apart := func(a, b trace.Truth) bool { return a != trace.Maybe && a != b }

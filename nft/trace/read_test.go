@@ -186,8 +186,8 @@ func TestReadingFailsWithEachRequest(t *testing.T) {
 		}
 	}
 	for _, fault := range []error{nfnetlink.ErrInterrupted, unix.EIO} { // whoever asked may ask again
-		if s, err := trace.Read(t.Context(), failing(t, ns, func(netlink.HeaderType) error { return fault }), everything); s != nil ||
-			!errors.Is(err, fault) {
+		fails := func(netlink.HeaderType) error { return fault }
+		if s, err := trace.Read(t.Context(), failing(t, ns, fails), everything); s != nil || !errors.Is(err, fault) {
 			t.Errorf("%v: %v", fault, err)
 		}
 	}

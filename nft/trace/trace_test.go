@@ -57,6 +57,7 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"ip saddr 10.244.1.1-10.244.1.2 masquerade", masquerades},
 		{"ip saddr != 10.244.1.1-10.244.1.2 masquerade", nothing},
 		{"ip saddr { 10.244.1.1-10.244.1.2, 10.244.1.7 } masquerade", masquerades},
+		{"ip saddr { 10.244.0.0-10.244.0.255, 10.245.0.1 } masquerade", nothing}, // and so up to the next network
 		{"ip saddr . ip daddr { 10.244.1.2 . 203.0.113.9 } masquerade", masquerades},
 		{"ip saddr . ip daddr { 10.244.1.0/24 . 203.0.113.8 } masquerade", nothing},
 		{"ip saddr . ip daddr { 10.244.1.0/24 . 203.0.113.0/24 } masquerade", masquerades},
