@@ -85,7 +85,9 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 }
 
 // Any reports whether there are chains of other programs.
-func (r *Rules) Any() bool { return slices.ContainsFunc(r.Chains, func(c *Chain) bool { return !c.Own }) }
+func (r *Rules) Any() bool {
+	return slices.ContainsFunc(r.Chains, func(c *Chain) bool { return !c.Own })
+}
 
 // Listing lists all chains, and reads the rules of those that were not read.
 func (r *Rules) Listing() older.Listing {
