@@ -26,8 +26,8 @@ import (
 type connectionsFlags struct {
 	lookFlags
 	selection
-	stale, flush, yes, ports bool
-	limit                    int
+	stale, flush, yes, ports, blocks bool
+	limit                            int
 }
 
 // maxLimit bounds the memory of the list, and mostRoutes how many of its connections are asked by which
@@ -51,6 +51,7 @@ func connectionsCommand(l look) command {
 			program + " connections --seen-as 198.51.100.1:54716",
 			program + " connections --stale --flush --yes",
 			program + " connections --ports",
+			program + " connections --blocks",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
@@ -66,7 +67,9 @@ func connectionsCommand(l look) command {
 			fs.BoolVar(&f.yes, "yes", false, "confirm --flush")
 			fs.BoolVar(&f.ports, "ports", false,
 				"list the destinations with the most source ports in use, and the pods that use them")
-			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
+			fs.BoolVar(&f.blocks, "blocks", false,
+				"list the block of source ports of each pod, with portsPerPod; elsewhere of each address of --pod-cidr")
+			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections or pods", parseLimit)
 			again := false
 			addWatch(fs, &again)
 			return func(ctx context.Context, operands []string, e environment) (int, error) {
@@ -124,8 +127,10 @@ func (f *connectionsFlags) contradiction() error {
 		return usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return usagef("--yes is for --flush")
-	case f.ports && (f.flush || f.stale):
-		return usagef("--ports does not list connections: omit --stale and --flush")
+	case (f.ports || f.blocks) && (f.flush || f.stale):
+		return usagef("--ports and --blocks do not list connections: omit --stale and --flush")
+	case f.blocks && (f.ports || f.family() != unix.AF_UNSPEC):
+		return usagef("--blocks lists all pods: omit ADDRESS, --from, --seen-as and --ports")
 	}
 	return nil
 }
@@ -159,6 +164,9 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
 			return remarks, nil
 		}
+	}
+	if f.blocks && (err == nil || j == nil) {
+		return f.listBlocks(r, s, policy, j != nil)
 	}
 	if err != nil {
 		return nil, err
@@ -200,6 +208,33 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 		return append(remarks, deleted...), err
 	}
 	return remarks, nil
+}
+
+// listBlocks lists the blocks of the pods of this node or, if it does not have our rules, by the config
+// those of the addresses of --pod-cidr.
+func (f *connectionsFlags) listBlocks(r *answer.Connections, s *session, p nft.Policy, here bool) (
+	notes config.Problems, err error,
+) {
+	var pods []netip.Addr
+	switch {
+	case here:
+		for _, ipv6 := range []bool{false, true} {
+			of, err := s.pods(ipv6)
+			if err != nil {
+				return nil, err
+			}
+			pods = append(pods, of...)
+		}
+	case s.rejected != nil:
+		return nil, s.rejected
+	default:
+		p, pods = s.Ruleset.Policy, answer.AddressesOf(s.PodCIDRs)
+	}
+	notes, ok := r.SetBlocks(p, pods, f.limit)
+	if !ok {
+		return nil, errors.New("pods have no blocks of source ports: " + config.KeyPortsPerPod + " is 0")
+	}
+	return notes, nil
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.

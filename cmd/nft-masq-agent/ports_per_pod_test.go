@@ -74,6 +74,7 @@ func TestFullBlockOfPortsConcernsOnlyItsPod(t *testing.T) {
 func TestPortNamesThePodsThatHaveItsBlock(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
+	_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "600") // for slow machines
 	n.enforce("enableIPv6: true\nmasqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nportsPerPod: 250\n")
 	for _, seenAs := range []struct{ seenAs, want string }{
 		{n.open(nfttest.UDP, "203.0.113.9:53").Seen.String(), "behind SEEN: 10.244.1.2\n" +
@@ -102,6 +103,11 @@ func TestPortNamesThePodsThatHaveItsBlock(t *testing.T) {
 	n.check(json.Unmarshal([]byte(got.stdout), &r))
 	if fmt.Sprint(r.Block) != "block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2" || r.Total != 0 {
 		t.Errorf("%+v", r)
+	}
+	const table = "POD               SOURCE PORTS\n10.244.1.2        1524-1773\nfd00:10:244:1::2  1524-1773\n" +
+		"this node         65024-65535\n"
+	if got := n.run(append([]string{"connections", "--blocks"}, *n.flags...)...); got.stdout != table || got.stderr != "" {
+		t.Errorf("%+v", got)
 	}
 	if got := n.run(append([]string{"explain", "203.0.113.9", "--from", "10.244.1.2"}, *n.flags...)...); !strings.Contains(
 		got.stdout, "is one of 1524-1773 (portsPerPod)") {

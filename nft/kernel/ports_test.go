@@ -1,10 +1,13 @@
 package kernel
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -134,4 +138,80 @@ func connectTCP(t *testing.T, top *nfttest.Topology, flows []nfttest.Flow) []uin
 		t.Fatal(err)
 	}
 	return ports
+}
+
+// A closed connection keeps its port to the destination for two minutes. Linux 6.5 and newer give
+// the ports of closed connections to new ones if no other is free (nf_nat_used_tuple_harder):
+// the table in config/README.md is what this test logs.
+func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
+	t.Parallel()
+	evicts := !nfttest.KernelBefore(t, 6, 5)
+	sizes := []int{250, 500, 1000}
+	if testing.Short() {
+		sizes = sizes[:1]
+	}
+	for _, size := range sizes {
+		for _, to := range []string{"203.0.113.9", "2001:db8:1::1"} {
+			t.Run(fmt.Sprintf("%d to %s", size, to), func(t *testing.T) {
+				t.Parallel()
+				top := nfttest.NewTopology(t)
+				apply(t, open(t, top.Node), nft.Compile(config.Config{
+					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
+					PortsPerPod: config.PodPorts{Size: size},
+				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), layout.Ours)
+				began := time.Now()
+				opened := openAndClose(t, top, netip.AddrPortFrom(netip.MustParseAddr(to), destPort), 3*size)
+				failed, err := nfttest.ConntrackStat(top.Node, "insert_failed")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("block of %d: %d of %d connections in %s, %d packets lost", size, opened, 3*size,
+					time.Since(began).Round(time.Second/10), failed)
+				if evicts && opened != 3*size || !evicts && (opened > size || opened < size*9/10) {
+					t.Errorf("%d connections; closed ones give up their ports: %t", opened, evicts)
+				}
+			})
+		}
+	}
+}
+
+// openAndClose opens connections one after the other, each of which the pod closes, until one
+// fails, and returns how many there were.
+func openAndClose(t *testing.T, top *nfttest.Topology, to netip.AddrPort, most int) (opened int) {
+	t.Helper()
+	var l net.Listener
+	if err := top.Outside.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", to.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, c) // until the pod closes it
+			_ = c.Close()
+		}
+	})
+	defer served.Wait()
+	defer l.Close()
+	for opened < most {
+		// A lost SYN is sent again after 1 s and after 3 s.
+		ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(5*time.Second))
+		c, err := top.Pod.DialContext(ctx, "tcp", to.String())
+		cancel()
+		if err != nil {
+			return opened
+		}
+		opened++
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c) // until the other end has closed it, too
+		_ = c.Close()
+	}
+	return opened
 }

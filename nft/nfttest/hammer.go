@@ -156,7 +156,7 @@ func (t *Topology) StartHammerFrom(node []netip.Addr, targets ...Target) (*Hamme
 		}
 	}
 	var err error
-	if h.refused, err = refused(t.Node); err != nil {
+	if h.refused, err = ConntrackStat(t.Node, "drop"); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{
@@ -299,7 +299,7 @@ func (h *Hammer) Stop() (Tally, error) {
 	h.readers.Wait()
 
 	tally := h.SoFar()
-	refused, err := refused(h.top.Node)
+	refused, err := ConntrackStat(h.top.Node, "drop")
 	tally.Refused = refused - h.refused
 	return tally, errors.Join(h.err, err)
 }
@@ -315,8 +315,10 @@ func (h *Hammer) SoFar() Tally {
 	return tally
 }
 
-// refused returns how many packets the namespace's connection tracking dropped.
-func refused(n *NS) (total uint64, err error) {
+// ConntrackStat returns a count of the namespace's connection tracking, by the name of its column:
+// of packets, "drop" has all that it dropped, and "insert_failed" those without a free source port,
+// too.
+func ConntrackStat(n *NS, name string) (total uint64, err error) {
 	var text []byte
 	err = n.Do(func() (err error) {
 		// Not /proc/net, which shows the namespace of the process.
@@ -324,7 +326,7 @@ func refused(n *NS) (total uint64, err error) {
 		return err
 	})
 	if err == nil {
-		total, err = dropped(string(text))
+		total, err = sum(string(text), name)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: conntrack statistics: %w", n, err)
@@ -332,13 +334,13 @@ func refused(n *NS) (total uint64, err error) {
 	return total, nil
 }
 
-// dropped sums up the column "drop" of the kernel's connection-tracking
-// statistics: a line of names, then a line of hexadecimal numbers per CPU.
-func dropped(text string) (total uint64, err error) {
+// sum sums up a column of the kernel's connection-tracking statistics: a line of names, then a line
+// of hexadecimal numbers per CPU.
+func sum(text, name string) (total uint64, err error) {
 	names, values, _ := strings.Cut(text, "\n")
-	column := slices.Index(strings.Fields(names), "drop")
+	column := slices.Index(strings.Fields(names), name)
 	if column < 0 {
-		return 0, errors.New("no column drop")
+		return 0, fmt.Errorf("no column %s", name)
 	}
 	for line := range strings.Lines(values) {
 		fields := strings.Fields(line)

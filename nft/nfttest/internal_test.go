@@ -8,11 +8,11 @@ func TestConntrackDropsAreSummedOverCPUs(t *testing.T) {
 00000003  00000000 00000000 00000000 00000001 00000000 00000000 00000004 00000000 00000000 0000000a 00000002 00000000  00000000 00000000 00000000 00000000
 00000003  00000000 00000000 00000000 00000000 00000000 00000000 00000004 00000000 00000000 00000001 00000000 00000000  00000000 00000000 00000000 00000000
 `
-	if got, err := dropped(text); got != 11 || err != nil {
+	if got, err := sum(text, "drop"); got != 11 || err != nil {
 		t.Errorf("%d, %v, want 11", got, err)
 	}
 	for _, bad := range []string{"", "entries\n0\n", "entries drop\n0\n", "entries drop\n0 x\n"} {
-		if got, err := dropped(bad); err == nil {
+		if got, err := sum(bad, "drop"); err == nil {
 			t.Errorf("%q: %d and no error", bad, got)
 		}
 	}

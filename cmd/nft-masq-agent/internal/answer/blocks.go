@@ -26,6 +26,57 @@ type PortBlock struct {
 	More int `json:"morePodCount,omitempty"`
 }
 
+// A PodBlock is the block of source ports of a pod, or the ports of the node's own connections.
+type PodBlock struct {
+	// Pod is its address; absent for the node's own connections.
+	Pod string `json:"pod,omitempty"`
+	// Ports are FIRST-LAST; of the node, ranges.
+	Ports string `json:"sourcePorts"`
+}
+
+// SetBlocks lists the blocks of pods that are masqueraded, at most a number of them, and the ports
+// of the node; false without blocks.
+func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (notes config.Problems, ok bool) {
+	for _, pod := range pods {
+		if b := p.PortBlocks(pod.Is6()); b.Count() > 0 && fromSources(p, pod) {
+			if c.Total++; c.Total <= most {
+				c.Blocks = append(c.Blocks, PodBlock{pod.String(), b.Block(b.Of(pod)).String()})
+			}
+		}
+	}
+	if c.Total > most {
+		notes = append(notes, problem(config.Note, "limited", nowhere, "%d of %s; raise --limit for more", most,
+			Plural(c.Total, "pod")))
+	}
+	for _, ipv6 := range []bool{false, true} { // the node has the same in both families
+		if b := p.PortBlocks(ipv6); b.Count() > 0 {
+			c.Blocks = append(c.Blocks, PodBlock{Ports: strings.Join(texts(b.Node), ",")})
+			return notes, true
+		}
+	}
+	return nil, false
+}
+
+// fromSources reports whether masqueradeSrcCIDRs, if there are any, contain a pod.
+func fromSources(p nft.Policy, pod netip.Addr) bool {
+	f, _ := p.Family(pod.Is6())
+	sources := iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
+	return len(sources) == 0 || iprange.Contains(sources, pod)
+}
+
+// AddressesOf returns the addresses of CIDRs; of CIDRs with more than 65,536, none.
+func AddressesOf(cidrs []netip.Prefix) (all []netip.Addr) {
+	for _, p := range cidrs {
+		if p.Addr().BitLen()-p.Bits() > 16 {
+			continue // too many to be of use
+		}
+		for a := p.Masked().Addr(); p.Contains(a); a = a.Next() {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // blockPorts returns the ports among which that of a connection is chosen.
 func blockPorts(b nft.PortBlocks, c nft.Connection) string {
 	if c.FromNode {
@@ -56,9 +107,8 @@ func (c *Connections) SetBlock(
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
 	f, _ := p.Family(ipv6)
-	sources := iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
 	for _, pod := range pods {
-		if b.Of(pod) == scope.Block && (len(sources) == 0 || iprange.Contains(sources, pod)) {
+		if b.Of(pod) == scope.Block && fromSources(p, pod) {
 			c.Block.Pods = append(c.Block.Pods, pod.String())
 		}
 	}
@@ -89,20 +139,14 @@ func (c *Connections) OfAnotherNode(p nft.Policy, seenAs netip.AddrPort, podCIDR
 // ofCIDRs adds the first addresses of CIDRs that have the block.
 func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool) {
 	const most = 8
-	for _, p := range cidrs {
-		bits := p.Addr().BitLen() - p.Bits()
-		if p.Addr().Is6() != ipv6 || bits > 16 {
-			continue // too many to be of use
-		}
-		a := p.Masked().Addr()
-		for range 1 << bits {
-			if bytes := a.AsSlice(); !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])) {
-			} else if len(b.Pods) < most {
-				b.Pods = append(b.Pods, a.String())
-			} else {
-				b.More++
-			}
-			a = a.Next()
+	for _, a := range AddressesOf(cidrs) {
+		bytes := a.AsSlice()
+		switch {
+		case a.Is6() != ipv6 || !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])):
+		case len(b.Pods) < most:
+			b.Pods = append(b.Pods, a.String())
+		default:
+			b.More++
 		}
 	}
 }

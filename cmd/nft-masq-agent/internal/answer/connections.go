@@ -28,6 +28,8 @@ type Connections struct {
 	// Ports are the destinations with the most source ports in use, with --ports.
 	Ports []PortsOf `json:"ports,omitempty"`
 
+	// Blocks of source ports of pods, with --blocks.
+	Blocks []PodBlock `json:"blocks,omitempty"`
 	// Block of ports that the port of --seen-as is in, with portsPerPod.
 	Block *PortBlock `json:"portBlock,omitempty"`
 
@@ -101,6 +103,10 @@ func (c *Connections) String() string {
 		block = c.Block.String() + "\n"
 	}
 	switch {
+	case c.Blocks != nil:
+		return table("POD\tSOURCE PORTS", c.Blocks, func(b PodBlock) string {
+			return cmp.Or(b.Pod, "this node") + "\t" + b.Ports
+		})
 	case c.Total == 0 && c.behind != "":
 		return block
 	case c.Total == 0:

@@ -64,8 +64,17 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 				"%s (cloud metadata) sees the %s", metadata, whatMetadataSees(forced, exempt)))
 		}
 	}
+	if p.PortsPerPod > 0 && p.PortsPerPod < plentyOfPorts {
+		l.kept = append(l.kept, problem(config.Note, "time-wait", nowhere,
+			"%s: up to Linux 6.4, a closed TCP connection keeps its port for 120 s: a pod can open %d connections in that time "+
+				"to one destination and port", config.KeyPortsPerPod, p.PortsPerPod))
+	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
 }
+
+// plentyOfPorts is a block of which hardly a pod needs all: eight new connections a second to one
+// destination.
+const plentyOfPorts = 1000
 
 // shared finds pod CIDRs with more addresses than there are blocks of ports.
 func (l *lint) shared(b nft.PortBlocks, ipv6 bool, podCIDRs []netip.Prefix) {
