@@ -33,6 +33,7 @@ type bench struct {
 	until  time.Time
 
 	updates int
+	tally   nfttest.Tally // of a scenario without the hammer
 	away    nfttest.Tally // what was wrong while the rules were missing
 	note    string        // what else was counted
 }

@@ -54,7 +54,7 @@ func (r *report) bench(ctx context.Context, s settings, fn func(context.Context,
 	ctx, cancel := context.WithDeadline(ctx, b.until.Add(overtime))
 	defer cancel()
 	err = fn(ctx, b)
-	var tally nfttest.Tally
+	tally := b.tally
 	if b.hammer != nil {
 		var stopErr error
 		tally, stopErr = b.hammer.Stop()

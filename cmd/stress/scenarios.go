@@ -35,6 +35,7 @@ func scenarios() []scenario {
 		{"snatRules and snatAddresses change, 64 entries", rulesChange(64)},
 		{"snatRules alternate, one address, no agent", rulesAlternate(false)},
 		{"snatRules alternate, two addresses, no agent", rulesAlternate(true)},
+		{"portsPerPod names each of 50 pods", portsNamePods},
 		{"connections lose their entry, dropInvalid", entriesVanish(true)},
 		{"connections lose their entry, control without it", entriesVanish(false)},
 		{"the mode changes, 4 CIDRs", modeChanges(4)},
