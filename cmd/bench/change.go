@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"nft-masq-agent/nft"
@@ -29,7 +30,8 @@ type follower struct {
 	swap   func() error
 }
 
-func openFollower(n int, binary string) (f *follower, err error) {
+// openFollower returns a follower of files with some more keys.
+func openFollower(n int, binary string, keys ...string) (f *follower, err error) {
 	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the CPUs idle
@@ -37,6 +39,10 @@ func openFollower(n int, binary string) (f *follower, err error) {
 	for i, more := range []bool{false, true} {
 		networks := shuffled(n, more)
 		f.texts[i], f.hashes[i] = text(networks), ruleset(networks, nft.ModeNFTables).Hash()
+		if more := strings.Join(keys, ""); more != "" {
+			f.texts[i] += more
+			f.hashes[i] = keyed(networks, more).Hash()
+		}
 	}
 	if f.node, err = openNode("node"); err != nil {
 		return nil, err

@@ -118,6 +118,7 @@ func groups() []group {
 		{groupPackets, (*bench).packets},
 		{groupRules, (*bench).rules},
 		{groupInvalid, (*bench).invalid},
+		{groupBlocks, (*bench).blocks},
 		{groupMemory, (*bench).memory},
 		{groupRest, (*bench).atRest},
 		{groupHealing, (*bench).healing},
