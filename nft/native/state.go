@@ -24,6 +24,7 @@ type State struct {
 	last  bool       // another mode is wanted, whose rules come first
 	held  *ourTable
 	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
+	alike map[string]bool          // the chains that need not be written, however their sets change
 	diffs []string                 // of the elements that were read
 }
 
@@ -148,6 +149,7 @@ func (s *State) Differences(words facts.Words) []layout.Difference {
 
 func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string, ...any)) {
 	live := nft.Sides{}
+	s.alike = map[string]bool{}
 	for _, w := range s.want.Sets {
 		if name := s.now(w); name != "" {
 			live[w.Name] = name
@@ -164,9 +166,11 @@ func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string
 		case got.Hook != nil && got.Policy != nfnetlink.Accept:
 			add(layout.Drift, "chain %s has another policy than accept", w.Name)
 		}
-		for _, text := range w.Differences("chain "+w.Name, *s.want, live, s.held.rules[w.Name], words) {
+		diffs := w.Differences("chain "+w.Name, *s.want, live, s.held.rules[w.Name], words)
+		for _, text := range diffs {
 			add(layout.Drift, "%s", text)
 		}
+		s.alike[w.Name] = len(diffs) == 0 && got.Hook == nil && !w.RefersToSet()
 	}
 	for _, c := range s.held.chains {
 		if !wants(s.want, c.Name) && !(stays(c) && len(s.held.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
@@ -368,11 +372,11 @@ func (s *State) Switch(now, after *nfnetlink.Batch) (atAny bool) {
 	return false
 }
 
-// write replaces all rules, and deletes what the wanted table does not have: in the same
-// transaction, because packets on their way through the old rules still see those of a chain
-// that is deleted with them, and the elements of a set. Not so those of a map, which the
-// kernel makes inactive at once, nor the rules of a base chain that they only come to. If one of
-// these has to go, nothing goes before no packet is on its way, and chains keep their rules.
+// write replaces all rules of the chains that are not alike, and deletes what the wanted table does
+// not have: in the same transaction, because packets on their way through the old rules still see
+// those of a chain that is deleted with them, and the elements of a set. Not so those of a map,
+// which the kernel makes inactive at once, nor the rules of a base chain that they only come to. If
+// one of these has to go, nothing goes before no packet is on its way, and chains keep their rules.
 func (s *State) write(b, after *nfnetlink.Batch) {
 	t, sides, rest := *s.want, nft.Sides{}, b
 	for _, w := range t.Sets {
@@ -387,6 +391,7 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 	var gone []nfnetlink.ChainID
 	for _, c := range s.held.chains {
 		switch {
+		case s.alike[c.Name]:
 		case wants(s.want, c.Name):
 			b.FlushChain(c.ID())
 		case stays(c):
@@ -399,13 +404,14 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 			}
 		}
 	}
-	for _, w := range t.Chains {
+	wrong := slices.DeleteFunc(slices.Clone(t.Chains), func(w nft.Chain) bool { return s.alike[w.Name] })
+	for _, w := range wrong {
 		if held, ok := s.held.chain(w.Name); ok && !held.Hook.Equal(w.Hook) {
 			b.DelChain(held.ID())
 		}
 		b.AddChain(w.KernelChain(t))
 	}
-	for _, w := range t.Chains {
+	for _, w := range wrong {
 		for _, r := range w.Bytecode(t, sides) {
 			b.AddRule(r)
 		}

@@ -134,7 +134,7 @@ func (e Expr) WithSet(name string) Expr {
 // attributes are compared regardless of their order, absent equals zero, and counter
 // values are ignored.
 func Key(exprs []Expr) string {
-	var b []byte
+	b := make([]byte, 0, 256)
 	for _, e := range exprs {
 		var data Attrs
 		if e.Name != "counter" {
@@ -157,7 +157,7 @@ func canonical(of string, b Attrs) Attrs {
 		typ  uint16
 		data Attrs
 	}
-	var as []attr
+	as := make([]attr, 0, 8)
 	err := Each(b, func(typ uint16, data []byte) error {
 		if inner, ok := nested(of, typ); ok {
 			data = canonical(inner, data)
@@ -174,7 +174,7 @@ func canonical(of string, b Attrs) Attrs {
 		return b
 	}
 	slices.SortStableFunc(as, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
-	var out Attrs
+	out := make(Attrs, 0, len(b)) // which is padded, and so has room for what is left
 	for _, a := range as {
 		out.AddBytes(a.typ, a.data)
 	}
