@@ -12,6 +12,12 @@ soak: deps ## test: Attack config, rules, log and port of an agent at random for
 test-kernels: ## test: Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
 	.ci/test-kernels 'tests stress' $(or $(KERNELS),5.10 6.1 6.12 6.18 7.2)
 
+# 0.9.8, 1.0.6, 1.1.3, and the newest.
+.PHONY: test-nft
+test-nft: export REQUIRE_KERNEL = 1
+test-nft: ## test: Check that the nft of other releases of Debian lists the rules, and loads them again
+	.ci/nft-versions bullseye bookworm trixie sid
+
 # For 32 bits, github.com/google/nftables does not compile, which most of the tests need.
 .PHONY: test-arch
 test-arch: ## test: Run short tests and a scenario on other architectures in qemu

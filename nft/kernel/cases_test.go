@@ -27,7 +27,7 @@ func TestRulesAreThoseThatNFTAndIPTablesWriteFromTheText(t *testing.T) {
 		c.SkipIfShort(t)
 		t.Parallel()
 		for _, m := range c.Modes() {
-			sameAsTheirs(t, c.Compile(m))
+			t.Run(string(m), func(t *testing.T) { sameAsTheirs(t, c.Compile(m)) })
 		}
 	})
 	for name, c := range map[string]config.Config{
@@ -105,11 +105,13 @@ func sameAsTheirs(t *testing.T, want nft.Ruleset) {
 	if diff := cmp.Diff(paragraphs(nfttest.ListRuleset(t, theirs)), paragraphs(ours)); diff != "" {
 		t.Errorf("listing (-nft +ours):\n%s", diff)
 	}
-	if diff := cmp.Diff(paragraphs(bytecode(t, theirs)), paragraphs(bytecode(t, ns))); diff != "" {
-		t.Errorf("bytecode (-nft +ours):\n%s", diff)
-	}
 	nfttest.NFT(t, ns, ours, "-c", "-f", "-")
-	inSync(t, theirs, want)
+	t.Run("bytecode", func(t *testing.T) { // which newer versions of nft choose otherwise, or print otherwise
+		if diff := cmp.Diff(paragraphs(bytecode(t, theirs)), paragraphs(bytecode(t, ns))); diff != "" {
+			t.Errorf("bytecode (-nft +ours):\n%s", diff)
+		}
+		inSync(t, theirs, want)
+	})
 }
 
 // paragraphs are in no order: chains are listed as they were created.

@@ -160,6 +160,10 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
 					PortsPerPod: config.PodPorts{Size: size},
 				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), layout.Ours)
+				for _, state := range []string{"time_wait", "last_ack", "close", "close_wait", "fin_wait"} {
+					// For slow machines: none expires meanwhile.
+					_ = top.Node.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_"+state, "3600")
+				}
 				began := time.Now()
 				opened := openAndClose(t, top, netip.AddrPortFrom(netip.MustParseAddr(to), destPort), 3*size)
 				failed, err := nfttest.ConntrackStat(top.Node, "insert_failed")
@@ -168,7 +172,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				}
 				t.Logf("block of %d: %d of %d connections in %s, %d packets lost", size, opened, 3*size,
 					time.Since(began).Round(time.Second/10), failed)
-				if evicts && opened != 3*size || !evicts && (opened > size*11/10 || opened < size*9/10) {
+				if evicts && opened != 3*size || !evicts && (opened > size || opened < size*9/10) {
 					t.Errorf("%d connections; closed ones give up their ports: %t", opened, evicts)
 				}
 			})
