@@ -172,7 +172,8 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				}
 				t.Logf("block of %d: %d of %d connections in %s, %d packets lost", size, opened, 3*size,
 					time.Since(began).Round(time.Second/10), failed)
-				if evicts && opened != 3*size || !evicts && (opened > size || opened < size*9/10) {
+				// On a slow machine, the pod uses some of its own ports again, and with them those of the block.
+				if evicts && opened != 3*size || !evicts && (opened > size*11/10 || opened < size*9/10) {
 					t.Errorf("%d connections; closed ones give up their ports: %t", opened, evicts)
 				}
 			})
