@@ -1,6 +1,6 @@
 // Plot draws the plots of the table in cmd/bench/README.md, which make bench prints: what a new
 // connection costs, and how long a change takes, over the number of CIDRs. Both axes are
-// logarithmic. The colors can be read on a light and on a dark page.
+// logarithmic. The colors can be read on a light and on a dark page: an image does not know on which it is.
 //
 //	plot README.md DIRECTORY
 package main
@@ -130,9 +130,8 @@ func (p plot) draw(text string) (string, error) {
 
 	var out strings.Builder
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" role="img" aria-label="%s, in %s">
-<style>text { font: 13px sans-serif; fill: #57606a } .title { font-size: 15px }
-line { stroke: #8c959f; stroke-opacity: .4 }
-@media (prefers-color-scheme: dark) { text { fill: #c9d1d9 } }</style>
+<style>text { font: 13px sans-serif; fill: #6e7781 } .title { font-size: 15px }
+line { stroke: #8c959f; stroke-opacity: .4 }</style>
 <text class="title" x="%g" y="24">%s, in %s, over the number of CIDRs</text>
 `, width, height, p.title, p.unit, left, p.title, p.unit)
 	for v := least.y; v <= most.y*1.001; v *= 10 {
