@@ -330,6 +330,21 @@ func cleansUp(what Removal) func(context.Context, *Kernel) ([]string, error) {
 }
 
 // Cleanup finds our chains under whatever name, and one whose jump is gone or was never written.
+// Its jump leads to it, so that the other rules of the table need not be read.
+func TestRenamedChainGoesWithItsMode(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := nfttest.NewNS(t, "node"), cases.Load(t, "all-policies")
+	k := open(t, ns)
+	apply(t, k, c.Compile(nft.ModeIPTables), layout.Ours)
+	nfttest.NFT(t, ns, "", "rename", "chain", "ip", "nat", cases.DefaultChain, "renamed")
+	apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), layout.Everything)
+	rules := nfttest.ListRuleset(t, ns)
+	if strings.Contains(rules, "renamed") || strings.Contains(rules, "jump") {
+		t.Errorf("left are\n%s", rules)
+	}
+}
+
 func TestCleanupRemovesOurChainsWithoutTheirNamesAndJumps(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft")

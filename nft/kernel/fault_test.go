@@ -384,9 +384,6 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	}
 }
 
-// retried are the errors after which Apply tries again.
-var retried = []error{unix.ENOBUFS, unix.EINTR, unix.ERESTART, unix.ENOENT}
-
 // errnos are the errors with which the kernel rejects a request.
 var errnos = []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ERESTART, unix.EBUSY, unix.EPERM, unix.ENOMEM, unix.ENOENT}
 

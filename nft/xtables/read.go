@@ -15,6 +15,7 @@ import (
 // A State is our chains in the shared tables of iptables-nft, as the kernel has them, and
 // the wanted ones. It implements [layout.State].
 type State struct {
+	none     bool      // no rules are wanted, of any mode
 	chain    string    // the wanted one, "" for none
 	hash     string    // of the wanted policy
 	families []*shared // IPv4 and IPv6
@@ -57,7 +58,7 @@ const slack = 5_000
 // Read reads our chains: the wanted one, and with [layout.Everything] those of any name. With a
 // state of an earlier attempt to write, rules are read only of chains that have others since.
 func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
-	s := &State{}
+	s := &State{none: want.Layout == nil}
 	earlier, _ := staged.(*State)
 	if want.Mode() == nft.ModeIPTables {
 		s.chain, s.hash = want.Chain(), want.Hash()
@@ -98,7 +99,7 @@ func (s *State) read(c *nfnetlink.Conn, n, was *shared, f nfnetlink.Family, dept
 		return err
 	}
 	if depth > layout.Ours {
-		if s.chain == "" {
+		if s.none {
 			if err := n.findLost(c, was); err != nil {
 				return err
 			}
@@ -138,8 +139,14 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 			return nil
 		}
 		n.jumps = append(n.jumps, r)
-		if ours && !slices.Contains(n.named, own) {
-			n.named = append(n.named, own)
+		lead := []string{own}
+		if len(names) == 0 {
+			lead = append(lead, to) // another one if another program has renamed the chain
+		}
+		for _, name := range lead {
+			if ours && !slices.Contains(n.named, name) {
+				n.named = append(n.named, name)
+			}
 		}
 		return nil
 	})
@@ -160,8 +167,9 @@ func (n *shared) hides() bool { return n.post != nil && len(n.jumps)+n.rest < in
 
 var errEnough = errors.New("enough was read")
 
-// findLost finds the chains with rules of ours that no jump names: another program has renamed
-// them, or the agent was killed before it wrote the jump.
+// findLost finds the chains with rules of ours that no jump names or reaches, such as those of an
+// agent that was killed before it wrote the jump. It reads all rules of the table, which is for
+// cleanup alone: kube-proxy has tens of thousands there.
 func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	if n.lost = was.lost; was.exists {
 		return nil
