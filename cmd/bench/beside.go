@@ -33,7 +33,10 @@ func crowds() []crowd {
 	nft, iptables := []string{"-f", "-"}, []string{"--noflush"}
 	return []crowd{
 		{"1,000 published ports", "iptables-nft-restore", iptables, func() string { return publishedPorts(1000) }, 0},
-		{"5,000 Services of kube-proxy, iptables", "iptables-nft-restore", iptables, func() string { return servicesText(5000) }, 0},
+		{
+			"5,000 Services of kube-proxy, iptables", "iptables-nft-restore", iptables,
+			func() string { return servicesText(5000) }, 0,
+		},
 		{"5,000 Services of kube-proxy, nftables", "nft", nft, func() string { return kubeProxyText(5000) }, 0},
 		{"120,000 rules", "nft", nft, func() string { return pairsText(120_000) }, 0},
 		{"4,500 rules, 100,000 connections", "nft", nft, func() string { return pairsText(4500) }, 100_000},
@@ -125,8 +128,9 @@ func servicesText(services int) string {
 	for i := range services {
 		ip := fmt.Sprintf("10.63.%d.%d", i>>8, i&0xff)
 		fmt.Fprintf(&chains, ":KUBE-SVC-%d - [0:0]\n", i)
-		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s/32 -p tcp -m comment --comment \"ns/s%d cluster IP\" -m tcp --dport 80 -j "+
-			"KUBE-SVC-%[2]d\n-A KUBE-SVC-%[2]d ! -s 10.244.0.0/16 -d %[1]s/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ\n", ip, i)
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s/32 -p tcp -m comment --comment \"ns/s%d cluster IP\" -m tcp --dport 80 "+
+			"-j KUBE-SVC-%[2]d\n-A KUBE-SVC-%[2]d ! -s 10.244.0.0/16 -d %[1]s/32 -p tcp -m tcp --dport 80 "+
+			"-j KUBE-MARK-MASQ\n", ip, i)
 		for e, how := range []string{" -m statistic --mode random --probability 0.5", ""} {
 			pod := fmt.Sprintf("10.%d.%d.%d", 65+e, i>>8, i&0xff)
 			fmt.Fprintf(&chains, ":KUBE-SEP-%d-%d - [0:0]\n", i, e)
@@ -136,7 +140,8 @@ func servicesText(services int) string {
 	}
 	return "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n" + chains.String() +
 		"-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n" +
-		"-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n" +
+		"-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000\n" +
+		"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n" +
 		"-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0\n-A KUBE-POSTROUTING -j MASQUERADE --random-fully\n" +
 		rules.String() + "COMMIT\n"
 }
@@ -160,7 +165,8 @@ func kubeProxyText(services int) string {
 	for i := range services {
 		fmt.Fprintf(&s, "10.63.%d.%d . tcp . 80 : goto service-%d,\n", i>>8, i&0xff, i)
 	}
-	return s.String() + "}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\nip daddr . meta l4proto . th " +
+	return s.String() + "}\n}\nchain prerouting {\ntype nat hook prerouting priority dstnat;\n" +
+		"ip daddr . meta l4proto . th " +
 		"dport vmap @services\n}\nchain masquerading {\ntype nat hook postrouting priority srcnat;\n" +
 		"meta mark & 0x4000 == 0x4000 masquerade\n}\n}\n"
 }

@@ -186,7 +186,8 @@ func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort
 			return x, err
 		}
 	}
-	return x, f.addOpen(ctx, &x, s, now.known, tables, src, to, ways)
+	f.addOpen(ctx, &x, s, now.known, tables, src, to, ways)
+	return x, nil
 }
 
 // follow sets the headline. It returns the destination about which the policy is asked, and its
@@ -285,7 +286,7 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 func (f *explainFlags) addOpen(
 	ctx context.Context, x *answer.Explanation, s *session, known *neighbors.State, tables []older.LegacyTable,
 	src netip.Addr, to netip.AddrPort, ways routes.Routes,
-) error {
+) {
 	const most = 8
 	var j *conntrack.Judge
 	if known != nil {
@@ -313,8 +314,8 @@ func (f *explainFlags) addOpen(
 		return (t.Family == nfnetlink.IPv6) != to.Addr().Is6()
 	})
 	switch x.SetLegacy(tables, seen); {
-	case err != nil:
-		return nil //nolint:nilerr // as said
+	case err != nil: // as without the privilege
+		return
 	case len(tables) == 0:
 		x.SetAgainst(against)
 	}
@@ -328,5 +329,4 @@ func (f *explainFlags) addOpen(
 		}
 		x.Take(health.StrictReplies(s.proc, silent, out))
 	}
-	return nil
 }

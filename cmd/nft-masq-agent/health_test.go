@@ -45,7 +45,7 @@ type faultyNode struct {
 	d *daemon // nil if none runs
 }
 
-// runs runs another program on the node.
+// runs starts another program on the node.
 func runs(words string) func(*faultyNode) {
 	return func(n *faultyNode) {
 		w := strings.Fields(words)

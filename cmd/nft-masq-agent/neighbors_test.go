@@ -79,7 +79,10 @@ func beside() []neighbor {
 		{rules: "cilium-iptables-native", masquerades: outside, depends: slices.Concat(ipset, proxied), overrides: both},
 		{rules: "kube-router", masquerades: outside, depends: ipset},
 		{rules: "kube-router-nftables", masquerades: outside, depends: ipset},
-		{rules: "amazon-vpc-cni-nftables", masquerades: outside, replace: []string{"eni", "pod"}, v4Only: true, overrides: both},
+		{
+			rules: "amazon-vpc-cni-nftables", masquerades: outside, replace: []string{"eni", "pod"}, v4Only: true,
+			overrides: both,
+		},
 		{rules: "ovn-kubernetes", masquerades: anywhere, overrides: both},
 		{rules: "antrea", masquerades: outside, depends: ipset},
 		{rules: "kube-ovn", masquerades: anywhere, depends: ipset},
@@ -434,7 +437,8 @@ func TestExplainNamesTheRuleOfFirewalldThatRejects(t *testing.T) {
 		t.Errorf("outside sees %s", s.Seen)
 	}
 	const want = "inet firewalld filter_FWD_public"
-	if got := unwrap(l.run("explain", "203.0.113.9", "--from", "10.244.1.2", "--live").stdout); !strings.Contains(got, want) {
+	got := unwrap(l.run("explain", "203.0.113.9", "--from", "10.244.1.2", "--live").stdout)
+	if !strings.Contains(got, want) {
 		t.Errorf("explain does not name %s: %s", want, got)
 	}
 }

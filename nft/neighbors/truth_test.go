@@ -85,7 +85,8 @@ func (l lab) near(ends []netip.Addr, ipv6 bool) netip.Addr {
 // strange reports whether no packet comes from or goes to an address in this lab.
 func (l lab) strange(a netip.Addr) bool {
 	onLink := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
-	return !a.IsGlobalUnicast() || a.Is4In6() || a == l.top.PodV4 || a == l.top.PodV6 || a == l.top.GatewayV4 || a == l.top.GatewayV6 ||
+	return !a.IsGlobalUnicast() || a.Is4In6() || a == l.top.PodV4 || a == l.top.PodV6 ||
+		a == l.top.GatewayV4 || a == l.top.GatewayV6 ||
 		slices.ContainsFunc(onLink, func(p netip.Prefix) bool { return p.Contains(a) }) || iprange.Contains(nowhere, a) ||
 		a.Is4() && a.As4()[0] >= 240
 }

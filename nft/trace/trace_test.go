@@ -164,7 +164,8 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 `+strings.ReplaceAll(tt.rules, "; ", "\n")+"\n}\n}\n", "-f", "-")
 		r := trace.New(read(t, c)).At(packet(), unix.NF_INET_POST_ROUTING)
 		for _, f := range r.Findings {
-			if text := f.RuleText() + strings.Join(f.Open, ""); strings.Contains(text, "<dynset>") || strings.Contains(text, "<objref>") {
+			text := f.RuleText() + strings.Join(f.Open, "")
+			if strings.Contains(text, "<dynset>") || strings.Contains(text, "<objref>") {
 				t.Errorf("%s: %s", tt.rules, text)
 			}
 		}

@@ -192,7 +192,8 @@ type way struct {
 
 // under returns the way past a condition of a statement.
 func (w way) under(is Truth, s rule.Statement) way {
-	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) || s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
+	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) ||
+		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
 	if is == Maybe {
 		w.reach = min(w.reach, Maybe)
 		if w.open = slices.Clip(w.open); len(w.open) < maxUnknown {
