@@ -144,7 +144,10 @@ func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
 		words = " --set-xmark " + xtMark(info)
 		mark = &NewMark{Keep: ^nativeUint32(info[4:]), Xor: nativeUint32(info)}
 	case name == "CONNMARK" && len(info) > modeAt && info[modeAt] == restore: // struct xt_connmark_tginfo1
-		mask := nativeUint32(info[8:])
+		mask := nativeUint32(info[4:]) | nativeUint32(info[8:]) // the kernel XORs bits that it does not clear
+		if modeAt == 14 && info[13] != 0 {                      // it shifts them
+			mask = math.MaxUint32
+		}
 		mark = &NewMark{Keep: ^mask, Unknown: mask}
 	case name == "MARK", name == "HMARK", name == "SET":
 		mark = &NewMark{Unknown: math.MaxUint32}

@@ -223,10 +223,10 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 // The mark that the packet has after prerouting is known as far as rules set it.
 func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
+	nfttest.Require(t, "nft", "iptables-nft")
 	ns, c := dialNS(t)
 	for _, tt := range []struct {
-		rules        string
+		rules        string // of nft, or of iptables
 		value, known uint32
 	}{
 		{"meta mark set 7", 7, 0xffffffff},
@@ -235,9 +235,21 @@ func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 		{"ip saddr 10.244.1.3 meta mark set 7", 0, 0},
 		{"meta l4proto tcp meta mark set 7", 0, 0},
 		{"meta mark set ct mark", 0, 0},
+		{"-j CONNMARK --restore-mark", 0, 0},
+		{"-j CONNMARK --restore-mark --mask 0xff", 0, 0xffffff00},
+		{"-j CONNMARK --restore-mark --nfmask 0xff", 0, 0},
+		{"-j CONNMARK --restore-mark --nfmask 0xff --ctmask 0xf000", 0, 0xffff0f00},
+		{"-j CONNMARK --restore-mark --mask 0xff --left-shift-mark 8", 0, 0},
+		{"-j CONNMARK --save-mark", 0, 0xffffffff},
+		{"-j CONNMARK --set-mark 5", 0, 0xffffffff},
 	} {
-		nfttest.NFT(t, ns, "flush ruleset\ntable ip t { chain pre { type filter hook prerouting priority -150;\n"+tt.rules+
-			"\n}\n}\n", "-f", "-")
+		text := "flush ruleset\ntable ip t { chain pre { type filter hook prerouting priority -151;\n%s\n}\n}\n"
+		if strings.HasPrefix(tt.rules, "-j") {
+			nfttest.NFT(t, ns, fmt.Sprintf(text, "meta mark set 0"), "-f", "-")
+			nfttest.Run(t, ns, "", "iptables-nft", strings.Fields("-t mangle -A PREROUTING "+tt.rules)...)
+		} else {
+			nfttest.NFT(t, ns, fmt.Sprintf(text, tt.rules), "-f", "-")
+		}
 		d, _ := trace.New(read(t, c)).Trace(packet())
 		if d.Mark.Value != tt.value || d.Mark.Known != tt.known {
 			t.Errorf("%s: %#x of %#x, want %#x of %#x", tt.rules, d.Mark.Value, d.Mark.Known, tt.value, tt.known)
