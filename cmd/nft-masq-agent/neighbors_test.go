@@ -216,7 +216,7 @@ func (l *lab) policies(plugin string, others bool) []labPolicy {
 		},
 		"bridge": {
 			{config: labExempts + labCIDRs + "dropInvalid: true\n", knows: true},
-			{config: labExempts + byInterface + labEnforces, knows: true, enforces: true},
+			{config: labExempts + byInterface + labEnforces, knows: true, enforces: true, bridged: true},
 			{
 				config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n",
 				knows:  true, force: true,
@@ -250,6 +250,8 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 	} else if nb.v4Only {
 		reached = nowhere
 	}
+	bridged := p.bridged && l.pods == "cni0"
+	local := p.pods && !bridged || reached == anywhere && (bridged || !p.enforces)
 	if p.enforces {
 		reached = nowhere
 	}
@@ -271,7 +273,7 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 		},
 		{
 			"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"),
-			either(p.pods && !(p.bridged && l.pods == "cni0") || reached == anywhere, gateway),
+			either(local, gateway),
 		},
 		{"node to outside", l.top.Node, l.top.Outside, host, other, host},
 		{"node to exempt", l.top.Node, l.top.Outside, host, exempt, host},
@@ -353,11 +355,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 	sent := make([]atomic.Int64, len(rows))
 	t.Run("next to", func(t *testing.T) {
 		for i, nb := range rows {
-			plugins := []string{"ptp", "bridge"}
-			if nb.masquerades == anywhere {
-				plugins = plugins[:1] // its pods are behind Open vSwitch, no bridge of Linux
-			}
-			for _, plugin := range plugins {
+			for _, plugin := range []string{"ptp", "bridge"} {
 				name := strings.Trim(strings.TrimSpace(strings.Split(nb.cells(t), "|")[0]), "`")
 				t.Run(name+","+plugin, func(t *testing.T) {
 					t.Parallel()

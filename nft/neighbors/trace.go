@@ -143,7 +143,11 @@ func (t *Tracer) each(
 		}) == nft.Masqueraded
 		n.Destination, n.Source = follow(p)
 		if paths = append(paths, n); p.Out.Kind == "bridge" && p.In == p.Out {
-			n.Depends = []string{"whether the bridge " + n.Out() + " passes it on without these rules"}
+			passes := "whether the bridge " + n.Out() + " passes it on "
+			n.Depends, p.Bridged = []string{passes + "through these rules, which then see no iifname"}, true
+			n.Destination, n.Source = follow(p)
+			paths = append(paths, n)
+			n.Depends = []string{passes + "without these rules"}
 			n.Destination, n.Source = trace.Result{Keeps: trace.Yes}, trace.Result{Keeps: trace.Yes}
 			paths = append(paths, n)
 		}

@@ -21,6 +21,9 @@ type Packet struct {
 	// SrcType and DstType are route types, such as unix.RTN_LOCAL; unix.RTN_UNSPEC if unknown.
 	SrcType, DstType int
 	FromNode         bool // sent by the node itself, so that it has no In
+	// Bridged means that a bridge passes it on, and asks these rules (bridge-nf-call-iptables): it has
+	// no In at postrouting (br_nf_post_routing).
+	Bridged bool
 	// In and Out are the interfaces, the zero value if unknown. A name with a trailing "*" stands
 	// for any that begins so.
 	In, Out  routes.Interface
@@ -168,7 +171,7 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 	case "ip daddr", "ip6 daddr":
 		f = factOf(p.Dst.AsSlice())
 	case "iifname":
-		f = named(p.In, p.FromNode)
+		f = named(p.In, p.FromNode || p.Bridged)
 	case "oifname":
 		f = named(p.Out, false)
 	case "ct state":
@@ -241,7 +244,7 @@ func (p Packet) number(field string) fact {
 		n = p.Out.Index
 	}
 	switch size := sizes[field]; {
-	case field == "iif" && p.FromNode: // it was received on none
+	case field == "iif" && n == 0 && (p.FromNode || p.Bridged): // it was received on none
 		return number(0, allBits)
 	case n == 0:
 		return fact{}

@@ -22,6 +22,7 @@ func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 	fromNode := trace.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
 	local := trace.Packet{DstType: unix.RTN_LOCAL, In: cali0, Out: eth0}
 	unknown := trace.Packet{}
+	bridged := trace.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: cali0, Bridged: true}
 	for _, tt := range []struct {
 		rule                string
 		packet              trace.Packet
@@ -40,6 +41,9 @@ func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 		{`iif 6 drop`, forwarded, "", ""},
 		{`iif 6 drop`, fromNode, "", ""},
 		{`iif 6 drop`, unknown, "pre", "pre forward post"},
+		{`iifname "cali0" drop`, bridged, "pre", "pre forward"},
+		{`iif 5 drop`, bridged, "pre", "pre forward"},
+		{`oifname "cali0" iif != 5 drop`, bridged, "", "post"},
 		{"fib daddr type local drop", unknown, "pre", "pre forward post"},
 		{"fib daddr type local drop", forwarded, "", ""},
 	} {

@@ -270,6 +270,9 @@ func (t *Tracer) At(p Packet, hooks ...uint32) Result {
 
 func (t *Tracer) pass(hooks []uint32) Result {
 	for _, hook := range hooks {
+		if t.packet.Bridged && hook == unix.NF_INET_POST_ROUTING {
+			t.packet.In = routes.Interface{}
+		}
 		t.atHook(hook)
 	}
 	r := &t.result

@@ -39,12 +39,18 @@ func (x *Explanation) Follow(paths []neighbors.Path) {
 	why := Why{Code: "unknown", Unknown: slices.Concat(paths[0].Depends, x.Why.Unknown)}
 	for _, n := range paths[1:] {
 		y := Explanation{to: x.to}
-		switch y.follow(n); {
-		case y.Headline == x.Headline && slices.Equal(y.Possible, x.Possible), x.Sees != "" && y.Sees == x.Sees:
+		y.follow(n)
+		like := func(x Explanation) bool {
+			return y.Headline == x.Headline && slices.Equal(y.Possible, x.Possible) || x.Sees != "" && y.Sees == x.Sees
+		}
+		switch {
+		case like(*x):
 		case leads(paths[0]) && !leads(n):
 			away = append(away, n.Depends...)
 		default:
-			all = append(all, y)
+			if !slices.ContainsFunc(all, like) {
+				all = append(all, y)
+			}
 			why.Unknown = slices.Concat(why.Unknown, n.Depends, y.Why.Unknown)
 		}
 	}
