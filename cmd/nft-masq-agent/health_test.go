@@ -109,6 +109,12 @@ func faults() []fault {
 			says:  []string{"nonMasqueradeCIDRs has 0.0.0.0/0 (", ":1:22)"}, sees: own,
 		},
 		{
+			name: "routing rules lead pods to less than is exempt", config: masquerading,
+			do: runs("ip rule add from 10.244.1.2 to 10.244.0.0/16 lookup 2"), id: health.RoutingRules,
+			first: "pods keep their address to 10.0.0.0/8, but no routing rule from 10.244.1.2 leads there",
+			says:  []string{" to 10.244.0.0/16 lookup 2\n", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS"}, sees: node,
+		},
+		{
 			name: "IPv4 forwarding is off", config: masquerading, do: sysctl("net.ipv4.ip_forward", "0"), id: health.Forwarding,
 			logs: true, code: 1, first: "no pod reaches another host: IPv4 forwarding is off",
 			says: []string{"\n  sysctl -w net.ipv4.ip_forward=1\n"},

@@ -28,6 +28,7 @@ func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.K
 	host := observe.NewNode(k, o.AcceptForeign)
 	here := health.Node{
 		Proc: "/proc", Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
+		Networks: routes.Networks, Rules: routes.SourceRules,
 		OnlyNAT: func() (bool, error) { // on another goroutine than the loop
 			k := kernel.Open(rule.String)
 			defer func() { _ = k.Close() }()

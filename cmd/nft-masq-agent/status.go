@@ -124,6 +124,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 func (s *session) health(ctx context.Context) health.Node {
 	return health.Node{
 		Proc: s.proc, Pods: s.pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
+		Networks: routes.Networks, Rules: routes.SourceRules,
 		OnlyNAT: func() (bool, error) { return s.kernel.OnlyNAT(ctx) },
 	}
 }

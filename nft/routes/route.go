@@ -118,8 +118,7 @@ func (l *lookup) find(of Query) {
 
 // perhaps adds the way of a rule that the packet may meet, by a mark or by what else it may have.
 func (l *lookup) perhaps(rule node.Message, q query, of Query) {
-	const invertAt = 8 // struct fib_rule_hdr
-	not := node.Number(rule.Head[invertAt:])&unix.FIB_RULE_INVERT != 0
+	not := inverted(rule)
 	mark, mask := rule.Number(unix.FRA_FWMARK), rule.Number(unix.FRA_FWMASK)
 	on := fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))
 	switch certain := (mark^of.Mark)&mask&^of.Open != 0; {

@@ -2,6 +2,7 @@ package routes
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/mdlayher/netlink"
@@ -37,22 +38,66 @@ func selectsMore(rule node.Message, ofNode bool) bool {
 func Leftovers() ([]string, error) { return read("routing rules", reader.leftovers) }
 
 func (r reader) leftovers() (commands []string) {
-	const bitsAt, flagsAt, priority = 1, 8, 20 // struct fib_rule_hdr
-	plain := []uint16{unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL, unix.FRA_DST}
+	const priority = 20
 	for _, rule := range r.rules(unix.AF_UNSPEC) {
 		to := rule.Address(unix.FRA_DST)
-		left := to.IsValid() && node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0 &&
-			rule.Number(unix.FRA_PRIORITY) == priority && rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN
-		for attr := range rule.All() {
-			left = left && slices.Contains(plain, attr)
-		}
-		if left {
+		if to.IsValid() && inverted(rule) && rule.Number(unix.FRA_PRIORITY) == priority &&
+			rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN && selectsOnly(rule, unix.FRA_DST) {
 			family := map[bool]string{false: "-4", true: "-6"}[to.Is6()]
 			commands = append(commands, fmt.Sprintf("ip %s rule del priority %d not to %s/%d lookup main",
-				family, priority, to, rule.Head[bitsAt]))
+				family, priority, to, rule.Head[dstBitsAt]))
 		}
 	}
 	return commands
+}
+
+func inverted(rule node.Message) bool {
+	const flagsAt = 8 // struct fib_rule_hdr
+	return node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0
+}
+
+// selectsOnly reports whether a rule has no attributes but these selectors and those of each rule.
+func selectsOnly(rule node.Message, selectors ...uint16) bool {
+	selectors = append(selectors, unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL)
+	for attr := range rule.All() {
+		if !slices.Contains(selectors, attr) {
+			return false
+		}
+	}
+	return true
+}
+
+// A SourceRule is a rule of policy routing that leads packets from a network to another one by a
+// table of its own, and selects by nothing else.
+type SourceRule struct {
+	From, To        netip.Prefix // To is everything if the rule does not name it
+	Priority, Table uint32
+}
+
+func (r SourceRule) String() string {
+	return fmt.Sprintf("ip rule %d: from %s to %s lookup %d", r.Priority, r.From, r.To, r.Table)
+}
+
+// SourceRules returns these rules, in the kernel's order for each family.
+func SourceRules() ([]SourceRule, error) { return read("routing rules", reader.sourceRules) }
+
+func (r reader) sourceRules() (all []SourceRule) {
+	for _, rule := range r.rules(unix.AF_UNSPEC) {
+		from, to, table := rule.Address(unix.FRA_SRC), rule.Address(unix.FRA_DST), rule.Number(unix.FRA_TABLE)
+		common := table == 0 || table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL
+		if !from.IsValid() || common || inverted(rule) || !selectsOnly(rule, unix.FRA_SRC, unix.FRA_DST) {
+			continue
+		}
+		found := SourceRule{
+			From: netip.PrefixFrom(from, int(rule.Head[srcBitsAt])), To: netip.PrefixFrom(to, int(rule.Head[dstBitsAt])),
+			Priority: rule.Number(unix.FRA_PRIORITY), Table: table,
+		}
+		if !to.IsValid() {
+			found.To, _ = from.Prefix(0)
+		}
+		all = append(all, found)
+	}
+	return all
 }
 
 // rules lists the rules of policy routing of a family, or with AF_UNSPEC of all.

@@ -36,7 +36,7 @@ var areas = []struct {
 	{"connections", []string{"stale-connections", "stale-unknown", health.Conntrack, health.InsertFailed}},
 	{"ports", []string{"source-ports"}},
 	{"addresses", []string{"snat-missing", health.NoPods, health.IPv6Pods}},
-	{"forwarding", []string{health.Forwarding, health.NotANode, health.Unchecked}},
+	{"forwarding", []string{health.Forwarding, health.NotANode, health.RoutingRules, health.Unchecked}},
 }
 
 func (r *Status) setAreas() {

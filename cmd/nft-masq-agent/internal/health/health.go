@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
@@ -36,9 +37,10 @@ const (
 	SingleFile   = "config-single-file"
 	Conntrack    = "conntrack-full"
 	InsertFailed = "insert-failed"
-	IPv6Pods     = "ipv6-pods" // a note
-	Unchecked    = "unchecked" // a warning
-	StrictReply  = "rp-filter" // a note of explain and connections
+	IPv6Pods     = "ipv6-pods"     // a note
+	Unchecked    = "unchecked"     // a warning
+	RoutingRules = "routing-rules" // a warning
+	StrictReply  = "rp-filter"     // a note of explain and connections
 )
 
 // A Node is what a check reads.
@@ -46,6 +48,8 @@ type Node struct {
 	Proc       string // mount point of procfs
 	Pods       func(ipv6 bool) ([]netip.Addr, error)
 	Interfaces func() ([]routes.Interface, error)
+	Networks   func() ([]routes.Network, error)
+	Rules      func() ([]routes.SourceRule, error)
 	OnlyNAT    func() (bool, error) // whether no other program has chains of type nat
 	Stats      func() (conntrack.Stats, error)
 
@@ -62,8 +66,8 @@ func (n *Node) Check(p nft.Policy, path string) (found config.Problems) {
 		pods[ipv6] = list
 	}
 	for _, check := range []config.Problems{
-		n.namespace(), n.legacy(), everything(p), noPods(p, pods), n.forwarding(p, pods), files(path), n.conntrack(),
-		ipv6Pods(p, pods[true]),
+		n.namespace(), n.legacy(), everything(p), noPods(p, pods), n.forwarding(p, pods), n.routing(p, pods), files(path),
+		n.conntrack(), ipv6Pods(p, pods[true]),
 	} {
 		found = append(found, check...)
 	}
@@ -205,6 +209,47 @@ func NotForwarded(proc, in string, ipv6 bool) string {
 		return ""
 	}
 	return map[bool]string{false: "net.ipv4.ip_forward", true: "net.ipv6.conf.all.forwarding"}[ipv6]
+}
+
+// routing finds a pod whose routing rules lead to some networks alone, such as those of a VPC, and an
+// exempt destination that is in none of them, nor has a route of its own: packets leave by the default
+// route, where the network may not expect the pod's address.
+func (n *Node) routing(p nft.Policy, pods map[bool][]netip.Addr) config.Problems {
+	rules, err := n.Rules()
+	if err != nil || len(rules) == 0 {
+		return unchecked("routing rules", err)
+	}
+	networks, err := n.Networks()
+	if err != nil {
+		return unchecked("routes", err)
+	}
+	for _, f := range p.Families {
+		expected := judge.Masqueraded(f).Dst
+		for _, network := range networks {
+			if network.Bits() > 0 {
+				expected = append(expected, iprange.Of(network.Prefix))
+			}
+		}
+		for _, pod := range pods[f.IPv6] {
+			of := slices.DeleteFunc(slices.Clone(rules), func(r routes.SourceRule) bool { return !r.From.Contains(pod) })
+			if len(of) == 0 || !iprange.Contains(judge.Pods(f).Src, pod) {
+				continue
+			}
+			led := slices.Clone(expected)
+			for _, r := range of {
+				led = append(led, iprange.Of(r.To))
+			}
+			led = iprange.Normal(led)
+			for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {
+				if !c.Addr().IsLinkLocalUnicast() && len(iprange.Subtract([]iprange.Range{iprange.Of(c.Prefix)}, led)) > 0 {
+					return problem(config.Warning, RoutingRules, fmt.Sprintf("%s (%s) leaves by another table than that of %s\nEC2 "+
+						"drops such packets of secondary interfaces; with AWS VPC CNI, list it in AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, "+
+						"too", c, c.Pos, of[0]), "pods keep their address to %s, but no routing rule from %s leads there", c, pod)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // ipv6Pods notes that pods have addresses that nothing is done about.

@@ -14,6 +14,8 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -80,6 +82,47 @@ func TestFullConnectionTrackingAndFailedInsertsAreFound(t *testing.T) {
 	}
 }
 
+// Pods keep their address to what is exempt, but rules of policy routing lead them to other networks alone.
+func TestRoutingRulesThatLeadPodsToLessThanWhatIsExemptAreFound(t *testing.T) {
+	nfttest.Require(t, "ip")
+	const vpc = "rule add priority 1536 from 10.244.1.2 to 10.244.0.0/16 lookup 2"
+	const exempts = "nonMasqueradeCIDRs: [10.244.0.0/16, 172.16.0.0/12, 169.254.169.254/32]\n"
+	const want = "pods keep their address to 172.16.0.0/12, but no routing rule from 10.244.1.2 leads there; " +
+		"172.16.0.0/12 (config:1:37) leaves by another table than that of ip rule 1536: from 10.244.1.2/32 to " +
+		"10.244.0.0/16 lookup 2; EC2 drops such packets of secondary interfaces; with AWS VPC CNI, list it in " +
+		"AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, too"
+	for _, tt := range []struct{ config, ip, want string }{
+		{exempts, "", ""},
+		{exempts, vpc, want},
+		{exempts + "masqueradeSrcCIDRs: [10.244.0.0/16]", vpc, want},
+		{exempts + "masqueradeSrcCIDRs: [10.245.0.0/16]", vpc, ""},
+		{exempts + "forceMasqueradeCIDRs: [172.16.0.0/12]", vpc, ""},
+		{"nonMasqueradeCIDRs: [10.244.0.0/16]", vpc, ""},
+		{exempts, vpc + "\nrule add from 10.244.1.2 to 172.16.0.0/12 lookup 2", ""},
+		{exempts, vpc + "\nrule add from 10.244.1.2 lookup 2", ""},
+		{exempts, vpc + "\nrule add from 10.244.1.2 to 172.16.0.0/13 lookup 2 priority 2000", want},
+		{exempts, vpc + "\nrule add from 10.244.1.3 lookup 2", want},
+		{exempts, vpc + "\nrule add from 10.244.1.2 fwmark 1 lookup 2", want},
+		{exempts, vpc + "\nroute add 172.16.0.0/12 dev eni1", ""},
+		{exempts, strings.Replace(vpc, "lookup 2", "lookup main", 1), ""},
+		{exempts, strings.Replace(vpc, "from 10.244.1.2", "not from 10.244.1.3", 1), ""},
+		{exempts, strings.Replace(vpc, "10.244.1.2", "10.244.1.3", 1), ""},
+	} {
+		ns := nfttest.NewNode(t, "link add eni1 type veth peer name peer1\nlink set eni1 up\nlink set peer1 up\n"+
+			"route add 10.244.1.2 dev eni1\nroute add default dev peer1\n"+tt.ip)
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(tt.config)})
+		n := Node{Networks: routes.Networks, Rules: routes.SourceRules}
+		found := nfttest.In(t, ns, func() (config.Problems, error) {
+			pods, err := routes.Pods(false)
+			p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
+			return n.routing(p, map[bool][]netip.Addr{false: pods}), errors.Join(err, problems.Err())
+		})
+		if got := found.Error(); got != tt.want || got != "" && found.Worst() != config.Warning {
+			t.Errorf("%s%s:\n got %s\nwant %s", tt.config, tt.ip, got, tt.want)
+		}
+	}
+}
+
 // What cannot be read is said, and claims nothing.
 func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	broken := errors.New("broken")
@@ -88,9 +131,10 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 		Pods:       func(bool) ([]netip.Addr, error) { return nil, broken },
 		Interfaces: func() ([]routes.Interface, error) { return nil, broken },
 		Stats:      func() (conntrack.Stats, error) { return conntrack.Stats{}, broken },
+		Rules:      func() ([]routes.SourceRule, error) { return nil, broken },
 	}
 	found := n.Check(nft.Policy{}, filepath.Join(n.Proc, "config"))
-	if len(found) != 4 || found.Worst() != config.Warning {
+	if len(found) != 5 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {
