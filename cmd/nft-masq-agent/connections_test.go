@@ -283,7 +283,12 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	// They are shorter than the test on a slow machine. A user namespace may lack them.
-	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
+	for _, name := range []string{
+		"udp_timeout", "udp_timeout_stream", "sctp_timeout_cookie_wait", "sctp_timeout_cookie_echoed",
+		"sctp_timeout_established", "sctp_timeout_closed", "sctp_timeout_shutdown_sent", "sctp_timeout_shutdown_recd",
+		"sctp_timeout_shutdown_ack_sent", "tcp_timeout_close", "tcp_timeout_time_wait", "tcp_timeout_fin_wait",
+		"tcp_timeout_close_wait", "tcp_timeout_last_ack",
+	} {
 		_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600")
 	}
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")

@@ -296,6 +296,7 @@ func TestSingleFileMountCausesAWarning(t *testing.T) {
 	if !strings.Contains(line.Text("error"), "mounted as a single file") {
 		t.Errorf("the agent warns: %v", line)
 	}
+	d.await("node_problem")
 	d.signal(unix.SIGHUP)
 	n.check(os.WriteFile(source, []byte(exempting("10.2.0.0/16")), 0o644)) // the same inode
 	d.applied("config", wants(t, exempting("10.2.0.0/16")))

@@ -124,7 +124,9 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
-		"cmd/nft-masq-agent/internal/health": {"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/older"},
+		"cmd/nft-masq-agent/internal/health": {
+			"config", "nft", "nft/iprange", "nft/judge", "nft/conntrack", "nft/routes", "nft/older",
+		},
 	}
 	all := goList(t, "./...")
 	for _, p := range all {

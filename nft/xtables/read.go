@@ -30,7 +30,7 @@ type shared struct {
 	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
 	rest   int              // the number of its other rules
 	named  []string         // the chains in the comments of such jumps
-	lost   []string         // other chains with rules of ours
+	lost   []string         // chains without the name of their jump, or without a jump
 	chains map[string]*ourChain
 	staged bool // our chains have been written, which nothing led to
 }
@@ -139,14 +139,11 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 			return nil
 		}
 		n.jumps = append(n.jumps, r)
-		lead := []string{own}
-		if len(names) == 0 {
-			lead = append(lead, to) // another one if another program has renamed the chain
+		if ours && !slices.Contains(n.named, own) {
+			n.named = append(n.named, own)
 		}
-		for _, name := range lead {
-			if ours && !slices.Contains(n.named, name) {
-				n.named = append(n.named, name)
-			}
+		if len(names) == 0 && to != own { // another program has renamed the chain
+			n.lost = append(n.lost, to)
 		}
 		return nil
 	})
@@ -171,7 +168,8 @@ var errEnough = errors.New("enough was read")
 // agent that was killed before it wrote the jump. It reads all rules of the table, which is for
 // cleanup alone: kube-proxy has tens of thousands there.
 func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
-	if n.lost = was.lost; was.exists {
+	if was.exists {
+		n.lost = was.lost
 		return nil
 	}
 	var found []string
@@ -183,7 +181,7 @@ func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	})
 	for _, name := range found {
 		part := func(own string) bool { return own != name && slices.Contains(WithSubchains(own), name) }
-		if !slices.Contains(n.named, name) && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
+		if !slices.Contains(slices.Concat(n.named, n.lost), name) && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
 			n.lost = append(n.lost, name)
 		}
 	}
