@@ -407,7 +407,8 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 	}
 	iptablesMode := newDocumentNode(t, nfttest.NewNS(t, "iptables"), "--mode=iptables-nft")
 	empty := nfttest.NewNS(t, "empty")
-	examples := strings.NewReplacer("[ADDRESS]", "203.0.113.9", "ADDRESS[:PORT]", "203.0.113.9:443", "ADDRESS", "203.0.113.9",
+	examples := strings.NewReplacer("[ADDRESS]", "203.0.113.9", "ADDRESS[:PORT]", "203.0.113.9:443",
+		"ADDRESS", "203.0.113.9",
 		"DESTINATION", "203.0.113.9", "POD", "10.244.1.2", "FILE", "ip-masq-agent", "NEW", "proposed", "CHAIN",
 		"IP-MASQ-AGENT",
 		"COMMAND", "status", "$(HOST_IP)", "127.0.0.1")

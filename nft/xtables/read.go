@@ -181,7 +181,8 @@ func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	})
 	for _, name := range found {
 		part := func(own string) bool { return own != name && slices.Contains(WithSubchains(own), name) }
-		if !slices.Contains(slices.Concat(n.named, n.lost), name) && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
+		known := slices.Contains(slices.Concat(n.named, n.lost), name)
+		if !known && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
 			n.lost = append(n.lost, name)
 		}
 	}
