@@ -36,9 +36,10 @@ type Finding struct {
 	// Direct means that a condition leading to the rule names the packet's destination: only then is
 	// the rule known to be for this address.
 	Direct    bool
-	Own       bool // the rule is this agent's
-	InNAT     bool // it is in a chain of type nat
-	ofSources bool // and it translates sources
+	Own       bool     // the rule is this agent's
+	InNAT     bool     // it is in a chain of type nat
+	ofSources bool     // and it translates sources
+	past      []string // conditions by which an earlier rule may have ended the way to it
 }
 
 // A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
@@ -184,6 +185,7 @@ const (
 type way struct {
 	reach  Truth
 	open   []string
+	past   []string // conditions by which an earlier rule may have ended it
 	direct bool
 	via    []nfnetlink.Rule
 	chain  *Chain
@@ -276,6 +278,7 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		t.atHook(hook)
 	}
 	r := &t.result
+	var past []string
 	r.Keeps, r.Untracked, r.Mark = max(r.Keeps, t.untracked), t.untracked, t.mark
 	for _, f := range r.Findings {
 		switch {
@@ -285,7 +288,11 @@ func (t *Tracer) pass(hooks []uint32) Result {
 			t.unknown(append(slices.Clip(f.Open), f.RuleText())...)
 		case f.InNAT, f.Code == Rewrites && !f.OfDestination:
 			t.unknown(f.Open...)
+			past = append(past, f.past...)
 		}
+	}
+	if len(r.Unknown) == 0 {
+		t.unknown(past...)
 	}
 	if t.spent() {
 		t.unknown(TooMany)
@@ -398,36 +405,38 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 			return anywhere &^ on
 		}
 		w.chain, w.rule = c, c.Rules[i]
-		next := t.rule(i, w)
+		next, open := t.rule(i, w)
 		if to |= next &^ on; next&on == 0 {
 			return to
 		}
-		w = w.sure(next == on)
+		if next != on { // what follows depends on the conditions by which it may have left
+			w.reach, w.past = min(w.reach, Maybe), open
+		}
 	}
 	return to | back
 }
 
-// rule follows the packet through a rule.
-func (t *Tracer) rule(i int, w way) (to flow) {
+// rule follows the packet through a rule, and returns the open conditions at its end.
+func (t *Tracer) rule(i int, w way) (to flow, open []string) {
 	maybe := flow(0)
 	for s := range t.statements(w.chain, i) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
-			return to | on
+			return to | on, w.open
 		}
 		if w = w.under(is, s); is == Maybe {
 			maybe = on
 		}
 		next := t.do(w, e, s)
 		if next&on == 0 {
-			return to | next | maybe
+			return to | next | maybe, w.open
 		}
 		if to |= next &^ on; next != on {
 			w = w.sure(false)
 		}
 	}
-	return to | on
+	return to | on, w.open
 }
 
 // do applies an effect to the packet.
@@ -488,7 +497,7 @@ func (t *Tracer) accepts(w way) {
 // find adds a finding, and the conditions on which it depends.
 func (t *Tracer) find(w way, code Code) *Finding {
 	f := Finding{
-		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
+		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open, past: w.past,
 		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
 		ofSources: t.base.ofSources(),
 	}
