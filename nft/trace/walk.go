@@ -497,9 +497,9 @@ func (t *Tracer) accepts(w way) {
 // find adds a finding, and the conditions on which it depends.
 func (t *Tracer) find(w way, code Code) *Finding {
 	f := Finding{
-		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open, past: w.past,
+		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
 		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
-		ofSources: t.base.ofSources(),
+		ofSources: t.base.ofSources(), past: w.past,
 	}
 	t.result.Findings = append(t.result.Findings, f)
 	return &t.result.Findings[len(t.result.Findings)-1]
