@@ -333,12 +333,18 @@ func cleansUp(what Removal) func(context.Context, *Kernel) ([]string, error) {
 // Its jump leads to it, so that the other rules of the table need not be read.
 func TestRenamedChainGoesWithItsMode(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
+	nfttest.Require(t, "nft", "iptables-nft")
 	ns, c := nfttest.NewNS(t, "node"), cases.Load(t, "all-policies")
 	k := open(t, ns)
 	apply(t, k, c.Compile(nft.ModeIPTables), layout.Ours)
 	nfttest.NFT(t, ns, "", "rename", "chain", "ip", "nat", cases.DefaultChain, "renamed")
-	apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), layout.Everything)
+	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", xtables.Postrouting, "-m", "comment", "--comment", // once more
+		"ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+
+			cases.DefaultChain+" chain", "-j", "renamed")
+	diffs := apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), layout.Everything)
+	if told := strings.Count(strings.Join(diffs, "\n"), "chain renamed in"); told != 1 {
+		t.Errorf("the chain is named %d times: %q", told, diffs)
+	}
 	rules := nfttest.ListRuleset(t, ns)
 	if strings.Contains(rules, "renamed") || strings.Contains(rules, "jump") {
 		t.Errorf("left are\n%s", rules)

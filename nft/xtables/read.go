@@ -274,7 +274,7 @@ func ofAgent(r nfnetlink.Rule) bool {
 // leftovers returns the chains that are ours and not wanted.
 func (s *State) leftovers(n *shared) (left []string) {
 	for _, c := range slices.Concat(n.named, n.lost) {
-		if !(c == s.chain && n.want != nil) && n.owned(c) {
+		if !(c == s.chain && n.want != nil) && n.owned(c) && !slices.Contains(left, c) {
 			left = append(left, c)
 		}
 	}
