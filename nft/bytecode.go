@@ -3,7 +3,6 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -32,15 +31,6 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 		}
 	}
 	return out
-}
-
-// RefersToSet reports whether a rule of the chain looks up in a set, of which the side can change.
-func (c Chain) RefersToSet() bool {
-	return slices.ContainsFunc(c.Rules, func(r Rule) bool {
-		return slices.ContainsFunc(r.Nodes, func(n Node) bool {
-			return slices.ContainsFunc(n.Exprs, func(e nfnetlink.Expr) bool { return e.Set() != "" })
-		})
-	})
 }
 
 // KernelChain returns the chain in the kernel's form.

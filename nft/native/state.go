@@ -170,7 +170,8 @@ func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string
 		for _, text := range diffs {
 			add(layout.Drift, "%s", text)
 		}
-		s.alike[w.Name] = len(diffs) == 0 && got.Hook == nil && !w.RefersToSet()
+		looksUp := func(r nfnetlink.Rule) bool { return len(facts.Sets(r)) > 0 }
+		s.alike[w.Name] = len(diffs) == 0 && got.Hook == nil && !slices.ContainsFunc(s.held.rules[w.Name], looksUp)
 	}
 	for _, c := range s.held.chains {
 		if !wants(s.want, c.Name) && !(stays(c) && len(s.held.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
