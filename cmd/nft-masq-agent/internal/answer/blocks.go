@@ -37,8 +37,9 @@ type PodBlock struct {
 // SetBlocks lists the blocks of pods that are masqueraded, at most a number of them, and the ports
 // of the node; false without blocks.
 func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (notes config.Problems, ok bool) {
+	isSource := fromSources(p)
 	for _, pod := range pods {
-		if b := p.PortBlocks(pod.Is6()); b.Count() > 0 && fromSources(p, pod) {
+		if b := p.PortBlocks(pod.Is6()); b.Count() > 0 && isSource(pod) {
 			if c.Total++; c.Total <= most {
 				c.Blocks = append(c.Blocks, PodBlock{pod.String(), b.Block(b.Of(pod)).String()})
 			}
@@ -57,11 +58,16 @@ func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (note
 	return nil, false
 }
 
-// fromSources reports whether masqueradeSrcCIDRs, if there are any, contain a pod.
-func fromSources(p nft.Policy, pod netip.Addr) bool {
-	f, _ := p.Family(pod.Is6())
-	sources := iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
-	return len(sources) == 0 || iprange.Contains(sources, pod)
+// fromSources returns what reports whether masqueradeSrcCIDRs, if there are any, contain a pod.
+func fromSources(p nft.Policy) func(pod netip.Addr) bool {
+	sources := map[bool][]iprange.Range{} // by whether it is IPv6
+	for _, f := range p.Families {
+		sources[f.IPv6] = iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
+	}
+	return func(pod netip.Addr) bool {
+		of := sources[pod.Is6()]
+		return len(of) == 0 || iprange.Contains(of, pod)
+	}
 }
 
 // AddressesOf returns the addresses of CIDRs; of CIDRs with more than 65,536, none.
@@ -107,8 +113,9 @@ func (c *Connections) SetBlock(
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
 	f, _ := p.Family(ipv6)
+	isSource := fromSources(p)
 	for _, pod := range pods {
-		if b.Of(pod) == scope.Block && fromSources(p, pod) {
+		if b.Of(pod) == scope.Block && isSource(pod) {
 			c.Block.Pods = append(c.Block.Pods, pod.String())
 		}
 	}
