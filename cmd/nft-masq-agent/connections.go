@@ -198,9 +198,7 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 		if err != nil {
 			return nil, err
 		}
-		for _, way := range ways.Ways {
-			out = append(out, way.Interface.Name)
-		}
+		out = append(out, ways.Out()...)
 	}
 	remarks = append(remarks, health.StrictReplies(s.proc, len(silent), out)...)
 	if f.flush {

@@ -288,12 +288,9 @@ func (f *explainFlags) addOpen(
 	src netip.Addr, to netip.AddrPort, ways routes.Routes,
 ) {
 	const most = 8
-	var j *conntrack.Judge
+	var j *conntrack.Judge // nil: nothing is certain to be stale
 	if known != nil {
-		var err error
-		if j, err = known.Judge(); err != nil {
-			j = nil
-		}
+		j, _ = known.Judge()
 	}
 	stale, silent, seen, against := 0, 0, map[netip.Addr]int{}, []answer.Connection(nil)
 	of := between(f.from, to.Addr())
@@ -323,10 +320,6 @@ func (f *explainFlags) addOpen(
 		x.SetStale(stale)
 	}
 	if silent > 0 && to.Addr().Is4() {
-		var out []string
-		for _, way := range ways.Ways {
-			out = append(out, way.Interface.Name)
-		}
-		x.Take(health.StrictReplies(s.proc, silent, out))
+		x.Take(health.StrictReplies(s.proc, silent, ways.Out()))
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
@@ -26,15 +25,11 @@ func wired() wiring {
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
 func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.NewNode(k, o.AcceptForeign)
-	here := health.Node{
-		Proc: "/proc", Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
-		Networks: routes.Networks, Rules: routes.SourceRules,
-		OnlyNAT: func() (bool, error) { // on another goroutine than the loop
-			k := kernel.Open(rule.String)
-			defer func() { _ = k.Close() }()
-			return k.OnlyNAT(ctx)
-		},
-	}
+	here := health.On("/proc", routes.Pods, func() (bool, error) { // on another goroutine than the loop
+		k := kernel.Open(rule.String)
+		defer func() { _ = k.Close() }()
+		return k.OnlyNAT(ctx)
+	})
 	return host, func(a *agent.Agent) {
 		check := func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) }
 		a.Observe(observe.All(a, host, o, check)...)

@@ -122,11 +122,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 
 // health is what is read of this node besides rules.
 func (s *session) health(ctx context.Context) health.Node {
-	return health.Node{
-		Proc: s.proc, Pods: s.pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats,
-		Networks: routes.Networks, Rules: routes.SourceRules,
-		OnlyNAT: func() (bool, error) { return s.kernel.OnlyNAT(ctx) },
-	}
+	return health.On(s.proc, s.pods, func() (bool, error) { return s.kernel.OnlyNAT(ctx) })
 }
 
 // examine adds the report on other programs' rules and on this node.

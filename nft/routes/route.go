@@ -28,6 +28,14 @@ type Routes struct {
 	Ways []Route
 }
 
+// Out returns the names of the interfaces by which the packet may leave.
+func (r Routes) Out() (names []string) {
+	for _, way := range r.Ways {
+		names = append(names, way.Interface.Name)
+	}
+	return names
+}
+
 // A Route is a way to an address.
 type Route struct {
 	// Type is the type of the route, such as unix.RTN_LOCAL or unix.RTN_BROADCAST, as in

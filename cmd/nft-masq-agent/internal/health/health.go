@@ -56,6 +56,14 @@ type Node struct {
 	failed *uint64 // insert_failed at the last check; nil: none
 }
 
+// On returns what a check reads of this node, besides its pods and what other programs' chains are.
+func On(proc string, pods func(ipv6 bool) ([]netip.Addr, error), onlyNAT func() (bool, error)) Node {
+	return Node{
+		Proc: proc, Pods: pods, Interfaces: routes.Interfaces, Networks: routes.Networks, Rules: routes.SourceRules,
+		OnlyNAT: onlyNAT, Stats: conntrack.Open().Stats,
+	}
+}
+
 // Check returns what is wrong with a node on which the policy of the config at a path is in
 // force, by weight.
 func (n *Node) Check(p nft.Policy, path string) (found config.Problems) {
@@ -180,16 +188,22 @@ func family(ipv6 bool) string {
 	return "IPv4"
 }
 
+// sysctl reads a setting of the kernel by its path.
+func sysctl(proc, name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(proc, "sys", name))
+	return strings.TrimSpace(string(text)), err
+}
+
 // forwarding finds families whose packets the node does not forward although it has pods.
 func (n *Node) forwarding(p nft.Policy, pods map[bool][]netip.Addr) (found config.Problems) {
 	for _, f := range p.Families {
 		name := map[bool]string{false: "net/ipv4/ip_forward", true: "net/ipv6/conf/all/forwarding"}[f.IPv6]
-		text, err := os.ReadFile(filepath.Join(n.Proc, "sys", name))
+		value, err := sysctl(n.Proc, name)
 		switch setting := strings.ReplaceAll(name, "/", "."); {
 		case len(pods[f.IPv6]) == 0:
 		case err != nil:
 			found = append(found, unchecked(setting, err)...)
-		case strings.TrimSpace(string(text)) == "0":
+		case value == "0":
 			found = append(found, problem(config.Error, Forwarding, "sysctl -w "+setting+"=1",
 				"no pod reaches another host: %s forwarding is off", family(f.IPv6))...)
 		}
@@ -204,8 +218,7 @@ func NotForwarded(proc, in string, ipv6 bool) string {
 	if ipv6 {
 		name = "net/ipv6/conf/all/forwarding" // that of the interface is for router advertisements
 	}
-	text, err := os.ReadFile(filepath.Join(proc, "sys", name))
-	if err != nil || strings.TrimSpace(string(text)) != "0" {
+	if value, _ := sysctl(proc, name); value != "0" { // nor if it cannot be read
 		return ""
 	}
 	return map[bool]string{false: "net.ipv4.ip_forward", true: "net.ipv6.conf.all.forwarding"}[ipv6]
@@ -224,7 +237,7 @@ func (n *Node) routing(p nft.Policy, pods map[bool][]netip.Addr) config.Problems
 		return unchecked("routes", err)
 	}
 	for _, f := range p.Families {
-		expected := judge.Masqueraded(f).Dst
+		expected, sources := judge.Masqueraded(f).Dst, judge.Pods(f).Src
 		for _, network := range networks {
 			if network.Bits() > 0 {
 				expected = append(expected, iprange.Of(network.Prefix))
@@ -232,7 +245,7 @@ func (n *Node) routing(p nft.Policy, pods map[bool][]netip.Addr) config.Problems
 		}
 		for _, pod := range pods[f.IPv6] {
 			of := slices.DeleteFunc(slices.Clone(rules), func(r routes.SourceRule) bool { return !r.From.Contains(pod) })
-			if len(of) == 0 || !iprange.Contains(judge.Pods(f).Src, pod) {
+			if len(of) == 0 || !iprange.Contains(sources, pod) {
 				continue
 			}
 			led := slices.Clone(expected)
@@ -306,8 +319,8 @@ func otherFile(path string) config.Problems {
 // another.
 func StrictReplies(proc string, silent int, interfaces []string) config.Problems {
 	filter := func(name string) string {
-		text, _ := os.ReadFile(filepath.Join(proc, "sys/net/ipv4/conf", name, "rp_filter")) // unread: not known to be strict
-		return strings.TrimSpace(string(text))
+		value, _ := sysctl(proc, "net/ipv4/conf/"+name+"/rp_filter") // unread: not known to be strict
+		return value
 	}
 	// The larger one of the interface's and that of all applies.
 	loose := func(name string) bool { return name == "" || max(filter("all"), filter(name)) != "1" }
