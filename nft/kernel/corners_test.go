@@ -338,7 +338,8 @@ func TestRenamedChainGoesWithItsMode(t *testing.T) {
 	k := open(t, ns)
 	apply(t, k, c.Compile(nft.ModeIPTables), layout.Ours)
 	nfttest.NFT(t, ns, "", "rename", "chain", "ip", "nat", cases.DefaultChain, "renamed")
-	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", xtables.Postrouting, "-m", "comment", "--comment", // once more
+	// The same jump once more.
+	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", xtables.Postrouting, "-m", "comment", "--comment",
 		"ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "+
 			cases.DefaultChain+" chain", "-j", "renamed")
 	diffs := apply(t, k, cases.Load(t, "default").Compile(nft.ModeNFTables), layout.Everything)
