@@ -17,7 +17,7 @@ import (
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
-		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name}
+		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, 8)}
 		for _, n := range r.Nodes {
 			for _, e := range n.Exprs {
 				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {

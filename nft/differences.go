@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -8,9 +9,12 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-func sameRule(a, b nfnetlink.Rule) bool { return ruleKey(a) == ruleKey(b) }
+// sameRule reports whether two rules do the same and have the same comment.
+func sameRule(a, b nfnetlink.Rule) bool {
+	return nfnetlink.Same(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
+}
 
-// ruleKey is equal for rules that do the same and have the same comment.
+// ruleKey is equal for the same rules.
 func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
 
 // Differences returns the missing and the unexpected rules of a chain in the

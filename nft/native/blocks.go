@@ -56,10 +56,15 @@ func lastByte(ipv6 bool, b int) netip.Addr {
 }
 
 func (u blockUse) chains() (chains []nft.Chain) {
+	var protocols []nft.Node // encoded once: there are up to 256 chains
+	for _, p := range portProtocols(u.families) {
+		protocols = append(protocols, ofProtocol(p))
+	}
 	for number := range u.blocks.Count() {
-		c, ports := nft.Chain{Name: u.chain(number)}, u.blocks.Block(number)
-		for _, proto := range portProtocols(u.families) {
-			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol(proto), u.to(&ports)}})
+		ports := u.blocks.Block(number)
+		c, translate := nft.Chain{Name: u.chain(number)}, u.to(&ports)
+		for _, ofProtocol := range protocols {
+			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol, translate}})
 		}
 		c.Rules[0].Comment = "last byte of the pod's IP: " + u.blocks.Endings(number)
 		chains = append(chains, c)

@@ -17,7 +17,8 @@ type Expr struct {
 	Attrs
 }
 
-// Marshal encodes the library's expressions for the kernel; the layout of xtables
+// Marshal encodes the library's expressions for the kernel, without the nesting flag, which the
+// kernel does not list: most of its rules are then equal byte for byte. The layout of xtables
 // matches depends on the family. It panics on an expression that the library
 // cannot encode, because the set of expressions is fixed at compile time.
 func Marshal(family Family, exprs ...expr.Any) []Expr {
@@ -27,7 +28,19 @@ func Marshal(family Family, exprs ...expr.Any) []Expr {
 		if err != nil {
 			panic(fmt.Sprintf("expression %T: %v", e, err))
 		}
-		out = append(out, parseExpr(b))
+		x := parseExpr(b)
+		out = append(out, Expr{x.Name, withoutFlags(x.Name, x.Attrs)})
+	}
+	return out
+}
+
+// withoutFlags clears the flags of the types of attributes.
+func withoutFlags(of string, attrs Attrs) (out Attrs) {
+	for typ, data := range attrs.All() {
+		if inner, ok := nested(of, typ); ok {
+			data = withoutFlags(inner, data)
+		}
+		out.AddBytes(typ, data)
 	}
 	return out
 }
@@ -50,13 +63,14 @@ func Masquerade(fullyRandom bool, minPort, maxPort uint32) Expr {
 	if fullyRandom {
 		flags |= NATRandomFully
 	}
-	var a Attrs
+	var ports, a Attrs
 	if minPort != 0 {
 		flags |= NATPorts
-		a.AddUint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
-		a.AddUint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
+		ports.AddUint32(unix.NFTA_MASQ_REG_PROTO_MIN, minPort)
+		ports.AddUint32(unix.NFTA_MASQ_REG_PROTO_MAX, maxPort)
 	}
 	a.AddUint32(unix.NFTA_MASQ_FLAGS, flags)
+	a = append(a, ports...)
 	return Expr{Name: "masq", Attrs: a}
 }
 
@@ -130,23 +144,34 @@ func (e Expr) WithSet(name string) Expr {
 	return out
 }
 
-// Key returns text that is the same for rules of which the kernel does the same:
-// attributes are compared regardless of their order, absent equals zero, and counter
-// values are ignored.
+// Same reports whether the kernel does the same for two rules: attributes are compared regardless of
+// their order, absent equals zero, and counter values are ignored.
+func Same(a, b []Expr) bool {
+	return slices.EqualFunc(a, b, func(a, b Expr) bool {
+		return a.Name == b.Name && (bytes.Equal(a.Attrs, b.Attrs) || bytes.Equal(a.canonical(), b.canonical()))
+	})
+}
+
+// Key returns text that is the same for rules that are the [Same].
 func Key(exprs []Expr) string {
 	b := make([]byte, 0, 256)
 	for _, e := range exprs {
-		var data Attrs
-		if e.Name != "counter" {
-			data = canonical(e.Name, e.Attrs)
-		}
-		if e.JumpsByMap() { // register 0, the verdict's, is not none
-			data.AddUint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
-		}
+		data := e.canonical()
 		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
 		b = append(b, data...)
 	}
 	return string(b)
+}
+
+// canonical returns the attributes by which an expression is compared.
+func (e Expr) canonical() (data Attrs) {
+	if e.Name != "counter" {
+		data = canonical(e.Name, e.Attrs)
+	}
+	if e.JumpsByMap() { // register 0, the verdict's, is not none
+		data.AddUint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+	}
+	return data
 }
 
 // canonical sorts the attributes, trims trailing zeros, drops attributes that are

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -137,11 +136,11 @@ func ParseRule(f Family, a Attrs) Rule {
 	r := Rule{
 		Family: f, Table: a.Str(unix.NFTA_RULE_TABLE), Chain: a.Str(unix.NFTA_RULE_CHAIN),
 		Handle: a.Uint64(unix.NFTA_RULE_HANDLE), UserData: a.Attr(unix.NFTA_RULE_USERDATA),
+		Exprs: make([]Expr, 0, 8), // one array for most rules
 	}
 	for _, e := range a.Attr(unix.NFTA_RULE_EXPRESSIONS).All() {
 		r.Exprs = append(r.Exprs, parseExpr(e))
 	}
-	r.Exprs = slices.Clip(r.Exprs)
 	return r
 }
 

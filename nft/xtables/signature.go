@@ -26,7 +26,7 @@ func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 
 // sameText compares rules of the shared tables without user data, in which programs
 // keep their own notes.
-func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Key(a.Exprs) == nfnetlink.Key(b.Exprs) }
+func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
 
 // jumpOf returns the chain that a jump's comment names, in any version. The kernel allows
 // longer names than iptables, and than fit our comment.
