@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -15,8 +16,8 @@ const (
 	groupSwap   = "file swap to kernel"
 )
 
-// A follower is an agent that follows a file of n networks, alternating with one
-// more.
+// A follower is an agent that follows a file, of which two contents alternate: n networks, and
+// one more unless others are given.
 type follower struct {
 	size   int
 	binary string
@@ -32,12 +33,16 @@ type follower struct {
 
 // openFollower returns a follower of files with some more keys.
 func openFollower(n int, binary string, keys ...string) (f *follower, err error) {
+	return followerOf(n, binary, [2][]netip.Prefix{shuffled(n, false), shuffled(n, true)}, keys...)
+}
+
+// followerOf returns a follower of files with two lists.
+func followerOf(n int, binary string, lists [2][]netip.Prefix, keys ...string) (f *follower, err error) {
 	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the CPUs idle
 	}
-	for i, more := range []bool{false, true} {
-		networks := shuffled(n, more)
+	for i, networks := range lists {
 		f.texts[i], f.hashes[i] = text(networks), ruleset(networks, nft.ModeNFTables).Hash()
 		if more := strings.Join(keys, ""); more != "" {
 			f.texts[i] += more

@@ -114,6 +114,7 @@ func groups() []group {
 	return []group{
 		{groupApply, (*bench).apply},
 		{groupChange, (*bench).change},
+		{groupReads, (*bench).reads},
 		{groupSwap, (*bench).swap},
 		{groupPackets, (*bench).packets},
 		{groupRules, (*bench).rules},
