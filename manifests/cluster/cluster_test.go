@@ -39,7 +39,7 @@ type world struct {
 	rows []string // of the table in nft/EVIDENCE.md
 }
 
-type count struct{ connections, explained, wrong int }
+type count struct{ connections, explained int }
 
 // Addresses of the outside host: the first of its link, the second masqueraded
 // to by the sample config, the third exempt.

@@ -156,6 +156,9 @@ func TestSigNetwork(t *testing.T) {
 	// What pods send is masqueraded as without dropInvalid, and less passes.
 	dropping := policyNamed("dropInvalid")
 	w.apply(dropping.config)
+	cells := map[string]string{} // of a row: one for each mode of kube-proxy
+	cell := func(row, format string, args ...any) { cells[row] += " " + fmt.Sprintf(format, args...) + " |" }
+	const exempt, untracked = "NoSNAT, with `nonMasqueradeCIDRs: []`", "packets that dropInvalid dropped"
 	for _, proxyMode := range []string{"nftables", "iptables"} {
 		for _, n := range w.nodes {
 			n.StopProxy()
@@ -173,8 +176,7 @@ func TestSigNetwork(t *testing.T) {
 				t.Errorf("%s passes with a config that masquerades what pods send to pods", spec)
 			}
 		}
-		w.rows = append(w.rows, fmt.Sprintf("| %s | NoSNAT, with `nonMasqueradeCIDRs: []` | %d | %d | | |", proxyMode,
-			len(control), len(control)-failures(control)))
+		cell(exempt, "%d/%d", len(control)-failures(control), len(control))
 
 		w.configure(dropping)
 		// Most of them wait most of the time.
@@ -208,8 +210,7 @@ func TestSigNetwork(t *testing.T) {
 			}
 		}
 
-		w.rows = append(w.rows, fmt.Sprintf("| %s | packets that dropInvalid dropped meanwhile: %d | | | | |", proxyMode,
-			w.dropped()))
+		cell(untracked, "%d", w.dropped())
 
 		// What fails again is run without the agent: some fail in such a cluster.
 		w.uninstall()
@@ -228,12 +229,24 @@ func TestSigNetwork(t *testing.T) {
 				}
 				t.Errorf("%s passes without the agent only (%v): %s", spec, again, why)
 			}
-			w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %d | %d | %d | %s |", proxyMode, test.name, len(outcomes[i]),
-				len(outcomes[i])-failures(outcomes[i]), second[i], strings.Join(also, "; ")))
+			notes := ""
+			if second[i] > 0 {
+				notes = fmt.Sprintf(", %d alone", second[i])
+			}
+			if len(also) > 0 {
+				notes += ", without the agent neither: " + strings.Join(also, "; ")
+			}
+			cell(test.name, "%d/%d%s", len(outcomes[i])-failures(outcomes[i]), len(outcomes[i]), notes)
 		}
 	}
-	w.record("sig-network", "kube-proxy | tests | run | passed | of these, alone after a failure next to others | "+
-		"failed, and without the agent, too")
+	names := []string{exempt, untracked}
+	for _, test := range sigTests {
+		names = append(names, test.name)
+	}
+	for _, name := range names {
+		w.rows = append(w.rows, "| "+name+" |"+cells[name])
+	}
+	w.record("sig-network", "tests | kube-proxy nftables | kube-proxy iptables")
 }
 
 // dropped is how many packets dropInvalid dropped, on all nodes.

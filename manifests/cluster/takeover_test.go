@@ -107,7 +107,7 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 			must(t, err)
 		}
 	}
-	w.record("takeover", "what happens | connections | wrong")
+	w.record("takeover", "what happens | connections")
 }
 
 // olderImage imports an image into the nodes with the rules of the versions, and
