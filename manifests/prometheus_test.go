@@ -141,22 +141,16 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	}
 }
 
-func TestReadmeListsTheAlerts(t *testing.T) {
+func TestReadmeNamesTheCriticalAlerts(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(readme), "<!-- alerts -->")
-	table, _, _ = strings.Cut(table, "<!-- /alerts -->")
-	alerts := readAlerts(t)
-	for _, a := range alerts {
-		row := regexp.MustCompile("(?m)^\\| `" + a.Alert + "` \\| " + a.Labels["severity"] + " \\| [^|]+ \\|$")
-		if !row.MatchString(table) {
-			t.Errorf("no row for %s, or a different one", a.Alert)
+	for _, a := range readAlerts(t) {
+		critical := a.Labels["severity"] == "critical"
+		if named := strings.Contains(string(readme), "`"+a.Alert+"`"); named != critical {
+			t.Errorf("%s is critical: %t, is named: %t", a.Alert, critical, named)
 		}
-	}
-	if rows := strings.Count(table, "\n| `"); rows != len(alerts) {
-		t.Errorf("%d rows for %d alerts", rows, len(alerts))
 	}
 }
 
