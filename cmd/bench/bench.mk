@@ -4,5 +4,5 @@ bench: deps build ## develop: Measure the agent against nft, iptables and the ke
 	@go run ./cmd/bench -agent bin/nft-masq-agent $(ARGS)
 
 .PHONY: plots
-plots: ## develop: Draw the plots of the table in cmd/bench/README.md, into which a run of bench goes
-	go run ./cmd/bench/plot cmd/bench/README.md cmd/bench
+plots: ## develop: Draw the plots of cmd/bench/results.txt, into which a run of bench goes
+	go run ./cmd/bench/plot cmd/bench/results.txt cmd/bench

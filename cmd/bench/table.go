@@ -88,7 +88,7 @@ func (r report) head() string {
 }
 
 // legend explains the table.
-const legend = "Medians, and quartiles in brackets: those of a value are in the JSON if it has a ratio. A target is met if the worse quartile meets it, with " +
+const legend = "Median and, in brackets, the quartiles; a target is met if the worse quartile meets it, with " +
 	"dropInvalid and in the last section if the median does."
 
 // columns returns the column headers, and cells the contents of a row.
@@ -98,8 +98,8 @@ func columns() []string {
 
 func (r row) cells() []string {
 	return []string{
-		r.size(), r.What, r.Ours.text(r.Unit, r.Ratio == nil), r.Against,
-		r.Theirs.text(r.Unit, false), r.Ratio.text("", true), r.verdict(),
+		r.size(), r.What, r.Ours.text(r.Unit), r.Against,
+		r.Theirs.text(r.Unit), r.Ratio.text(""), r.verdict(),
 	}
 }
 
@@ -169,12 +169,12 @@ func (r row) verdict() string {
 	return fmt.Sprintf("≤ %s %s", withUnit(fmt.Sprint(r.Target), unit), word)
 }
 
-// text returns the median, and the quartiles if they are asked for and differ.
-func (s *spread) text(unit string, quartiles bool) string {
+// text returns the median, with the quartiles if there is a spread.
+func (s *spread) text(unit string) string {
 	if s == nil {
 		return ""
 	}
-	if !quartiles || s.Q1 == s.Q3 {
+	if s.Q1 == s.Q3 {
 		return withUnit(figures(s.Median), unit)
 	}
 	return fmt.Sprintf("%s [%s %s]", withUnit(figures(s.Median), unit), figures(s.Q1), figures(s.Q3))

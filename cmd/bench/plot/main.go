@@ -1,8 +1,7 @@
-// Plot draws the plots of the table in cmd/bench/README.md, which make bench prints: what a new
-// connection costs, and how long a change takes, over the number of CIDRs. Both axes are
+// Plot draws the plots of cmd/bench/results.txt, which make bench printed: what a new connection costs, and how long a change takes, over the number of CIDRs. Both axes are
 // logarithmic. The colors can be read on a light and on a dark page: an image does not know on which it is.
 //
-//	plot README.md DIRECTORY
+//	plot results.txt DIRECTORY
 package main
 
 import (
@@ -16,7 +15,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: plot README.md DIRECTORY")
+		fmt.Fprintln(os.Stderr, "usage: plot results.txt DIRECTORY")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2]); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,7 +14,7 @@ import (
 // What is shown is what the table has: make plots draws it again.
 func TestPlotsAreThoseOfTheTable(t *testing.T) {
 	dir := t.TempDir()
-	if err := run("../README.md", dir); err != nil {
+	if err := run("../results.txt", dir); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range plots {
@@ -31,6 +32,35 @@ func TestPlotsAreThoseOfTheTable(t *testing.T) {
 		if diff := cmp.Diff(string(want), string(shown)); diff != "" {
 			t.Errorf("%s (-table +file), make plots draws it:\n%s", p.name, diff)
 		}
+	}
+}
+
+// A value with a target is that of the results.
+func TestReadmeShowsTheTargetsOfTheResults(t *testing.T) {
+	results, err := os.ReadFile("../results.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for row := range strings.Lines(string(readme)) {
+		cells := strings.Split(strings.Trim(row, "| \n"), " | ")
+		if len(cells) < 4 || !strings.HasSuffix(row, "met |\n") && !strings.HasSuffix(row, "missed |\n") {
+			continue
+		}
+		rows++
+		ratio, target := cells[len(cells)-2], cells[len(cells)-1]
+		if !slices.ContainsFunc(strings.Split(string(results), "\n"), func(line string) bool {
+			return strings.Contains(line, "| "+cells[2]) && strings.Contains(line, ratio) && strings.Contains(line, target)
+		}) {
+			t.Errorf("results.txt has no such row: %s", row)
+		}
+	}
+	if rows < 20 {
+		t.Errorf("%d rows", rows)
 	}
 }
 
