@@ -101,8 +101,8 @@ func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
 			}
 		}
 	}
-	if listings < 2 {
-		t.Errorf("%d listings", listings)
+	if listings == 0 {
+		t.Error("no listing")
 	}
 }
 
