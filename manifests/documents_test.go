@@ -65,6 +65,7 @@ var byHand = map[string]string{
 	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
 	"plots":        "TestPlotsAreThoseOfTheTable draws them",
+	"dashboard":    "draws a picture in a minute and a half, which TestPictureShowsThePanelsOfTheDashboard compares",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
 	"test-arch":    "downloads Debian's kernels, and needs qemu",

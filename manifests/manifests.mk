@@ -148,6 +148,8 @@ define extract
 endef
 bin/promtool:
 	$(call extract,prometheus,bin,promtool)
+bin/prometheus:
+	$(call extract,prometheus,bin,prometheus)
 bin/containerd:
 	$(call extract,containerd,$@,containerd ctr)
 

@@ -6,3 +6,7 @@ bench: deps build ## develop: Measure the agent against nft, iptables and the ke
 .PHONY: plots
 plots: ## develop: Draw the plots of cmd/bench/results.txt, into which a run of bench goes
 	go run ./cmd/bench/plot cmd/bench/results.txt cmd/bench
+
+.PHONY: dashboard
+dashboard: deps build bin/prometheus ## develop: Draw manifests/grafana/dashboard.svg, with the metrics of two agents that run for it (a minute and a half)
+	go run ./cmd/bench/dashboard bin/nft-masq-agent bin/prometheus manifests/grafana/dashboard.json manifests/grafana/dashboard.svg
