@@ -249,13 +249,13 @@ func (w *world) record(name, header string) {
 	w.t.Helper()
 	columns, kubernetes := strings.Count(header, "|")+1, ""
 	if w.Control != nil {
-		kubernetes = " Kubernetes " + w.version() + ","
+		kubernetes = " " + w.version() + ","
 	}
 	version, err := builtFrom()
 	must(w.t, err)
 	linux, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	must(w.t, err)
-	table := fmt.Sprintf("%s, nft-masq-agent %s,%s Linux %s:\n\n| %s |\n|%s\n%s\n",
+	table := fmt.Sprintf("%s, %s,%s %s:\n\n| %s |\n|%s\n%s\n",
 		time.Now().UTC().Format(time.DateOnly), strings.TrimSpace(string(version)), kubernetes,
 		strings.TrimSpace(string(linux)), header, strings.Repeat("---|", columns), strings.Join(w.rows, "\n"))
 	w.t.Logf("\n%s", table)

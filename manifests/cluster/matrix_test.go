@@ -206,6 +206,7 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 	w.ip(w.outside,
 		"route add 198.51.100.200 via 192.0.2.11", "-6 route add 2001:db8:1::200 via 2001:db8::11")
 
+	order, cells := []string(nil), map[string]string{} // rows, with a cell for each mode of kube-proxy
 	for _, proxyMode := range []string{"nftables", "iptables"} {
 		for _, n := range w.nodes {
 			n.StopProxy()
@@ -229,8 +230,14 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 						w.matrix(fmt.Sprintf("kube-proxy %s, %s, %s, %s %s", proxyMode, mode, p.name, proto, f.name), hosts, f, proto, p)
 					}
 				}
-				w.rows = append(w.rows, fmt.Sprintf("| %s | %s | %s | %d | %d |", proxyMode, mode, p.name,
-					w.connections-before.connections, w.explained-before.explained))
+				row := p.name
+				if mode != "nftables" {
+					row += ", " + mode
+				}
+				if cells[row] == "" {
+					order = append(order, row)
+				}
+				cells[row] += fmt.Sprintf(" %d, %d |", w.connections-before.connections, w.explained-before.explained)
 				if p.foreign {
 					w.nft(w.nodes[0], "delete table inet other")
 				}
@@ -238,7 +245,10 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 			w.Sh("kubectl -n kube-system delete daemonset nft-masq-agent --cascade=foreground")
 		}
 	}
-	w.record("matrix", "kube-proxy | mode | policy | connections | answers of explain")
+	for _, row := range order {
+		w.rows = append(w.rows, "| "+row+" |"+cells[row])
+	}
+	w.record("matrix", "policy | kube-proxy nftables | kube-proxy iptables")
 }
 
 // version is what the control plane runs.
