@@ -117,7 +117,11 @@ func (s *State) Drift() []layout.Difference {
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []layout.Difference) {
 	for _, l := range older.Removable(s.legacy) {
-		diffs = append(diffs, layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l, Emptied: l.Held})
+		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
+		if l.Held {
+			d.Emptied = []nfnetlink.ChainID{l.ChainID}
+		}
+		diffs = append(diffs, d)
 	}
 	for _, m := range s.modes {
 		if m != nil {
@@ -165,8 +169,8 @@ func (s *State) carryOut(ctx context.Context) error {
 			atAny = atAny && (right || now.Len() == before)
 		}
 	}
-	for _, l := range older.Removable(s.legacy) {
-		l.Remove(now)
+	if gone := older.Removable(s.legacy); len(gone) > 0 {
+		older.Remove(gone, now)
 		atAny = false
 	}
 	if err := ctx.Err(); err != nil {

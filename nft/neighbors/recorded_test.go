@@ -55,9 +55,6 @@ func describe(s *State, o Others) string {
 		if l.Base != nil {
 			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
 		}
-		for _, sub := range l.SubChains {
-			fmt.Fprintf(&b, "\twith %s\n", sub)
-		}
 		for _, j := range l.Jumps {
 			for _, c := range s.others.Chains {
 				for _, r := range c.Rules {

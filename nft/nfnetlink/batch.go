@@ -96,13 +96,6 @@ func (b *Batch) AddRule(r Rule) {
 	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, ruleAttrs(r))
 }
 
-// ReplaceRule replaces the rule with the same handle.
-func (b *Batch) ReplaceRule(r Rule) {
-	a := ruleAttrs(r)
-	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
-	b.add(r.Family, unix.NFT_MSG_NEWRULE, netlink.Replace, a)
-}
-
 func ruleAttrs(r Rule) Attrs {
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.nest(unix.NFTA_RULE_EXPRESSIONS, func() {

@@ -163,16 +163,13 @@ func TestObjectsAreReadBackAsCreated(t *testing.T) {
 	accept, drop, jump := &expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictDrop},
 		&expr.Verdict{Kind: expr.VerdictJump, Chain: "c"}
 	b.AddRule(rule("base", accept))
-	b.AddRule(rule("base", drop))
+	b.AddRule(rule("base", jump))
 	b.AddRule(rule("c", accept))
 	must(t, c.Commit(b, 0))
 
 	rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
 	must(t, err)
 	b = &nfnetlink.Batch{}
-	replaced := rule("base", jump)
-	replaced.Handle = rules[1].Handle
-	b.ReplaceRule(replaced)
 	b.AddRule(rule("base", drop, drop))
 	b.DelRule(rules[0])
 	must(t, c.Commit(b, 0))

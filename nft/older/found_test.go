@@ -9,13 +9,14 @@ import (
 // A jump may be read before its chain is created, or after that is gone.
 func TestChainsThatWereNotReadAreNotFound(t *testing.T) {
 	at := nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
-	l := search{
-		chains: map[nfnetlink.ChainID]*candidate{}, agent: map[nfnetlink.ChainID]bool{}, order: []nfnetlink.ChainID{at},
+	l := search{chains: map[nfnetlink.ChainID]*candidate{}}
+	for range 2 {
+		l.note(at)
 	}
 	if found := l.found(); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
-	l.chains[at], l.order = &candidate{}, []nfnetlink.ChainID{at, at}
+	l.chains[at] = &candidate{}
 	if found := l.found(); len(found) != 1 {
 		t.Errorf("found %v", found)
 	}

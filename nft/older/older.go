@@ -41,20 +41,17 @@ func Leads(r nfnetlink.Rule) bool {
 	return ok && (agentChains[target] || agentJump.MatchString(comment(r)))
 }
 
-// A Chain is what an iptables-based masquerade agent left behind: a chain,
-// the agent's other chains that it jumps to, and the jumps to them.
+// A Chain is a chain that an iptables-based masquerade agent left behind, and the jumps to it.
 type Chain struct {
 	nfnetlink.ChainID
 	// Base is the base chain from which packets reach it, or nil.
 	Base *nfnetlink.Chain
-	// Jumps are the rules in other chains that jump here, without their expressions. There
-	// may be two, with and without quotes in the comment.
+	// Jumps are the rules that lead here, without their expressions. There may be two, with and
+	// without quotes in the comment.
 	Jumps []nfnetlink.Rule
-	// SubChains are the agent's other chains that this one jumps to.
-	SubChains []nfnetlink.ChainID
-	// Held are those of all these chains that other programs' rules or maps refer to.
-	Held  []nfnetlink.ChainID
-	Rules int // in all these chains
+	// Held means that other programs' rules or maps refer to it.
+	Held  bool
+	Rules int
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
 	// Kept is why the chain is not certainly the agent's, "" if it is: the agents comment all
@@ -105,7 +102,6 @@ func Find(all Listing, want nft.Ruleset, words facts.Words) ([]Chain, error) {
 	l := search{
 		Listing: all, want: want, words: words,
 		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{},
-		agent: map[nfnetlink.ChainID]bool{},
 	}
 	if err := l.readAll(); err != nil {
 		return nil, fmt.Errorf("search for older agents: %w", err)
@@ -114,23 +110,16 @@ func Find(all Listing, want nft.Ruleset, words facts.Words) ([]Chain, error) {
 }
 
 // found returns what was found in what was read. A jump may have been read before its chain
-// was created, or after that was deleted.
+// was created, or after that was deleted. Chains that nothing but others holds are left over.
 func (l *search) found() (out []Chain) {
-	order := slices.DeleteFunc(l.order, func(at nfnetlink.ChainID) bool {
-		c := l.chains[at]
-		no := c == nil || c.own || c.Hook != nil || l.agent[at]
-		l.agent[at] = l.agent[at] || !no
-		return no
-	})
-	// First the top-level ones: collect includes the chains that they jump to.
-	for _, topLevel := range []bool{true, false} {
-		for _, at := range order {
-			below := slices.ContainsFunc(l.jumps[at], func(r nfnetlink.Rule) bool { return l.agent[r.In()] })
-			if l.agent[at] && !(topLevel && below) {
-				if c := l.collect(at); !c.emptied() {
-					out = append(out, c)
-				}
-			}
+	for _, at := range l.order {
+		c, jumps := l.chains[at], l.jumps[at]
+		if c == nil || c.own || c.Hook != nil {
+			continue
+		}
+		held := int(c.Use) > c.rules+len(jumps)
+		if c.rules+len(jumps) > 0 || !held {
+			out = append(out, Chain{at, c.base, jumps, held, c.rules, c.randomFully, c.kept})
 		}
 	}
 	return out
@@ -152,7 +141,6 @@ type search struct {
 	chains map[nfnetlink.ChainID]*candidate
 	jumps  map[nfnetlink.ChainID][]nfnetlink.Rule // by target chain, without their expressions
 	order  []nfnetlink.ChainID                    // what may be an agent's chain, as it was found
-	agent  map[nfnetlink.ChainID]bool             // agents' chains not collected yet
 }
 
 // A candidate is what the search needs of a chain. Other programs have tens of thousands of
@@ -199,6 +187,12 @@ func (l *search) readAll() error {
 	return nil
 }
 
+func (l *search) note(at nfnetlink.ChainID) {
+	if !slices.Contains(l.order, at) {
+		l.order = append(l.order, at)
+	}
+}
+
 // read reads a chain, and notes it if it is an agent's, and the agents' chains that its
 // rules jump to.
 func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
@@ -206,7 +200,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 	l.chains[at] = c
 	agents := agentChains[of.Name]
 	if agents {
-		l.order = append(l.order, at)
+		l.note(at)
 	}
 	if c.own || l.rules+int(of.Use) > maxRules {
 		if !agents {
@@ -229,7 +223,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, l.words.Of(r))
 		case ofAgent && !agents:
 			agents = true
-			l.order = append(l.order, at)
+			l.note(at)
 		}
 		if target, ok := facts.Target(r); ok {
 			to := at
@@ -238,7 +232,7 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 			jump := nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle}
 			l.jumps[to] = append(l.jumps[to], jump)
 			if fromAgent || agentChains[target] {
-				l.order = append(l.order, to)
+				l.note(to)
 			}
 		}
 		return nil
@@ -248,63 +242,23 @@ func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
 	return err
 }
 
-// collect returns a chain together with the chains of the same agent that it
-// jumps to.
-func (l *search) collect(at nfnetlink.ChainID) Chain {
-	out := Chain{ChainID: at, Base: l.chains[at].base, Kept: l.chains[at].kept}
-	members := []nfnetlink.ChainID{at}
-	inside := map[nfnetlink.ChainID]bool{at: true}
-	delete(l.agent, at)
-	for i := 0; i < len(members); i++ {
-		c := l.chains[members[i]]
-		out.Rules += c.rules
-		out.RandomFully = out.RandomFully || c.randomFully
-		if int(c.Use) > c.rules+len(l.jumps[members[i]]) {
-			out.Held = append(out.Held, members[i])
-		}
-		for _, target := range c.targets {
-			to := at
-			if to.Name = target; l.agent[to] && out.Kept+l.chains[to].kept == "" {
-				delete(l.agent, to)
-				inside[to] = true
-				members = append(members, to)
-				out.SubChains = append(out.SubChains, to)
-			}
+// Remove deletes chains and the jumps to them, and nothing else. Chains that are held are only
+// emptied, because the kernel does not delete them. Commit the batch with the generation before
+// [Find], so that the kernel rejects it if the rules have changed since.
+func Remove(chains []Chain, b *nfnetlink.Batch) {
+	for _, c := range chains {
+		for _, r := range c.Jumps {
+			b.DelRule(r)
 		}
 	}
-	for _, m := range members {
-		for _, r := range l.jumps[m] {
-			if !inside[r.In()] {
-				out.Jumps = append(out.Jumps, r)
-			}
+	for _, c := range chains {
+		b.FlushChain(c.ChainID)
+	}
+	for _, c := range chains {
+		if !c.Held {
+			b.DelChain(c.ChainID)
 		}
 	}
-	return out
-}
-
-// Remove deletes the chain, its sub-chains and the jumps to them, and nothing
-// else. Chains in Held are only emptied, because the kernel does not delete them.
-// Remove several chains in the order in which [Find] returned them. Commit the
-// batch with the generation before [Find], so that the kernel rejects it if the
-// rules have changed since.
-func (l Chain) Remove(b *nfnetlink.Batch) {
-	for _, r := range l.Jumps {
-		b.DelRule(r)
-	}
-	chains := append([]nfnetlink.ChainID{l.ChainID}, l.SubChains...)
-	for _, chain := range chains {
-		b.FlushChain(chain)
-	}
-	for _, chain := range chains {
-		if !slices.Contains(l.Held, chain) {
-			b.DelChain(chain)
-		}
-	}
-}
-
-// emptied reports whether only empty chains are left that others refer to.
-func (l Chain) emptied() bool {
-	return l.Rules+len(l.Jumps) == 0 && len(l.Held) == 1+len(l.SubChains)
 }
 
 // Decides reports whether packets reach rules that are certainly this agent's.

@@ -42,11 +42,14 @@ func install(t *testing.T, ns *nfttest.NS, name string) {
 	nfttest.LoadForeign(t, ns, filepath.Join(testdata, name), nil)
 }
 
-func names(chains []nfnetlink.ChainID) (out []string) {
-	for _, c := range chains {
-		out = append(out, c.Name)
+// remove removes chains, if the ruleset has not changed since.
+func remove(t *testing.T, c *nfnetlink.Conn, generation uint32, chains []older.Chain) {
+	t.Helper()
+	var b nfnetlink.Batch
+	older.Remove(chains, &b)
+	if err := c.Commit(&b, generation); err != nil {
+		t.Fatal(err)
 	}
-	return out
 }
 
 func search(c *nfnetlink.Conn, want nft.Ruleset) ([]older.Chain, error) {
@@ -110,13 +113,7 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 			before, handles := save(), ruleHandles(t, c)
 			install(t, ns, name)
 			generation, found := find(t, c)
-			var b nfnetlink.Batch
-			for _, l := range found {
-				l.Remove(&b)
-			}
-			if err := c.Commit(&b, generation); err != nil {
-				t.Fatal(err)
-			}
+			remove(t, c, generation, found)
 			if diff := cmp.Diff(before, save()); diff != "" {
 				t.Errorf("rules (-before +after):\n%s", diff)
 			}
@@ -151,25 +148,18 @@ func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
 COMMIT
 `, "iptables-nft-restore")
 		generation, found := find(t, c)
-		if len(found) != 1 {
-			t.Fatalf("found %v", found)
+		got := map[string]string{}
+		for _, l := range found {
+			got[l.Name] = fmt.Sprint(l.Rules, " ", len(l.Jumps))
 		}
-		l := found[0]
-		diff := cmp.Diff([]string{"IP-MASQ-AGENT", "IP-MASQ-AGENT-SRC"}, names(l.SubChains))
-		if diff != "" || l.Name != "IP-MASQ" {
-			t.Errorf("%s with (-want +got):\n%s", l.Name, diff)
+		want := map[string]string{"IP-MASQ": "1 1", "IP-MASQ-AGENT": fmt.Sprint("2 ", jumps), "IP-MASQ-AGENT-SRC": "1 1"}
+		if diff := cmp.Diff(want, got); diff != "" || len(found) != len(got) {
+			t.Errorf("rules and jumps (-want +got):\n%s", diff)
 		}
-		if l.Rules != 4 || len(l.Jumps) != jumps {
-			t.Errorf("%d rules, jumps %v", l.Rules, l.Jumps)
-		}
-		var b nfnetlink.Batch
-		l.Remove(&b)
-		if err := c.Commit(&b, generation); err != nil {
-			t.Fatal(err)
-		}
-		want := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
+		remove(t, c, generation, found)
+		left := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
 			":OPERATOR - [0:0]\n:WRAPPER - [0:0]\n-A POSTROUTING -j WRAPPER\n-A OPERATOR -j RETURN\nCOMMIT\n"
-		if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
+		if diff := cmp.Diff(left, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
 	}
@@ -187,27 +177,23 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		chain NON-MASQUERADE-DAEMON { accept; }
 	}`, "-f", "-")
 	for _, want := range []string{
-		"chain IP-MASQ in table ip nat: 4 rules, to which no other rule leads, random-fully, held [IP-MASQ]; " +
-			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, " +
-			"held [NON-MASQUERADE-DAEMON]; ",
+		"chain IP-MASQ in table ip nat: 3 rules, to which no other rule leads, held true; " +
+			"chain IP-MASQ-AGENT in table ip nat: 1 rule, random-fully, held false; " +
+			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, held true; ",
 		"",
 	} {
 		generation, found := find(t, c)
 		got := ""
-		var b nfnetlink.Batch
 		for _, l := range found {
-			got += fmt.Sprintf("%s, held %s; ", l, names(l.Held))
+			got += fmt.Sprintf("%s, held %t; ", l, l.Held)
 			if l.Decides() {
 				t.Errorf("%s decides", l)
 			}
-			l.Remove(&b)
 		}
 		if got != want {
 			t.Errorf("got %s\nwant %s", got, want)
 		}
-		if err := c.Commit(&b, generation); err != nil {
-			t.Fatal(err)
-		}
+		remove(t, c, generation, found)
 	}
 	l := older.Chain{
 		ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv6, Table: "nat", Name: "A"},
@@ -278,13 +264,7 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 					l.Decides() != (tt.kept == "" && len(tt.rules) > 0) {
 					t.Errorf("%s", l)
 				}
-				var b nfnetlink.Batch
-				for _, l := range older.Removable(found) {
-					l.Remove(&b)
-				}
-				if err := c.Commit(&b, generation); err != nil {
-					t.Fatal(err)
-				}
+				remove(t, c, generation, older.Removable(found))
 				after := nfttest.Save(t, ns, program+"-save", "nat")
 				if (after == before) != (tt.kept != "") || strings.Contains(after, "SITE") != (tt.kept != "") {
 					t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -312,13 +292,7 @@ func TestAgentsChainsAreRemovedNextToAChainThatIsKept(t *testing.T) {
 COMMIT
 `, "iptables-nft-restore")
 	generation, found := find(t, c)
-	var b nfnetlink.Batch
-	for _, l := range older.Removable(found) {
-		l.Remove(&b)
-	}
-	if err := c.Commit(&b, generation); err != nil {
-		t.Fatal(err)
-	}
+	remove(t, c, generation, older.Removable(found))
 	want := `*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -355,7 +329,7 @@ func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
 	generation, found := find(t, c)
 	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
 	var b nfnetlink.Batch
-	found[0].Remove(&b)
+	older.Remove(found, &b)
 	if err := c.Commit(&b, generation); !errors.Is(err, unix.ERESTART) {
 		t.Errorf("got %v", err)
 	}

@@ -133,8 +133,8 @@ func (s *State) drift(n *shared, words facts.Words) (diffs []string) {
 }
 
 // splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
-// exactly ours, and others: variants of other agents and versions, and ours if another program
-// has renamed the chain.
+// exactly ours, and others: variants of other agents, and ours if another program has renamed
+// the chain.
 func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
 	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
 	for _, r := range n.jumps {

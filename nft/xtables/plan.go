@@ -1,7 +1,6 @@
 package xtables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -11,49 +10,26 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Stage implements [layout.State]: it wakes dormant tables, and writes those of our chains that
-// no packet enters. The kernel does not wake a table and create a base chain in it in one
-// transaction.
+// Stage implements [layout.State]: it wakes dormant tables. The kernel does not wake a table and
+// create a base chain in it in one transaction.
 func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
-	wake, b := &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	var unseen []*shared
+	wake := &nfnetlink.Batch{}
 	for _, n := range s.families {
-		if n.want == nil {
-			continue
-		}
-		if n.Dormant() {
+		if n.want != nil && n.Dormant() {
 			wake.WakeTable(n.Table)
 		}
-		if len(n.jumpsTo(s.chain)) == 0 && !n.inUse(s.chain) && !n.staged {
-			s.write(b, n)
-			unseen = append(unseen, n)
-		}
 	}
-	if err := errors.Join(ctx.Err(), commit(wake)); err != nil {
-		return err
-	}
-	err := commit(b)
-	for _, n := range unseen {
-		n.staged = err == nil
-	}
-	return err
+	return errors.Join(ctx.Err(), commit(wake))
 }
 
-// Switch implements [layout.State]. Our chains are right at any generation, because they are
-// written again as a whole; what leads to them, and what goes, was planned for one.
+// Switch implements [layout.State]. What is added is right at any generation, and so are our
+// chains, which are written again as a whole; what is deleted by its handle was planned for one.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
 	atAny = true
 	for _, n := range s.families {
 		if n.want != nil && s.differs(n) {
-			if !n.staged {
-				s.write(now, n)
-			}
-			written := now.Len()
-			if n.post == nil {
-				now.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
-			}
-			s.writeJump(now, n)
-			atAny = atAny && now.Len() == written
+			s.write(now, n)
+			atAny = s.writeJump(now, n) && atAny
 		}
 		if left := s.leftovers(n); len(left) > 0 {
 			s.remove(now, n, left)
@@ -94,25 +70,21 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	}
 }
 
-// writeJump leaves one jump to our chain in POSTROUTING.
-func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
-	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
+// writeJump leaves one jump to our chain in POSTROUTING, and reports whether it deleted no other.
+func (s *State) writeJump(b *nfnetlink.Batch, n *shared) (atAny bool) {
+	if n.post == nil {
+		b.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
+	}
 	exact, others := n.splitJumps(s.chain)
-	// The one with the lowest handle is the oldest, regardless of the position.
-	slices.SortStableFunc(exact, func(a, b nfnetlink.Rule) int { return cmp.Compare(a.Handle, b.Handle) })
-	switch {
-	case len(exact) > 0:
+	if len(exact) == 0 {
+		b.AddRule(n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0])
+	} else {
 		others = append(others, exact[1:]...)
-	case len(others) > 0:
-		jump.Handle = others[0].Handle
-		b.ReplaceRule(jump)
-		others = others[1:]
-	default:
-		b.AddRule(jump)
 	}
 	for _, r := range others {
 		b.DelRule(r)
 	}
+	return len(others) == 0
 }
 
 // unwanted returns the chains that are to be deleted together with a chain of ours.
@@ -135,9 +107,8 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
 	names = slices.Compact(names)
 	for _, r := range n.jumps {
 		to, _ := facts.Target(r)
-		// Of a chain that another program has renamed, too: then nothing leads to it.
 		named, _ := jumpOf(r)
-		if slices.Contains(names, to) || slices.Contains(left, named) && (n.want == nil || to != s.chain) {
+		if slices.Contains(names, to) && !(n.want != nil && named == s.chain) { // that one goes with writeJump
 			b.DelRule(r)
 		}
 	}

@@ -29,10 +29,8 @@ type shared struct {
 	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
 	jumps  []nfnetlink.Rule // of POSTROUTING, to chains that are or may be ours
 	rest   int              // the number of its other rules
-	named  []string         // the chains in the comments of such jumps
-	lost   []string         // chains without the name of their jump, or without a jump
+	owns   []string         // chains that are or may be ours: to which our jump leads, or without one
 	chains map[string]*ourChain
-	staged bool // our chains have been written, which nothing led to
 }
 
 // An ourChain is a chain of a shared table that is or may be ours.
@@ -104,7 +102,7 @@ func (s *State) read(c *nfnetlink.Conn, n, was *shared, f nfnetlink.Family, dept
 				return err
 			}
 		}
-		for _, own := range slices.Concat(n.named, n.lost) {
+		for _, own := range n.owns {
 			names = append(names, WithSubchains(own)...)
 		}
 	}
@@ -116,7 +114,6 @@ func (s *State) read(c *nfnetlink.Conn, n, was *shared, f nfnetlink.Family, dept
 			return err
 		}
 	}
-	n.staged = was.staged && n.chains[s.chain] != nil
 	return nil
 }
 
@@ -133,17 +130,14 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 	n.post = &post
 	err = c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
 		to, _ := facts.Target(r)
-		own, ours := jumpOf(r)
+		_, ours := jumpOf(r)
 		if !ours && !slices.Contains(names, to) {
 			n.rest++
 			return nil
 		}
 		n.jumps = append(n.jumps, r)
-		if ours && !slices.Contains(n.named, own) {
-			n.named = append(n.named, own)
-		}
-		if len(names) == 0 && to != own { // another program has renamed the chain
-			n.lost = append(n.lost, to)
+		if ours && !slices.Contains(n.owns, to) {
+			n.owns = append(n.owns, to)
 		}
 		return nil
 	})
@@ -169,7 +163,7 @@ var errEnough = errors.New("enough was read")
 // cleanup alone: kube-proxy has tens of thousands there.
 func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	if was.exists {
-		n.lost = was.lost
+		n.owns = was.owns
 		return nil
 	}
 	var found []string
@@ -181,9 +175,8 @@ func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	})
 	for _, name := range found {
 		part := func(own string) bool { return own != name && slices.Contains(WithSubchains(own), name) }
-		known := slices.Contains(slices.Concat(n.named, n.lost), name)
-		if !known && !slices.ContainsFunc(slices.Concat(n.named, found), part) {
-			n.lost = append(n.lost, name)
+		if !slices.Contains(n.owns, name) && !slices.ContainsFunc(slices.Concat(n.owns, found), part) {
+			n.owns = append(n.owns, name)
 		}
 	}
 	if errors.Is(err, nfnetlink.ErrInterrupted) { // it may lack a rule, but hardly all of a chain
@@ -225,17 +218,9 @@ func (s *State) readChain(c *nfnetlink.Conn, n, was *shared, name string) error 
 		}
 		return nil
 	}
-	switch earlier := was.chains[name]; {
-	case wanted && was.staged:
-		for _, r := range s.bytecode(*n.want, name) {
-			_ = add(r) // fewer than most
-		}
-	case earlier != nil && earlier.Use == head.Use:
+	if earlier := was.chains[name]; earlier != nil && earlier.Use == head.Use {
 		*ch = *earlier
-	default:
-		err = c.EachRule(n.Family, NATTable, name, add)
-	}
-	if err != nil && !errors.Is(err, errEnough) {
+	} else if err := c.EachRule(n.Family, NATTable, name, add); err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
 	n.chains[name] = ch
@@ -273,7 +258,7 @@ func ofAgent(r nfnetlink.Rule) bool {
 
 // leftovers returns the chains that are ours and not wanted.
 func (s *State) leftovers(n *shared) (left []string) {
-	for _, c := range slices.Concat(n.named, n.lost) {
+	for _, c := range n.owns {
 		if !(c == s.chain && n.want != nil) && n.owned(c) && !slices.Contains(left, c) {
 			left = append(left, c)
 		}
@@ -287,7 +272,7 @@ func (s *State) leftovers(n *shared) (left []string) {
 // Installed implements [layout.State].
 func (s *State) Installed() (layout.Installed, bool) {
 	for _, n := range s.families {
-		for _, c := range n.named {
+		for _, c := range n.owns {
 			if ch := n.chains[c]; ch != nil && n.touched(c) {
 				return layout.Installed{Layout: Layout{Name: c}, Hash: ch.hash}, true
 			}
