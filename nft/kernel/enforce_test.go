@@ -16,7 +16,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -362,84 +361,5 @@ func spoof(t *testing.T, from *nfttest.NS, n int) {
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// loadSlow loads a chain before ours in which each packet spends some time, so that
-// changes meet packets on their way, and one after ours that masquerades everything.
-func loadSlow(t *testing.T, ns *nfttest.NS) {
-	t.Helper()
-	nfttest.NFT(t, ns, "table inet other { chain pre { type nat hook postrouting priority 50; "+
-		strings.Repeat("ip saddr 198.51.100.99 accept; ", 30_000)+
-		"}; chain post { type nat hook postrouting priority srcnat; masquerade; }; }", "-f", "-")
-}
-
-// enforceAt replaces the chain that enforces exemptions by one of another priority:
-// in one transaction, or in two between which there is none.
-func enforceAt(priority int32, want nft.Ruleset, transactions int) []*nfnetlink.Batch {
-	table, batches := want.Tables[0], []*nfnetlink.Batch{{}, {}}[:transactions]
-	first, last := batches[0], batches[transactions-1]
-	c := table.Chain("enforce")
-	c.Hook = nft.NATHook(priority)
-	first.FlushChain(c.KernelChain(table).ID())
-	first.DelChain(c.KernelChain(table).ID())
-	last.AddChain(c.KernelChain(table))
-	for _, r := range c.Bytecode(table, nil) {
-		last.AddRule(r)
-	}
-	return batches
-}
-
-// The kernel cannot move a base chain to another priority. It can delete it and create
-// it again in one transaction: packets in the deleted one still see its rules, which would
-// be empty for them if only the rules were deleted (nf_tables_commit_chain_prepare). A packet
-// that spends longer than the transaction in chains before both sees neither: it began with
-// the list of hooks without the new one, in which the kernel then replaces the deleted one by
-// a function that accepts (nf_remove_net_hook). The rules of loadSlow make such packets likelier.
-func TestEnforcingChainOfAnEarlierVersionIsMovedWithoutAGap(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	const formerly = nft.SrcNAT - 10
-	for _, control := range []bool{false, true} {
-		t.Run(fmt.Sprint("control ", control), func(t *testing.T) {
-			t.Parallel()
-			top := nfttest.NewTopology(t)
-			k, c := open(t, top.Node), connect(t, top.Node)
-			want := nft.Compile(enforcing(), enforcingOptions())
-			apply(t, k, want, layout.Ours)
-			loadSlow(t, top.Node)
-			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)...)
-			commit := func(batches []*nfnetlink.Batch) {
-				t.Helper()
-				for _, b := range batches {
-					if err := c.Commit(b, 0); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			if control {
-				for moved := 0; h.SoFar().Wronged() == 0; moved++ {
-					if moved == 20_000 {
-						t.Fatal("nothing wrong was seen")
-					}
-					commit(enforceAt(formerly, want, 1))
-					commit(enforceAt(nft.EnforcePriority, want, 2))
-				}
-				return
-			}
-			for range nfttest.Rounds(100, 1000, 50_000) {
-				commit(enforceAt(formerly, want, 1))
-				before := generation(t, top.Node)
-				if diffs := apply(t, k, want, layout.Ours); len(diffs) != 1 {
-					t.Fatalf("found %q", diffs)
-				}
-				if after := generation(t, top.Node); after != before+1 {
-					t.Fatalf("%d transactions", after-before)
-				}
-			}
-			settled(t, h)
-			inSync(t, top.Node, want)
-		})
 	}
 }

@@ -133,13 +133,13 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(mode, 10)
 			apply(t, open(t, ns), before, layout.Ours)
-			if mode == nft.ModeIPTables { // then the jump is another one
+			if mode == nft.ModeIPTables { // then the jump to the old chain is deleted
 				after.Layout = xtables.Layout{Name: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
 			}
 			k := nextTo(t, ns, transaction.guarded)
 			for _, do := range []func() error{
-				func() error { _, err := k.Apply(t.Context(), after, layout.Ours); return err },
+				func() error { _, err := k.Apply(t.Context(), after, layout.Everything); return err },
 				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
 			} {
 				err := do()

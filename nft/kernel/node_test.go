@@ -20,7 +20,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/rule"
-	"nft-masq-agent/nft/xtables"
 )
 
 // kubeFirewall are the rules of kubelet on a node: packets from elsewhere to a
@@ -113,34 +112,6 @@ func TestNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T)
 			}
 			port++
 		}
-	}
-}
-
-func TestForeignJumpToOurChainDoesNotPreventUpdates(t *testing.T) {
-	nfttest.Require(t, "iptables-nft")
-	ns := nfttest.NewNS(t, "node")
-	k := open(t, ns)
-	with, without := cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
-		cases.Load(t, "ipv6").Compile(nft.ModeIPTables)
-	apply(t, k, with, layout.Ours)
-	iptables(t, ns, nfnetlink.IPv4, "-N", "FOREIGN")
-	iptables(t, ns, nfnetlink.IPv4, "-A", "FOREIGN", "-d", "192.0.2.1", "-j", xtables.WithSubchains(cases.DefaultChain)[1])
-	foreign := foreignRules(t, ns)
-	// The kernel does not delete a chain to which another program's rule refers: it stays, empty.
-	apply(t, k, without, layout.Ours)
-	inSync(t, ns, without)
-	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
-		t.Errorf("foreign rules (-before +after):\n%s", diff)
-	}
-	apply(t, k, with, layout.Ours)
-	inSync(t, ns, with)
-	apply(t, k, cases.Load(t, "ipv6").Compile(nft.ModeNFTables), layout.Everything)
-	inSync(t, ns, cases.Load(t, "ipv6").Compile(nft.ModeNFTables))
-	if diff := cmp.Diff(foreign, foreignRules(t, ns)); diff != "" {
-		t.Errorf("foreign rules (-before +after):\n%s", diff)
-	}
-	if text := nfttest.ListRuleset(t, ns); !strings.Contains(text, "chain IP-MASQ-AGENT-SRC {\n\t}") {
-		t.Errorf("the chain is not empty:\n%s", text)
 	}
 }
 

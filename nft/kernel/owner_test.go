@@ -10,14 +10,11 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/rule"
-	"nft-masq-agent/nft/xtables"
 )
 
 const (
@@ -35,30 +32,6 @@ func own(t testing.TB, ns *nfttest.NS, family nfnetlink.Family, table string, fl
 		t.Fatal(err)
 	}
 	return c
-}
-
-func TestTableThatVanishesWithoutANewGenerationIsDetected(t *testing.T) {
-	for _, depth := range []layout.Depth{layout.Ours, everything} {
-		ns := nfttest.NewNS(t, "node")
-		want := xtOf(config.Default(config.Defaults{}))
-		owner := own(t, ns, nfnetlink.IPv4, xtables.NATTable, flagOwner)
-		apply(t, New(owner, rule.String), want, layout.Ours)
-		k := open(t, ns)
-		if diffs := apply(t, k, want, everything); len(diffs) > 0 {
-			t.Fatalf("wrote %q", diffs)
-		}
-		before := generation(t, ns)
-		if err := owner.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if after := generation(t, ns); after != before {
-			t.Logf("this kernel increments the generation from %d to %d", before, after)
-		}
-		if diffs := apply(t, k, want, depth); len(diffs) == 0 {
-			t.Errorf("%d: the table is gone, and nothing was found", depth)
-		}
-		inSync(t, ns, want)
-	}
 }
 
 // A table of another process stays as it is. When that process closes its socket,

@@ -43,12 +43,12 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 			t.Parallel()
 			agent, ns := loadOlder(t, name), nfttest.NewNS(t, "node")
 			loadForeign(t, ns)
-			empty := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})
+			empty := notOurs(t, ns, "")
 			agent.install(t, ns, nil)
-			before, k := notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}}), open(t, ns)
+			before, k := notOurs(t, ns, ""), open(t, ns)
 			stay := func(when string) {
 				t.Helper()
-				if diff := cmp.Diff(before, notOurs(t, ns, nft.Ruleset{Layout: native.Layout{}})); diff != "" {
+				if diff := cmp.Diff(before, notOurs(t, ns, "")); diff != "" {
 					t.Errorf("%s (-before +after):\n%s", when, diff)
 				}
 			}
@@ -69,7 +69,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 			}
 			stay("after Cleanup")
 			apply(t, k, native, layout.TakeOver)
-			if diff := cmp.Diff(empty, notOurs(t, ns, native)); diff != "" {
+			if diff := cmp.Diff(empty, notOurs(t, ns, "")); diff != "" {
 				t.Errorf("after the take-over:\n%s", diff)
 			}
 		})
