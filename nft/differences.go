@@ -24,20 +24,19 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	if slices.EqualFunc(wanted, got, sameRule) {
 		return nil
 	}
-	head, tail := sameEnds(wanted, got)
 	var diffs []string
 	unmatched := map[string]int{}
-	for _, r := range got[head : len(got)-tail] {
+	for _, r := range got {
 		unmatched[ruleKey(r)]++
 	}
-	for i, w := range wanted[head : len(wanted)-tail] {
+	for i, w := range wanted {
 		if key := ruleKey(w); unmatched[key] > 0 {
 			unmatched[key]--
 		} else {
-			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[head+i]))
+			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[i]))
 		}
 	}
-	for _, r := range got[head : len(got)-tail] {
+	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
 			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, words.Of(r)))
@@ -47,16 +46,4 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 		diffs = append(diffs, where+" has its rules in another order")
 	}
 	return diffs
-}
-
-// sameEnds returns how many rules at the beginning of two lists are the same, and how
-// many of the others at the end.
-func sameEnds(a, b []nfnetlink.Rule) (head, tail int) {
-	for head < min(len(a), len(b)) && sameRule(a[head], b[head]) {
-		head++
-	}
-	for tail < min(len(a), len(b))-head && sameRule(a[len(a)-1-tail], b[len(b)-1-tail]) {
-		tail++
-	}
-	return head, tail
 }

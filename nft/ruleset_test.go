@@ -75,11 +75,15 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 	}
 }
 
-// Letters stand for rules.
+// Letters stand for rules, capital ones for the same with a comment.
 func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 	ruleOf := func(letter rune) nft.Rule {
-		exprs := nfnetlink.Marshal(nfnetlink.Inet, &expr.Objref{Type: 1, Name: string(letter)})
-		return nft.Rule{Nodes: []nft.Node{{Text: string(letter), Exprs: exprs}}}
+		name, comment := strings.ToLower(string(letter)), ""
+		if name != string(letter) {
+			comment = "c"
+		}
+		exprs := nfnetlink.Marshal(nfnetlink.Inet, &expr.Objref{Type: 1, Name: name})
+		return nft.Rule{Nodes: []nft.Node{{Text: name, Exprs: exprs}}, Comment: comment}
 	}
 	for _, tt := range []struct{ want, got, diffs string }{
 		{"abc", "abc", ""},
@@ -96,6 +100,9 @@ func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 		{"abcd", "axcd", "-b +x"},
 		{"abcd", "abxyd", "-c +x +y"},
 		{"abcd", "dcbaa", "+a"},
+		{"aB", "aB", ""},
+		{"aB", "ab", `-b comment "c" +b`},
+		{"ab", "aB", "-b +b"},
 	} {
 		var c nft.Chain
 		var got nft.Chain
@@ -265,28 +272,7 @@ func TestMarksAreParsed(t *testing.T) {
 	}
 }
 
-func TestListsKeepWhatNoOtherEntryCovers(t *testing.T) {
-	written := cases.CIDRs("10.1.0.0/16", "10.0.0.0/8", "192.0.2.0/24", "10.0.0.0/8", "10.1.2.0/24", "11.0.0.0/8")
-	for i := range written {
-		written[i].Pos.Line = i + 1
-	}
-	l := nft.NewList(written)
-	var covered []string
-	for dropped, by := range l.Covered() {
-		covered = append(covered, fmt.Sprintf("%d by %d", dropped.Pos.Line, by.Pos.Line))
-	}
-	if want := []string{"1 by 2", "4 by 2", "5 by 2"}; !slices.Equal(covered, want) {
-		t.Errorf("covered are %q, want %q", covered, want)
-	}
-	for range l.Covered() {
-		break
-	}
-	if got := config.Texts(l.CIDRs); strings.Join(got, " ") != "10.0.0.0/8 192.0.2.0/24 11.0.0.0/8" {
-		t.Errorf("kept %q", got)
-	}
-	if got := fmt.Sprint(l.Prefixes()); got != "[10.0.0.0/8 11.0.0.0/8 192.0.2.0/24]" {
-		t.Errorf("sorted %s", got)
-	}
+func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	var names []config.Interface
 	for i, name := range []string{"veth1", "wg0", "veth*", "cni0", "wg0", "veth1*"} {
 		names = append(names, config.Interface{Name: name, Pos: config.At("f", i+1, 1)})

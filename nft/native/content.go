@@ -1,10 +1,11 @@
 package native
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,108 +14,74 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A content is how the elements of a set differ from the wanted ones.
-type content struct {
-	diffs []string // the first few
-}
-
 // fewDiffs is how many differences between elements are described.
 const fewDiffs = 10
 
-func (c *content) add(format string, args ...any) {
-	c.diffs = append(c.diffs, fmt.Sprintf(format, args...))
-}
-
 // compare reads the elements of a set and returns how they differ from the wanted ones. Those
 // that rules add are not compared.
-func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) ([]string, error) {
-	out := &content{}
-	if w.Learned {
+func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err error) {
+	conditional, more, most := 0, false, w.Len()+slack
+	switch {
+	case w.Learned:
 		return nil, nil
-	}
-	conditional, err := out.read(c, s, w)
-	if conditional > 0 {
-		out.add("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional)
-	}
-	return out.diffs, err
-}
-
-// read adds the differences, and counts the elements that do more than match.
-func (c *content) read(conn *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (conditional int, err error) {
-	most := w.Len() + slack
-	if w.Mappings == nil {
-		held, err := conn.Contents(s, most)
-		if held.More {
-			c.add("set %s has more than %d CIDRs instead of %d", s.Name, most, w.Len())
-		} else {
-			c.comparePrefixes(s.Name, w.Prefixes, held.Ranges)
+	case w.Mappings == nil:
+		var held nfnetlink.Contents
+		held, err = c.Contents(s, most)
+		conditional, more = held.Conditional, held.More
+		diffs = differences(s.Name, w.Prefixes, held.Ranges, func(p netip.Prefix, r iprange.Range) int {
+			return cmp.Or(p.Addr().Compare(r.From), iprange.Of(p).To.Compare(r.To))
+		})
+	default:
+		var elements []nfnetlink.Element
+		elements, more, err = c.Elements(s.Family, s.Table, s.Name, most)
+		order := func(a, b nfnetlink.Mapping) int {
+			return cmp.Or(a.Key.Compare(b.Key), a.Value.Compare(b.Value), strings.Compare(a.Chain, b.Chain))
 		}
-		return held.Conditional, err
-	}
-	elements, more, err := conn.Elements(s.Family, s.Table, s.Name, most)
-	if more {
-		c.add("set %s has more than %d elements", s.Name, most)
-		return 0, err
-	}
-	return c.compareMap(s.Name, w.Mappings, elements), err
-}
-
-func (c *content) comparePrefixes(name string, want []netip.Prefix, held []iprange.Range) {
-	i := 0
-	for i < min(len(want), len(held)) && held[i] == iprange.Of(want[i]) {
-		i++
-	}
-	for j := i; i < len(want) || j < len(held); {
-		switch {
-		case len(c.diffs) == fewDiffs:
-			c.add("set %s has more differences: %d CIDRs instead of %d", name, len(held), len(want))
-			return
-		case j == len(held) || i < len(want) && want[i].Addr().Less(held[j].From):
-			c.add("set %s lacks %s", name, want[i])
-			i++
-		case i == len(want) || held[j].From.Less(want[i].Addr()):
-			c.add("set %s contains %s, which is not in the config", name, held[j])
-			j++
-		default:
-			if held[j] != iprange.Of(want[i]) {
-				c.add("set %s contains %s instead of %s", name, held[j], want[i])
+		var held []nfnetlink.Mapping
+		for _, e := range elements {
+			key, isKey := netip.AddrFromSlice(e.Key)
+			value, isValue := netip.AddrFromSlice(e.Value)
+			if e.Conditional || !isKey || !isValue && e.Code != unix.NFT_JUMP {
+				conditional++
+			} else {
+				held = append(held, nfnetlink.Mapping{Key: key, Value: value, Chain: e.Chain})
 			}
+		}
+		slices.SortFunc(held, order)
+		diffs = differences(s.Name, w.Mappings, held, order)
+	}
+	if more {
+		diffs = []string{fmt.Sprintf("set %s has more than %d elements instead of %d", s.Name, most, w.Len())}
+	}
+	if conditional > 0 {
+		diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional))
+	}
+	return diffs, err
+}
+
+// differences describes the first few differences between two lists, which are in order.
+func differences[W, H fmt.Stringer](set string, want []W, held []H, order func(W, H) int) (diffs []string) {
+	for i, j := 0, 0; i < len(want) || j < len(held); {
+		o := -1
+		switch {
+		case i == len(want):
+			o = 1
+		case j < len(held):
+			o = order(want[i], held[j])
+		}
+		switch {
+		case o == 0:
 			i++
+			j++
+		case len(diffs) == fewDiffs:
+			return append(diffs, fmt.Sprintf("set %s has more differences: %d elements instead of %d", set, len(held), len(want)))
+		case o < 0:
+			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", set, want[i]))
+			i++
+		default:
+			diffs = append(diffs, fmt.Sprintf("set %s contains %s, which is not in the config", set, held[j]))
 			j++
 		}
 	}
-}
-
-// compareMap compares a map, and counts the elements that do more than map.
-func (c *content) compareMap(name string, want []nfnetlink.Mapping, elements []nfnetlink.Element) (conditional int) {
-	held := make(map[netip.Addr]nfnetlink.Mapping, len(elements))
-	for _, e := range elements {
-		m := nfnetlink.Mapping{Chain: e.Chain}
-		var isKey, isValue bool
-		m.Key, isKey = netip.AddrFromSlice(e.Key)
-		if m.Value, isValue = netip.AddrFromSlice(e.Value); e.Code == unix.NFT_JUMP {
-			isValue = true
-		}
-		if e.Conditional || !isKey || !isValue {
-			conditional++
-			continue
-		}
-		held[m.Key] = m
-	}
-	for _, w := range want {
-		switch value, ok := held[w.Key]; {
-		case !ok:
-			c.add("map %s lacks %s", name, w)
-		case value != w:
-			c.add("map %s has %s instead of %s", name, value, w.Data())
-		}
-		delete(held, w.Key)
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(held), netip.Addr.Compare) {
-		c.add("map %s has %s, which is not in the config", name, held[key])
-	}
-	if more := len(c.diffs) - fewDiffs; more > 0 {
-		c.diffs = append(c.diffs[:fewDiffs], fmt.Sprintf("map %s: %d more elements are wrong", name, more))
-	}
-	return conditional
+	return diffs
 }

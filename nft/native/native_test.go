@@ -163,19 +163,18 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{"lacking last element", "delete element TABLE SET { 10.3.0.0/24 }", []string{"set SET lacks 10.3.0.0/24"}},
 		{
 			"other end", "delete element TABLE SET { 10.2.0.0/24 }; add element TABLE SET { 10.2.0.0/25 }",
-			[]string{"set SET contains 10.2.0.0/25 instead of 10.2.0.0/24"},
+			[]string{"set SET contains 10.2.0.0/25, which is not in the config", "set SET lacks 10.2.0.0/24"},
 		},
 		{
 			"ten elements", "add element TABLE SET { " + many(10, "9.%d.%d.0/24,") + " }",
-			strings.Split(many(10, "set SET contains 9.%d.%d.0/24, which is not in the config\n")+
-				"set SET has more differences: 13 CIDRs instead of 3", "\n"),
+			strings.Split(strings.TrimSuffix(many(10, "set SET contains 9.%d.%d.0/24, which is not in the config\n"), "\n"), "\n"),
 		},
 		{"many elements", "add element TABLE SET { " + many(20, "9.%d.%d.1,") + " }", strings.Split(
 			many(10, "set SET contains 9.%d.%d.1, which is not in the config\n")+
-				"set SET has more differences: 23 CIDRs instead of 3", "\n")},
+				"set SET has more differences: 23 elements instead of 3", "\n")},
 		{
 			"more elements than are read", "add element TABLE SET { " + many(5100, "9.%d.%d.1,") + " }",
-			[]string{"set SET has more than 5003 CIDRs instead of 3"},
+			[]string{"set SET has more than 5003 elements instead of 3"},
 		},
 		{
 			"more pairs than rules learn", "flush chain TABLE enforce; delete set TABLE self-v4-a; add set TABLE self-v4-a " +
@@ -186,31 +185,23 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{
 			"element of a map", "delete element TABLE " + poolMap + " { 0.0.0.7 }; add element TABLE " + poolMap +
 				" { 0.0.0.7 : 1.2.3.4 }",
-			[]string{"map snat-by-pod-v4-a has 0.0.0.7 : 1.2.3.4 instead of 198.51.100.8"},
+			[]string{
+				"set snat-by-pod-v4-a contains 0.0.0.7 : 1.2.3.4, which is not in the config",
+				"set snat-by-pod-v4-a lacks 0.0.0.7 : 198.51.100.8",
+			},
 		},
 		{"lacking element of a map", "delete element TABLE " + poolMap + " { 0.0.0.7, 0.0.0.8 }", []string{
-			"map snat-by-pod-v4-a lacks 0.0.0.7 : 198.51.100.8", "map snat-by-pod-v4-a lacks 0.0.0.8 : 198.51.100.8",
+			"set snat-by-pod-v4-a lacks 0.0.0.7 : 198.51.100.8", "set snat-by-pod-v4-a lacks 0.0.0.8 : 198.51.100.8",
 		}},
 		{"more elements of a map", "add element TABLE " + poolMap + " { 0.0.9.8 : 1.2.3.4, 0.0.9.7 : 1.2.3.5 }", []string{
-			"map snat-by-pod-v4-a has 0.0.9.7 : 1.2.3.5, which is not in the config",
-			"map snat-by-pod-v4-a has 0.0.9.8 : 1.2.3.4, which is not in the config",
+			"set snat-by-pod-v4-a contains 0.0.9.7 : 1.2.3.5, which is not in the config",
+			"set snat-by-pod-v4-a contains 0.0.9.8 : 1.2.3.4, which is not in the config",
 		}},
-		{
-			"many elements of a map", "add element TABLE " + poolMap + " { " + many(12, "9.%d.%d.1 : 1.2.3.4,") + " }",
-			append(strings.Split(strings.TrimSuffix(
-				many(10, "map snat-by-pod-v4-a has 9.%d.%d.1 : 1.2.3.4, which is not in the config\n"), "\n"), "\n"),
-				"map snat-by-pod-v4-a: 2 more elements are wrong"),
-		},
-		{
-			"ten elements of a map", "add element TABLE " + poolMap + " { " + many(10, "9.%d.%d.1 : 1.2.3.4,") + " }",
-			strings.Split(strings.TrimSuffix(
-				many(10, "map snat-by-pod-v4-a has 9.%d.%d.1 : 1.2.3.4, which is not in the config\n"), "\n"), "\n"),
-		},
 		{"a source of snatRules", "delete element TABLE " + ruleSet + " { 10.244.8.0/24 }", []string{
 			"set snat-rule-1-from-v4-a lacks 10.244.8.0/24",
 		}},
 		{"more elements of a map than are read", "add element TABLE " + poolMap + " { " +
-			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements"}},
+			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements instead of 256"}},
 
 		{"counters", alone + "delete counter TABLE exempt-v4; delete counter TABLE local-v6; " +
 			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{

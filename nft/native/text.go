@@ -45,16 +45,13 @@ func writeTable(b *strings.Builder, t nft.Table) {
 	b.WriteString("}\n")
 }
 
-// priorityText returns a priority as nft prints it: by name if it is at most 10 away.
+// priorityText returns a priority as nft prints it: by name if it is at most 10 away, as only that
+// of the base chain.
 func priorityText(p int32) string {
-	switch away := p - nft.SrcNAT; {
-	case away < -10, away > 10:
-		return fmt.Sprint(p)
-	case away < 0:
-		return fmt.Sprintf("srcnat - %d", -away)
-	default:
-		return fmt.Sprintf("srcnat + %d", away)
+	if p == chainPriority {
+		return fmt.Sprintf("srcnat + %d", p-nft.SrcNAT)
 	}
+	return fmt.Sprint(p)
 }
 
 func writeSet(b *strings.Builder, s nft.Set) {
