@@ -101,13 +101,13 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	want := compile()
 	apply(t, n.Kernel, want, layout.Ours)
 	const exchange = "delete element TABLE non-masq-v4-? { 10.0.4.0/24 }; add element TABLE non-masq-v4-? { 8.8.8.0/24 }"
-	attack := func(script string) func() { return func() { (&attacker{t, ns, want}).run(script) } }
+	attacks := func(script string) func() { return func() { attack(t, ns, script) } }
 	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
 		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), layout.Ours},
 		{"back, with all checks", func() {}, want, layout.TakeOver},
-		{"one CIDR is exchanged", attack(exchange), want, layout.Ours},
-		{"one CIDR is exchanged, with all checks", attack(exchange), want, layout.TakeOver},
-		{"the table is gone", attack("delete table TABLE"), want, layout.Ours},
+		{"one CIDR is exchanged", attacks(exchange), want, layout.Ours},
+		{"one CIDR is exchanged, with all checks", attacks(exchange), want, layout.TakeOver},
+		{"the table is gone", attacks("delete table TABLE"), want, layout.Ours},
 	})
 }
 

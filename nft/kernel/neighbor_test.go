@@ -160,13 +160,15 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	for does, replaced := range map[string]bool{
-		"add quota TABLE x { over 10 mbytes; }":                                                  true,
-		"add set TABLE x { type ipv4_addr; flags interval; ct count over 1; }":                   true,
-		"add table TABLE { flags dormant; }":                                                     true,
+		"add quota TABLE x { over 10 mbytes; }":                                true,
+		"add set TABLE x { type ipv4_addr; flags interval; ct count over 1; }": true,
+		"add table TABLE { flags dormant; }":                                   true,
+		"flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { accept; }; " +
+			"add chain TABLE x { type filter hook output priority 0; jump postrouting; }": true,
 		"add map TABLE x { type ipv4_addr : verdict; elements = { 192.0.2.1 : goto snat-v4 }; }": false,
-		"rename chain TABLE postrouting x":                                                       false,
-		"rename chain TABLE snat-v4 x":                                                           false,
-		"delete table TABLE":                                                                     false,
+		"rename chain TABLE postrouting x": false,
+		"rename chain TABLE snat-v4 x":     false,
+		"delete table TABLE":               false,
 	} {
 		t.Run(does, func(t *testing.T) {
 			t.Parallel()

@@ -160,6 +160,10 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{"rule of another program in our chain", "-I A -d 9.9.9.9 -j RETURN\n", "", []string{
 			at + "chain A: unexpected rule: …", unsigned,
 		}, false},
+		{"native rule", "", "insert rule ip nat A accept", []string{at + "chain A: unexpected rule: …", unsigned}, false},
+		{"native set", "", "insert rule ip nat A ip daddr { 198.51.100.8, 198.51.100.9 } return", []string{
+			at + "chain A: unexpected rule: …", unsigned,
+		}, false},
 		{"rule at the end", "-A A-SRC -d 9.9.9.9 -j RETURN\n", "", []string{at + "chain A-SRC: unexpected rule: …"}, false},
 		{"lacking rule", "-D A 1\n", "", []string{at + "chain A: missing rule: …"}, false},
 		{"lacking last rule", "-D A-SRC 5\n", "", []string{at + "chain A-SRC: missing rule: …"}, false},
