@@ -120,9 +120,6 @@ var (
 // layout cannot express is left out; [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
-	if o.Layout.Mode() == ModeNFTables {
-		p.PortsPerPod = c.PortsPerPod.Size
-	}
 	if c.RandomFully != nil {
 		p.RandomFully = *c.RandomFully
 	}
@@ -133,10 +130,12 @@ func NewPolicy(c config.Config, o Options) Policy {
 	if c.EnableIPv6 {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true, linkLocalIPv6, c.MasqLinkLocalIPv6))
 	}
-	if c.Enforce != nil && o.Layout.Mode() == ModeNFTables {
-		p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
+	if o.Layout.Mode() == ModeNFTables {
+		p.PortsPerPod, p.DropInvalid = c.PortsPerPod.Size, c.DropInvalid != nil
+		if c.Enforce != nil {
+			p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
+		}
 	}
-	p.DropInvalid = c.DropInvalid != nil && o.Layout.Mode() == ModeNFTables
 	return p
 }
 

@@ -70,51 +70,6 @@ func TestLoopbackWorks(t *testing.T) {
 	}
 }
 
-// A UDP socket of the node on the port of a tunnel keeps it, and one on a virtual
-// address keeps that; by default both are masqueraded. Pods are masqueraded in
-// either case.
-func TestNodesOwnTrafficKeepsAddressAndPortIfMasqueradeHostIsFalse(t *testing.T) {
-	w := newWire(t)
-	k := open(t, w.Node)
-	vip4, vip6 := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("2001:db8:9::5")
-	for _, vip := range []netip.Addr{vip4, vip6} {
-		if err := w.AddAddr(w.Node, vip); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c := config.Config{EnableIPv6: true}
-	off := c
-	off.ExemptHost = &config.Position{}
-	o := nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}}
-	port := uint16(51820) // the first one: each flow has its own source port
-	for _, keeps := range []bool{true, false, true} {
-		want := nft.Compile(map[bool]config.Config{true: off, false: c}[keeps], o)
-		apply(t, k, want, everything)
-		inSync(t, w.Node, want)
-		for _, dst := range []netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("2001:db8:77::8")} {
-			node, vip, pod := w.NodeV4, vip4, w.PodV4
-			if dst.Is6() {
-				node, vip, pod = w.NodeV6, vip6, w.PodV6
-			}
-			for _, src := range []netip.Addr{node, vip, pod} {
-				for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-					from := w.Node
-					if src == pod {
-						from = w.Pod
-					}
-					s := nfttest.MustSend(t, w.Topology, nfttest.Flow{
-						Proto: proto, From: from, Src: netip.AddrPortFrom(src, port), Dst: netip.AddrPortFrom(dst, destPort),
-					})
-					if kept := s.Sent == s.Seen; kept != (keeps && src != pod) {
-						t.Errorf("masqueradeHost %t: %s sent from %s, seen from %s", !keeps, proto, s.Sent, s.Seen)
-					}
-				}
-			}
-			port++
-		}
-	}
-}
-
 func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 	for _, tt := range []struct {
 		what  string

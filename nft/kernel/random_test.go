@@ -61,9 +61,16 @@ func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []
 	for len(packets) < n {
 		ipv6 := m.IntN(2) == 0
 		src, dst := m.Near(c, ipv6), m.Near(c, ipv6)
+		node := w.NodeV4
+		if ipv6 {
+			node = w.NodeV6
+		}
+		if m.IntN(4) == 0 { // what the node itself sends
+			src = node
+		}
 		// Neither may have the address of the other host, or the pod's own one,
 		// to which the node sends replies.
-		if !usable(src) || !usable(dst) || w.AddAddr(w.Pod, src) != nil || w.AddAddr(w.Outside, dst) != nil {
+		if src != node && (!usable(src) || w.AddAddr(w.Pod, src) != nil) || !usable(dst) || w.AddAddr(w.Outside, dst) != nil {
 			continue
 		}
 		protos := []nfttest.Proto{nfttest.UDP, nfttest.UDP, nfttest.TCP, nfttest.TCP, nfttest.SCTP, nfttest.ICMP}

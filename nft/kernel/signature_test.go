@@ -17,21 +17,6 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// adopted fails the test unless a new process only signs, once, the rules that
-// iptables wrote with our text.
-func adopted(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
-	t.Helper()
-	if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
-		t.Errorf("differs: %q, %v", diffs, err)
-	}
-	diffs := apply(t, open(t, ns), want, everything)
-	if len(diffs) == 0 || slices.ContainsFunc(diffs,
-		func(d string) bool { return !strings.Contains(d, " was written by another agent or version") }) {
-		t.Errorf("Apply undid %q", diffs)
-	}
-	inSync(t, ns, want)
-}
-
 // sameWords are the cases of olderTexts whose rules equal those of mode iptables-nft.
 var sameWords = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}
 
@@ -130,34 +115,6 @@ func TestOurChainWithRulesOfOthersIsRemovedOnce(t *testing.T) {
 		if left := nfttest.Run(t, ns, "", "ip6tables-nft", "-t", "nat", "-S"); strings.Contains(left, cases.DefaultChain) {
 			t.Errorf("%s: left are\n%s", name, left)
 		}
-	}
-}
-
-// At the start, rules that another program has restored are written again, and count from zero.
-func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
-	ns := nfttest.NewNS(t, "node")
-	loadForeign(t, ns)
-	want := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
-	k := open(t, ns)
-	apply(t, k, want, layout.Ours)
-	save := func() string { return nfttest.Run(t, ns, "", "iptables-nft-save", "-c", "-t", "nat") }
-	saved := strings.ReplaceAll(save(), "[0:0] -A "+cases.DefaultChain, "[7:420] -A "+cases.DefaultChain)
-	nfttest.Run(t, ns, saved, "iptables-nft-restore", "-c")
-	before := body(save())
-	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
-		t.Errorf("a running agent undid %q", diffs)
-	}
-	for i := range before {
-		before[i] = strings.ReplaceAll(before[i], "[7:420] -A "+cases.DefaultChain, "[0:0] -A "+cases.DefaultChain)
-	}
-	adopted(t, ns, want)
-	if diff := cmp.Diff(before, body(save())); diff != "" {
-		t.Errorf("rules and counters (-restored +signed):\n%s", diff)
-	}
-	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
-		t.Errorf("removed %q, %v", removed, err)
 	}
 }
 

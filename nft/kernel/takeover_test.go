@@ -221,39 +221,6 @@ func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	}
 }
 
-// TestHammerDetectsATakeoverInTwoTransactions is the control of the test above.
-func TestHammerDetectsATakeoverInTwoTransactions(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	agent := loadOlder(t, "ip-masq-agent-v2.9")
-	for _, way := range agent.takeOvers() {
-		t.Run(way.name, func(t *testing.T) {
-			top := nfttest.NewTopology(t)
-			loadForeign(t, top.Node)
-			agent.install(t, top.Node, nil)
-			k := open(t, top.Node)
-			h := nfttest.StartHammer(t, top, agent.targets()...)
-			wait(t, h, 3)
-			rounds := 0
-			for ; rounds < 200 && h.SoFar().Leaked() == 0; rounds++ {
-				if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) == 0 {
-					t.Fatalf("removed %q: %v", removed, err)
-				}
-				apply(t, k, way.want, way.depth)
-				agent.comeBack(t, top.Node, way.want)
-			}
-			tally, err := h.Stop()
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Logf("taken over %d times: %s", rounds, tally)
-			if tally.Leaked() == 0 || tally.Wronged() > 0 {
-				t.Errorf("no source leaked, or exempt ones were masqueraded too: %s", tally)
-			}
-		})
-	}
-}
-
 func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")

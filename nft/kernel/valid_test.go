@@ -279,11 +279,9 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	for _, tt := range []struct{ tracked, drops, outsideFirst, works bool }{
+	for _, tt := range []struct{ tracked, drops, works bool }{
 		{drops: true},
-		{drops: true, outsideFirst: true},
 		{works: true},
-		{outsideFirst: true, works: true},
 		{tracked: true, drops: true, works: true},
 		{tracked: true, works: true},
 	} {
@@ -291,36 +289,16 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 			t.Run(fmt.Sprintf("%+v, IPv6 %t", tt, ipv6), func(t *testing.T) {
 				t.Parallel()
 				w := newWire(t)
-				src, dst := w.PodV4, netip.MustParseAddr("203.0.113.9")
+				src, dst := w.PodV4, netip.AddrPortFrom(netip.MustParseAddr("203.0.113.9"), destPort)
 				if ipv6 {
-					src, dst = w.PodV6, netip.MustParseAddr("2001:db8:1::1")
+					src, dst = w.PodV6, netip.AddrPortFrom(netip.MustParseAddr("2001:db8:1::1"), destPort)
 				}
 				if tt.tracked {
 					nfttest.NFT(t, w.Node, "table inet t { chain c { type filter hook forward priority 0; ct state new accept; }; }",
 						"-f", "-")
 				}
-				var l net.Listener
-				err := w.Outside.Do(func() (err error) {
-					l, err = net.Listen("tcp", netip.AddrPortFrom(dst, destPort).String())
-					return err
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer l.Close()
-				from, err := w.Pod.DialContext(t.Context(), "tcp", l.Addr().String())
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer from.Close()
-				to, err := l.Accept()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer to.Close()
-				if source := to.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(); source != src {
-					t.Fatalf("seen from %s", source)
-				}
+				d := w.talk(t, w.Pod, w.Outside, netip.AddrPortFrom(src, firstPort), dst, dst)
+				d.works(t, "before the rules")
 				if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"); err != nil {
 					t.Fatal(err)
 				}
@@ -329,21 +307,12 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 					c.DropInvalid = nil
 				}
 				apply(t, open(t, w.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
-				if tt.outsideFirst { // what is for a pod is not dropped
-					from, to = to, from
-					if err := says(from, to); err != nil {
-						t.Errorf("from outside: %v", err)
-					}
-					from, to = to, from
-				}
 				if tt.works {
-					if err := says(from, to); err != nil {
-						t.Error(err)
-					}
+					d.works(t, "with the rules")
 					return
 				}
-				_ = from.SetDeadline(time.Now().Add(within))
-				if _, err := from.Write([]byte("x")); err != nil {
+				_ = d.SetDeadline(time.Now().Add(within))
+				if _, err := d.Write([]byte("x")); err != nil {
 					t.Fatal(err)
 				}
 				conn := connect(t, w.Node)
@@ -352,23 +321,13 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 						t.Fatal("nothing is dropped")
 					}
 				}
-				_ = to.SetDeadline(time.Now().Add(100 * time.Millisecond))
-				if n, err := to.Read(make([]byte, 1)); err == nil {
-					t.Errorf("%d bytes arrive", n)
+				_ = d.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+				if n, err := d.Read(make([]byte, 1)); err == nil {
+					t.Errorf("%d bytes come back", n)
 				}
 			})
 		}
 	}
-}
-
-// says sends a byte from one end of a connection to the other one.
-func says(from, to net.Conn) error {
-	_ = errors.Join(from.SetDeadline(time.Now().Add(within)), to.SetDeadline(time.Now().Add(within)))
-	if _, err := from.Write([]byte("x")); err != nil {
-		return err
-	}
-	_, err := io.ReadFull(to, make([]byte, 1))
-	return err
 }
 
 // With br_netfilter packets between pods on a bridge pass the chain, too, and it decides

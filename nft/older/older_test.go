@@ -1,7 +1,6 @@
 package older_test
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -319,19 +317,6 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	found, err := search(c, want)
 	if err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v", found, err)
-	}
-}
-
-func TestRemovalBasedOnOlderRulesIsRejected(t *testing.T) {
-	nfttest.Require(t, "iptables-nft-restore")
-	ns, c := dialNS(t)
-	install(t, ns, "ip-masq-agent-v2.9")
-	generation, found := find(t, c)
-	nfttest.Run(t, ns, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
-	var b nfnetlink.Batch
-	older.Remove(found, &b)
-	if err := c.Commit(&b, generation); !errors.Is(err, unix.ERESTART) {
-		t.Errorf("got %v", err)
 	}
 }
 
