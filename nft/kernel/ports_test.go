@@ -40,7 +40,8 @@ func TestPortRangesAreUsedInProportionToTheirSize(t *testing.T) {
 				apply(t, open(t, w.Node), nft.Compile(config.Default(config.Defaults{}), o), layout.Ours)
 				first := 0.0
 				for range packets {
-					port := w.send(t, cases.Packet{Src: w.PodV4, Dst: netip.MustParseAddr("198.51.100.8"), Proto: proto}).Seen.Port()
+					p := cases.Packet{Src: w.PodV4, Dst: netip.MustParseAddr("198.51.100.8"), Proto: proto}
+					port := w.send(t, p).Seen.Port()
 					at := slices.IndexFunc(ranges, func(r nft.PortRange) bool { return r.Min <= port && port <= r.Max })
 					if at < 0 {
 						t.Fatalf("port %d is in no range", port)

@@ -54,7 +54,8 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 		diffs = []string{fmt.Sprintf("set %s has more than %d elements instead of %d", s.Name, most, w.Len())}
 	}
 	if conditional > 0 {
-		diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", s.Name, conditional))
+		diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", s.Name,
+			conditional))
 	}
 	return diffs, err
 }
@@ -74,7 +75,8 @@ func differences[W, H fmt.Stringer](set string, want []W, held []H, order func(W
 			i++
 			j++
 		case len(diffs) == fewDiffs:
-			return append(diffs, fmt.Sprintf("set %s has more differences: %d elements instead of %d", set, len(held), len(want)))
+			return append(diffs, fmt.Sprintf("set %s has more differences: %d elements instead of %d", set, len(held),
+				len(want)))
 		case o < 0:
 			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", set, want[i]))
 			i++

@@ -139,7 +139,8 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{"lacking last element", "delete element TABLE SET { 10.3.0.0/24 }", []string{"set SET lacks 10.3.0.0/24"}},
 		{
 			"ten elements", "add element TABLE SET { " + many(10, "9.%d.%d.0/24,") + " }",
-			strings.Split(strings.TrimSuffix(many(10, "set SET contains 9.%d.%d.0/24, which is not in the config\n"), "\n"), "\n"),
+			strings.Split(strings.TrimSuffix(
+				many(10, "set SET contains 9.%d.%d.0/24, which is not in the config\n"), "\n"), "\n"),
 		},
 		{"many elements", "add element TABLE SET { " + many(20, "9.%d.%d.1,") + " }", strings.Split(
 			many(10, "set SET contains 9.%d.%d.1, which is not in the config\n")+
@@ -162,7 +163,9 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			"set snat-by-pod-v4-a contains 0.0.9.8 : 1.2.3.4, which is not in the config",
 		}},
 		{"more elements of a map than are read", "add element TABLE " + poolMap + " { " +
-			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{"set snat-by-pod-v4-a has more than 5256 elements instead of 256"}},
+			many(5600, "9.%d.%d.1 : 1.2.3.4,") + " }", []string{
+			"set snat-by-pod-v4-a has more than 5256 elements instead of 256",
+		}},
 
 		{"counters", alone + "delete counter TABLE exempt-v4; delete counter TABLE local-v6; " +
 			set + "elements = { 10.1.0.0/24, 10.2.0.0/24, 10.3.0.0/24 }; }", []string{
