@@ -124,8 +124,9 @@ func (a olderAgent) comeBack(t testing.TB, ns *nfttest.NS, ours nft.Ruleset) {
 	a.install(t, ns, first)
 }
 
-// notOurs lists all chains and rules of others, with handles and counters: except of our table, and
-// in the tables of iptables of our chain, if it has a name. A POSTROUTING may be ours.
+// notOurs lists all chains and rules of others, with their handles: a rule that is written again has
+// another one, and counts from zero. It leaves out our table, in the tables of iptables our chain, if
+// it has a name, and POSTROUTING itself, which we may have created.
 func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 	t.Helper()
 	c := connect(t, ns)
@@ -145,8 +146,8 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 		}
 		for _, r := range rulesOf(t, c, f, "", "") {
 			to, _ := facts.Target(r)
-			if packets, _ := facts.Packets(r); !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
-				all = append(all, fmt.Sprintf("%s %s %s %d: %s (%d)", f, r.Table, r.Chain, r.Handle, rule.String(r), packets))
+			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
+				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, rule.String(r)))
 			}
 		}
 	}
