@@ -82,7 +82,9 @@ func TestVariantsOfTheJumpAreReplaced(t *testing.T) {
 	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
 		"IP-MASQ-AGENT chain"
 	variants := map[string][]string{
-		"exact":          {"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain},
+		"exact": {
+			"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain,
+		},
 		"literal quotes": {"-m", "comment", "--comment", `"` + text + `"`, "-j", cases.DefaultChain},
 		"older text": {
 			"-m", "comment", "--comment", strings.Replace(text, "ip-masq-agent:", "non-masquerade-daemon:", 1),

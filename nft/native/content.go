@@ -20,7 +20,9 @@ const fewDiffs = 10
 // compare reads the elements of a set and returns how they differ from the wanted ones. Those
 // that rules add are not compared.
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err error) {
-	conditional, more, most := 0, false, w.Len()+slack
+	most := w.Len() + slack
+	var conditional int
+	var more bool
 	switch {
 	case w.Learned:
 		return nil, nil

@@ -60,7 +60,7 @@ func run(program, prometheus, file, picture string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, p.Kill(), p.Wait()) }()
+	defer func() { err = errors.Join(err, p.stop()) }()
 	begin := time.Now()
 	if err := play(ctx, nodes); err != nil {
 		return err
@@ -171,9 +171,10 @@ type server struct {
 	query http.Client
 }
 
-func (s *server) Wait() error {
+func (s *server) stop() error {
+	err := s.Kill()
 	_ = s.wait() // it was killed
-	return nil
+	return err
 }
 
 func startPrometheus(dir, program string, nodes []*node) (*server, error) {
