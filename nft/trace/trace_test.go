@@ -220,6 +220,48 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 	}
 }
 
+// An answer that is not certain names each condition on which it depends: those of the rule, and
+// those by which an earlier rule may have ended the way to it.
+func TestEachConditionIsNamed(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	for _, tt := range []struct {
+		rules string // of the base chain
+		want  []string
+	}{
+		{"masquerade", nil},
+		{"udp dport 53 accept; masquerade", []string{"udp", "dport 53"}},
+		{"tcp dport 80 accept; udp dport 53 accept; masquerade", []string{"tcp", "dport 80", "udp", "dport 53"}},
+		{"tcp dport 80 accept; iifname lo accept; meta mark 7 accept; ct mark 3 masquerade",
+			[]string{"dport 80", "ct mark 0x3"}},
+		{"udp sport 9 accept; ct mark 3 masquerade", []string{"sport 9", "ct mark 0x3"}},
+		{"jump called; masquerade", []string{"dport 8080", "dport 8081"}},
+		{"ct mark 5 jump called; masquerade", []string{"ct mark 0x5", "dport 8080", "dport 8081"}},
+		{"jump returns; masquerade", nil},
+		{"tcp dport 80 accept; jump returns; masquerade", []string{"dport 80"}},
+		{"ct mark 4 goto returns; masquerade", []string{"ct mark 0x4"}},
+		{"masquerade; tcp dport 80 accept", nil},
+	} {
+		nfttest.NFT(t, ns, `flush ruleset
+			table ip t {
+				chain called { tcp dport 8080 accept; tcp dport 8081 accept; ip daddr 192.0.2.1 accept; }
+				chain returns { tcp dport 9090 return; tcp dport 9091 return; }
+				chain post { type nat hook postrouting priority 100; `+tt.rules+`; }
+			}`, "-f", "-")
+		r := trace.New(read(t, c)).At(packet(), unix.NF_INET_POST_ROUTING)
+		text := strings.Join(r.Unknown, "; ")
+		for _, w := range tt.want {
+			if !strings.Contains(text, w) {
+				t.Errorf("%s: %q is not named in %q", tt.rules, w, text)
+			}
+		}
+		if len(tt.want) == 0 && text != "" || strings.Contains(text, "909") || strings.Contains(text, "192.0.2.1") {
+			t.Errorf("%s: named was %q, want %q", tt.rules, text, tt.want)
+		}
+	}
+}
+
 // The mark that the packet has after prerouting is known as far as rules set it.
 func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 	t.Parallel()

@@ -39,7 +39,7 @@ type Finding struct {
 	Own       bool     // the rule is this agent's
 	InNAT     bool     // it is in a chain of type nat
 	ofSources bool     // and it translates sources
-	past      []string // conditions by which an earlier rule may have ended the way to it
+	left      []string // conditions by which earlier rules of the base chain may have ended the way to it
 }
 
 // A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
@@ -153,7 +153,8 @@ type Tracer struct {
 	untracked Truth
 	base      *Chain
 	result    Result
-	last      int // visit of the packet
+	last      int      // visit of the packet
+	left      []string // conditions by which rules of the base chain may have ended the way; only appended to
 	decoded   int
 }
 
@@ -185,7 +186,6 @@ const (
 type way struct {
 	reach  Truth
 	open   []string
-	past   []string // conditions by which an earlier rule may have ended it
 	direct bool
 	via    []nfnetlink.Rule
 	chain  *Chain
@@ -278,7 +278,6 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		t.atHook(hook)
 	}
 	r := &t.result
-	var past []string
 	r.Keeps, r.Untracked, r.Mark = max(r.Keeps, t.untracked), t.untracked, t.mark
 	for _, f := range r.Findings {
 		switch {
@@ -288,11 +287,10 @@ func (t *Tracer) pass(hooks []uint32) Result {
 			t.unknown(append(slices.Clip(f.Open), f.RuleText())...)
 		case f.InNAT, f.Code == Rewrites && !f.OfDestination:
 			t.unknown(f.Open...)
-			past = append(past, f.past...)
+			if !f.Sure {
+				t.unknown(f.left...)
+			}
 		}
-	}
-	if len(r.Unknown) == 0 {
-		t.unknown(past...)
 	}
 	if t.spent() {
 		t.unknown(TooMany)
@@ -363,7 +361,7 @@ func (c *Chain) ofSources() bool {
 
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
-	t.base = c
+	t.base, t.left = c, nil
 	w := way{reach: Yes}
 	if c.nat() {
 		w.reach = min(keeps, Yes-t.untracked)
@@ -405,38 +403,38 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 			return anywhere &^ on
 		}
 		w.chain, w.rule = c, c.Rules[i]
-		next, open := t.rule(i, w)
+		next := t.rule(i, w)
 		if to |= next &^ on; next&on == 0 {
 			return to
 		}
-		if next != on { // what follows depends on the conditions by which it may have left
-			w.reach, w.past = min(w.reach, Maybe), open
-		}
+		w = w.sure(next == on)
 	}
 	return to | back
 }
 
-// rule follows the packet through a rule, and returns the open conditions at its end.
-func (t *Tracer) rule(i int, w way) (to flow, open []string) {
+// rule follows the packet through a rule.
+func (t *Tracer) rule(i int, w way) (to flow) {
 	maybe := flow(0)
 	for s := range t.statements(w.chain, i) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
-			return to | on, w.open
+			return to | on
 		}
 		if w = w.under(is, s); is == Maybe {
 			maybe = on
 		}
 		next := t.do(w, e, s)
+		if next != on {
+			t.left = add(t.left, w.open...)
+		}
 		if next&on == 0 {
-			return to | next | maybe, w.open
+			return to | next | maybe
 		}
-		if to |= next &^ on; next != on {
-			w = w.sure(false)
-		}
+		to |= next &^ on
+		w = w.sure(next == on)
 	}
-	return to | on, w.open
+	return to | on
 }
 
 // do applies an effect to the packet.
@@ -450,7 +448,11 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		return t.translate(w, e.code, s)
 	case jumps, goes:
 		w.via = append(slices.Clip(w.via), w.rule)
+		before := len(t.left)
 		to := t.walk(t.chains[id{w.chain.Family, w.chain.Table, e.chain}], w)
+		if to&(to-1) == 0 { // wherever the packet leaves the chain, it is in the same place
+			t.left = slices.Clip(t.left[:before])
+		}
 		if e.code == jumps && to&back != 0 {
 			to = to&^back | on
 		}
@@ -499,18 +501,22 @@ func (t *Tracer) find(w way, code Code) *Finding {
 	f := Finding{
 		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
 		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
-		ofSources: t.base.ofSources(), past: w.past,
+		ofSources: t.base.ofSources(), left: slices.Clip(t.left),
 	}
 	t.result.Findings = append(t.result.Findings, f)
 	return &t.result.Findings[len(t.result.Findings)-1]
 }
 
-func (t *Tracer) unknown(words ...string) {
+func (t *Tracer) unknown(words ...string) { t.result.Unknown = add(t.result.Unknown, words...) }
+
+// add adds the words that a list does not have.
+func add(to []string, words ...string) []string {
 	for _, w := range words {
-		if len(t.result.Unknown) < maxUnknown && !slices.Contains(t.result.Unknown, w) {
-			t.result.Unknown = append(t.result.Unknown, w)
+		if len(to) < maxUnknown && !slices.Contains(to, w) {
+			to = append(to, w)
 		}
 	}
+	return to
 }
 
 // write notes that a rule writes into the header of the packet. Parts of an address, and what is
