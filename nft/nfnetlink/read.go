@@ -238,33 +238,33 @@ func (c *Conn) eachElement(family Family, table, set string, fn func(Element) er
 	return false, nil
 }
 
-// HasElement reports whether a set has an element for the address, and whether that
-// one is limited: it may not match, because of a limit or a quota. The zero address
-// stands for the catch-all element * (Linux 5.13), which no count includes. The lookup
-// is as cheap as reading the generation, however large the set is.
+// HasElement reports whether a set has an element for the address, or the catch-all element *
+// (Linux 5.13), which no count includes, and whether that one is limited: it may not match, because
+// of a limit or a quota. The lookup is as cheap as reading the generation, however large the set is.
 func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
-		if addr.IsValid() {
-			a.element(addr, false)
-			return
-		}
-		a.nest(unix.NFTA_LIST_ELEM, func() { a.AddUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
-	})
-	err = c.each(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
-		return parseElements(b, func(e Element) error {
-			limited = limited || e.Limited
-			return nil
+	for i, element := range []func(*Attrs){
+		func(a *Attrs) { a.element(addr, false) },
+		func(a *Attrs) {
+			a.nest(unix.NFTA_LIST_ELEM, func() { a.AddUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
+		},
+	} {
+		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
+		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { element(&a) })
+		err = c.each(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+			return parseElements(b, func(e Element) error {
+				limited = limited || e.Limited
+				return nil
+			})
 		})
-	})
-	switch {
-	case IsNotExist(err), !addr.IsValid() && errors.Is(err, unix.EINVAL):
-		return false, false, nil
-	case err != nil:
-		return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
+		switch {
+		case err == nil:
+			return true, limited, nil
+		case !IsNotExist(err) && (i == 0 || !errors.Is(err, unix.EINVAL)): // of kernels that know no catch-all element
+			return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
+		}
 	}
-	return true, limited, nil
+	return false, false, nil
 }
 
 // An Element is an element of a set or a map.

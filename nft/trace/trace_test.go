@@ -262,6 +262,34 @@ func TestEachConditionIsNamed(t *testing.T) {
 	}
 }
 
+// A set that is too large to read is asked for the address, and for the element that has all others.
+func TestLargeSetsAreAsked(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	var many strings.Builder
+	for i := range 10_001 {
+		fmt.Fprintf(&many, "10.9.%d.%d, ", i/250, i%250)
+	}
+	for _, tt := range []struct{ more, want string }{
+		{"", "keeps yes"}, {"203.0.113.9", "foreign-masquerade, keeps no"}, {"*", "foreign-masquerade, keeps no"},
+	} {
+		if tt.more == "*" && nfttest.KernelBefore(t, 5, 13) {
+			continue // it has no such element
+		}
+		nfttest.NFT(t, ns, `flush ruleset
+			table ip t {
+				set large { type ipv4_addr; elements = { `+many.String()+tt.more+` }; }
+				chain post { type nat hook postrouting priority 100; ip daddr @large masquerade; }
+			}`, "-f", "-")
+		tracer := trace.New(read(t, c))
+		tracer.Has = c.HasElement
+		if got := words(tracer.At(packet(), unix.NF_INET_POST_ROUTING)); got != tt.want {
+			t.Errorf("with %q: got %s, want %s", tt.more, got, tt.want)
+		}
+	}
+}
+
 // The mark that the packet has after prerouting is known as far as rules set it.
 func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 	t.Parallel()
