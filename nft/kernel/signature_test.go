@@ -118,6 +118,50 @@ func TestOurChainWithRulesOfOthersIsRemovedOnce(t *testing.T) {
 	}
 }
 
+// Rules that iptables-restore wrote have our text, but not our signature. A running agent leaves them, and
+// the next one writes them again.
+func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
+	apply(t, k, want, layout.Ours)
+	nfttest.Run(t, ns, nfttest.Save(t, ns, "iptables-nft-save", "nat"), "iptables-nft-restore")
+	saved := nfttest.Save(t, ns, "iptables-nft-save", "nat")
+	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
+		t.Errorf("a running agent undid %q", diffs)
+	}
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
+		t.Errorf("unsigned rules were removed: %q, %v", removed, err)
+	}
+	if diffs := apply(t, open(t, ns), want, everything); len(diffs) == 0 {
+		t.Error("the next agent did not sign them")
+	}
+	inSync(t, ns, want)
+	if diff := cmp.Diff(body(saved), body(nfttest.Save(t, ns, "iptables-nft-save", "nat"))); diff != "" {
+		t.Errorf("rules (-saved +signed):\n%s", diff)
+	}
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+}
+
+// Rules to which nothing leads any more are not those of a previous run that decide.
+func TestRulesWithoutTheirJumpAreNotInstalled(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
+	apply(t, k, want, layout.Ours)
+	for _, jump := range []bool{true, false} {
+		if got, is, err := k.Installed(t.Context()); err != nil || is != jump || is && got.Hash != want.Hash() {
+			t.Errorf("with a jump %t: installed %t, %+v, %v", jump, is, got, err)
+		}
+		iptables(t, ns, nfnetlink.IPv4, "-F", xtables.Postrouting)
+	}
+}
+
 // body removes the comments of iptables-save, which contain the time.
 func body(saved string) []string {
 	return slices.DeleteFunc(strings.Split(saved, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })

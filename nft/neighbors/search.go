@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -196,7 +197,9 @@ func (s *search) dropped(p packets) {
 
 // kindOf returns the kind of conflict that a finding is for what a policy masquerades.
 func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
-	whatever := f.Sure || f.ByDevice()
+	whatever := f.Sure || len(f.Open) > 0 && !slices.ContainsFunc(f.Open, func(condition string) bool {
+		return !strings.HasPrefix(condition, "iif") && !strings.HasPrefix(condition, "oif") // it depends on interfaces alone
+	})
 	switch f.Code {
 	case trace.Translates:
 		return Translates, before && !f.OfDestination

@@ -19,6 +19,13 @@ type Batch struct {
 	// handle, once the batch is committed. One that is created again under the same name
 	// has another.
 	Handles map[string]uint64
+	deleted map[ruleID]bool // what the batch has deleted, and does not delete again
+}
+
+// A ruleID names a rule, or with handle 0 a chain.
+type ruleID struct {
+	ChainID
+	handle uint64
 }
 
 // Len returns the number of messages.
@@ -83,12 +90,27 @@ func (b *Batch) AddChain(c Chain) {
 		a.str(unix.NFTA_CHAIN_TYPE, c.Hook.Type)
 	}
 	b.add(c.Family, unix.NFT_MSG_NEWCHAIN, netlink.Create, a)
+	delete(b.deleted, ruleID{c.ID(), 0})
 }
 
-// DelChain deletes a chain, which must be empty and unreferenced. The kernel then drops all
+// DelChain deletes a chain, which must be empty and unreferenced, once. The kernel then drops all
 // packets in the queues (nfqueue) of the network namespace if it has a hook.
 func (b *Batch) DelChain(c ChainID) {
-	b.add(c.Family, unix.NFT_MSG_DELCHAIN, 0, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
+	if b.first(ruleID{c, 0}) {
+		b.add(c.Family, unix.NFT_MSG_DELCHAIN, 0, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
+	}
+}
+
+// first notes that something is deleted, and reports whether it was not before.
+func (b *Batch) first(id ruleID) bool {
+	if b.deleted[id] {
+		return false
+	}
+	if b.deleted == nil {
+		b.deleted = map[ruleID]bool{}
+	}
+	b.deleted[id] = true
+	return true
 }
 
 // AddRule appends a rule to its chain.
@@ -112,15 +134,21 @@ func ruleAttrs(r Rule) Attrs {
 	return a
 }
 
-// DelRule deletes the rule with the same handle.
+// DelRule deletes the rule with the same handle, once.
 func (b *Batch) DelRule(r Rule) {
+	if !b.first(ruleID{ChainID{Family: r.Family, Table: r.Table, Name: r.Chain}, r.Handle}) {
+		return
+	}
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)
 	a.uint64(unix.NFTA_RULE_HANDLE, r.Handle)
 	b.add(r.Family, unix.NFT_MSG_DELRULE, 0, a)
 }
 
-// FlushChain deletes all rules of a chain.
+// FlushChain deletes all rules of a chain, unless the batch deletes the chain itself before.
 func (b *Batch) FlushChain(c ChainID) {
+	if b.deleted[ruleID{c, 0}] {
+		return
+	}
 	b.add(c.Family, unix.NFT_MSG_DELRULE, 0, in(c.Table, unix.NFTA_RULE_CHAIN, c.Name))
 }
 

@@ -144,11 +144,13 @@ func ParseRule(f Family, a Attrs) Rule {
 	return r
 }
 
-// Sets lists the sets of a table, without their elements. If the table does not
-// exist, the error satisfies [IsNotExist].
+// Sets lists the sets of a table, or of all tables if it has no name, without their elements. If the
+// table does not exist, the error satisfies [IsNotExist].
 func (c *Conn) Sets(family Family, table string) ([]Set, error) {
 	var a Attrs
-	a.str(unix.NFTA_SET_TABLE, table)
+	if table != "" {
+		a.str(unix.NFTA_SET_TABLE, table)
+	}
 	return dump(c, "sets", family, unix.NFT_MSG_GETSET, a, parseSet)
 }
 

@@ -36,7 +36,7 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 						e.add(s.Field, r, from)
 					}
 				}
-				at, key := id{c.Family, c.Table, cmp.Or(s.ToMap, s.Expr.Set())}, slices.Concat(s.Key, s.ToKey)
+				at, key := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set())), slices.Concat(s.Key, s.ToKey)
 				of := t.sets[at]
 				e.Exact = e.Exact || t.large[at]
 				if of == nil {

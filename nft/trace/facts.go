@@ -42,11 +42,7 @@ type Packet struct {
 
 // Delivered reports whether the packet is for this node itself.
 func (p Packet) Delivered() bool {
-	switch p.DstType {
-	case unix.RTN_LOCAL, unix.RTN_ANYCAST:
-		return true
-	}
-	return p.DstType == unix.RTN_BROADCAST && !p.FromNode
+	return p.DstType == unix.RTN_LOCAL || p.DstType == unix.RTN_ANYCAST || p.DstType == unix.RTN_BROADCAST && !p.FromNode
 }
 
 // Bits of the packet mark with which these programs mark what they will masquerade:
@@ -302,7 +298,7 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
 	_, has := t.lookup(c, s.Set, s.Key)
-	if t.Has == nil || !t.large[id{c.Family, c.Table, s.Set}] || len(s.Key) != 1 {
+	if t.Has == nil || !t.large[idOf(c.Chain, s.Set)] || len(s.Key) != 1 {
 		return has
 	}
 	if of := t.fact(c, s.Key[0]); of.whole() {
@@ -318,7 +314,7 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 // lookup returns the elements of a set or map that the packet may have, and whether it has one. Of
 // one that was not read, it may have any: then there are none.
 func (t *Tracer) lookup(c *Chain, name string, parts []rule.Part) ([]element, Truth) {
-	of := t.sets[id{c.Family, c.Table, name}]
+	of := t.sets[idOf(c.Chain, name)]
 	if of == nil {
 		return nil, Maybe
 	}

@@ -56,6 +56,9 @@ type id struct {
 	table, name string
 }
 
+// idOf returns the id of a chain or a set in the table of a chain.
+func idOf(c nfnetlink.Chain, name string) id { return id{c.Family, c.Table, name} }
+
 // A Scope is what to read: some base chains, and all chains that they lead to.
 type Scope struct {
 	Own   func(nfnetlink.Chain) bool // which are this agent's
@@ -84,11 +87,6 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	}
 }
 
-// Any reports whether there are chains of other programs.
-func (r *Rules) Any() bool {
-	return slices.ContainsFunc(r.Chains, func(c *Chain) bool { return !c.Own })
-}
-
 // Listing lists all chains, and reads the rules of those that were not read.
 func (r *Rules) Listing() older.Listing {
 	l, ask := r.listing, r.listing.EachRule
@@ -113,7 +111,7 @@ type reader struct {
 	ctx      context.Context
 	conn     *nfnetlink.Conn
 	all      map[id]nfnetlink.Chain
-	listed   map[id]nfnetlink.Set // sets that were not read, and "" of a table whose sets are listed
+	listed   map[id]nfnetlink.Set // sets that were not read
 	rules    int                  // the number of rules read
 	memory   int                  // that they take, in bytes
 	elements int                  // in sets and maps
@@ -131,9 +129,16 @@ func (r *reader) read() (err error) {
 	if r.listing, err = older.List(r.conn); err != nil {
 		return err
 	}
+	sets, err := r.conn.Sets(nfnetlink.AnyFamily, "")
+	if err != nil {
+		return err
+	}
+	for _, s := range sets {
+		r.listed[id{s.Family, s.Table, s.Name}] = s
+	}
 	var first []nfnetlink.Chain
 	for _, c := range r.listing.Chains {
-		r.all[id{c.Family, c.Table, c.Name}] = c
+		r.all[idOf(c, c.Name)] = c
 		if r.listing.InForce(c) && r.Reads(c) {
 			first = append(first, c)
 		}
@@ -156,8 +161,7 @@ func (r *reader) read() (err error) {
 // follow reads a chain and all chains that it leads to.
 func (r *reader) follow(from nfnetlink.Chain) error {
 	for next := []nfnetlink.Chain{from}; len(next) > 0; next = next[1:] {
-		at := id{next[0].Family, next[0].Table, next[0].Name}
-		if r.chains[at] != nil {
+		if r.chains[idOf(next[0], next[0].Name)] != nil {
 			continue
 		}
 		c, err := r.readChain(next[0])
@@ -170,7 +174,7 @@ func (r *reader) follow(from nfnetlink.Chain) error {
 				return err
 			}
 			for _, name := range targets {
-				if to, ok := r.all[id{at.family, at.table, name}]; ok {
+				if to, ok := r.all[idOf(c.Chain, name)]; ok {
 					next = append(next, to)
 				}
 			}
@@ -183,36 +187,37 @@ func (r *reader) readChain(c nfnetlink.Chain) (*Chain, error) {
 	if err := r.ctx.Err(); err != nil {
 		return nil, err
 	}
-	out, unread := &Chain{Chain: c, Own: r.Own(c)}, 0
-	switch {
-	case out.Own && !r.Ours:
-	case r.rules+int(c.Use) > maxRules: // checked before they are in memory
-		unread = int(c.Use)
-	default:
-		rules, more, err := r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
+	out := &Chain{Chain: c, Own: r.Own(c)}
+	r.Chains, r.chains[idOf(c, c.Name)] = append(r.Chains, out), out
+	if out.Own && !r.Ours {
+		return out, nil
+	}
+	var rules []nfnetlink.Rule
+	more := r.rules+int(c.Use) > maxRules
+	if !more { // they are in memory then
+		var err error
+		rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
 			r.memory += next.Memory()
 			return r.memory > maxMemory || r.ctx.Err() != nil
 		})
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case more:
-			unread, rules = int(c.Use), nil
-		case c.Hook != nil: // a rule of more than 32 KiB hides itself and those after it
-			unread = max(0, int(c.Use)-len(rules))
 		}
-		others := slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return !facts.Signed(r) })
-		if !others && len(rules) > 0 && c.Hook == nil {
-			out.Own = true
-		}
-		if !out.Own || r.Ours {
-			out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
-		}
-		r.rules += len(rules)
+	}
+	unread := 0
+	switch {
+	case more:
+		unread, rules = int(c.Use), nil
+	case c.Hook != nil: // a rule of more than 32 KiB hides itself and those after it
+		unread = max(0, int(c.Use)-len(rules))
 	}
 	out.Unread = unread > 0
-	r.Unread += unread
-	r.Chains, r.chains[id{c.Family, c.Table, c.Name}] = append(r.Chains, out), out
+	r.Unread, r.rules = r.Unread+unread, r.rules+len(rules)
+	others := slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return !facts.Signed(r) })
+	out.Own = out.Own || !others && len(rules) > 0 && c.Hook == nil
+	if !out.Own || r.Ours {
+		out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
+	}
 	return out, nil
 }
 
@@ -223,9 +228,6 @@ func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
 	}
 	for _, name := range facts.Sets(from) {
 		at := id{from.Family, from.Table, name}
-		if err := r.list(id{at.family, at.table, ""}); err != nil {
-			return nil, err
-		}
 		if s, ok := r.listed[at]; ok {
 			delete(r.listed, at)
 			if err := r.readSet(at, s); err != nil && !nfnetlink.IsNotExist(err) {
@@ -237,22 +239,6 @@ func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
 		}
 	}
 	return targets, nil
-}
-
-// list lists the sets of a table, once.
-func (r *reader) list(table id) error {
-	if _, listed := r.listed[table]; listed {
-		return nil
-	}
-	r.listed[table] = nfnetlink.Set{}
-	sets, err := r.conn.Sets(table.family, table.table)
-	for _, s := range sets {
-		r.listed[id{s.Family, s.Table, s.Name}] = s
-	}
-	if nfnetlink.IsNotExist(err) {
-		return nil
-	}
-	return err
 }
 
 // readSet reads a set or a map, unless it is too large or packets change its elements.

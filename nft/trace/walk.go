@@ -3,7 +3,6 @@ package trace
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -74,13 +73,6 @@ func (f Finding) RuleText() string {
 
 // Ends reports whether the rule ends the connection.
 func (f Finding) Ends() bool { return f.Code == Drops || f.Code == Rejects }
-
-// ByDevice reports whether it depends on interfaces alone.
-func (f Finding) ByDevice() bool {
-	return len(f.Open) > 0 && !slices.ContainsFunc(f.Open, func(o string) bool {
-		return !strings.HasPrefix(o, "iif") && !strings.HasPrefix(o, "oif")
-	})
-}
 
 // OfSource reports whether the rule decides which source the far end sees: it translates the
 // packet, or may do anything where that is done, or writes into the header.
@@ -449,7 +441,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case jumps, goes:
 		w.via = append(slices.Clip(w.via), w.rule)
 		before := len(t.left)
-		to := t.walk(t.chains[id{w.chain.Family, w.chain.Table, e.chain}], w)
+		to := t.walk(t.chains[idOf(w.chain.Chain, e.chain)], w)
 		if to&(to-1) == 0 { // wherever the packet leaves the chain, it is in the same place
 			t.left = slices.Clip(t.left[:before])
 		}

@@ -23,8 +23,8 @@ func (s *State) Differences(words facts.Words) (out []layout.Difference) {
 				Kind: layout.Leftover,
 				Text: fmt.Sprintf("chain %s in table %s nat", nfnetlink.Printable(c), n.Family),
 			}
-			for _, name := range s.unwanted(n, c) {
-				if n.inUse(name) {
+			for _, name := range n.unwanted(c) {
+				if s.inUse(n, name) {
 					d.Emptied = append(d.Emptied, n.id(name))
 				}
 			}
@@ -115,7 +115,7 @@ func (s *State) drift(n *shared, words facts.Words) (diffs []string) {
 		case got == nil:
 		case got.Hook != nil:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s has %s", where, name, got.Hook))
-		case len(w.Rules) == 0 && got.total == 0 && n.inUse(name):
+		case len(w.Rules) == 0 && got.total == 0 && s.inUse(n, name):
 			// An empty chain has no effect, and the kernel does not delete it.
 		case len(w.Rules) == 0:
 			diffs = append(diffs, fmt.Sprintf("%s: chain %s is not in the config", where, name))
@@ -150,16 +150,28 @@ func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
 	return exact, others
 }
 
-// inUse reports whether rules or maps of other programs refer to a chain of ours. The
-// kernel does not delete such a chain.
-func (n *shared) inUse(name string) bool {
+// wants reports whether a chain is wanted.
+func (n *shared) wants(chain string) bool { return n.want != nil && len(n.want.Chain(chain).Rules) > 0 }
+
+// unwanted returns what is not wanted of a chain of ours and its further ones.
+func (n *shared) unwanted(c string) []string {
+	return slices.DeleteFunc(WithSubchains(c), func(name string) bool { return n.chains[name] == nil || n.wants(name) })
+}
+
+// inUse reports whether something refers to a chain of ours but the rules that go or are written again
+// together with it. The kernel does not delete such a chain.
+func (s *State) inUse(n *shared, name string) bool {
 	ch := n.chains[name]
 	if ch == nil {
 		return false
 	}
 	known := ch.total + len(n.jumpsTo(name))
-	for _, other := range n.chains {
-		known += other.targets[name]
+	for _, c := range append(s.leftovers(n), s.chain) {
+		for _, part := range WithSubchains(c) {
+			if other := n.chains[part]; other != nil {
+				known += other.targets[name]
+			}
+		}
 	}
 	return int(ch.Use) > known
 }

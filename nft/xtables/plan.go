@@ -27,14 +27,14 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
 	atAny = true
 	for _, n := range s.families {
+		left := s.leftovers(n)
+		atAny = atAny && len(left) == 0
 		if n.want != nil && s.differs(n) {
 			s.write(now, n)
 			atAny = s.writeJump(now, n) && atAny
+			left = append(left, s.chain)
 		}
-		if left := s.leftovers(n); len(left) > 0 {
-			s.remove(now, n, left)
-			atAny = false
-		}
+		atAny = s.remove(now, n, left) && atAny
 	}
 	return atAny
 }
@@ -52,14 +52,15 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	}
 	// Chains before the rules that refer to them, in the order of WithSubchains.
 	for _, name := range names {
-		got, wanted := n.chains[name], len(n.want.Chain(name).Rules) > 0
-		if got != nil && (got.Hook != nil || !wanted && !n.inUse(name)) { // nothing can jump to a base chain
+		if !n.wants(name) {
+			continue
+		}
+		got := n.chains[name]
+		if got != nil && got.Hook != nil { // nothing can jump to a base chain
 			b.DelChain(n.id(name))
 		}
-		if wanted {
-			b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
-		}
-		if wanted && got == nil { // another agent may have created it since
+		b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
+		if got == nil { // another agent may have created it since
 			b.FlushChain(n.id(name))
 		}
 	}
@@ -87,29 +88,24 @@ func (s *State) writeJump(b *nfnetlink.Batch, n *shared) (atAny bool) {
 	return len(others) == 0
 }
 
-// unwanted returns the chains that are to be deleted together with a chain of ours.
-func (s *State) unwanted(n *shared, c string) []string {
-	return slices.DeleteFunc(WithSubchains(c), func(name string) bool {
-		return n.chains[name] == nil || n.want != nil && slices.Contains(WithSubchains(s.chain), name)
-	})
-}
-
-// remove plans the removal of chains of ours with their jumps. If they are our last ones,
-// the rest of the table is deleted, too, if only we can have created it: an empty
-// POSTROUTING and nothing else. Chains that other programs' rules or maps refer to stay,
-// empty, because the kernel does not delete them.
-func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
+// remove plans the removal of what is not wanted of chains of ours, with the jumps to it, and reports
+// whether there are no such jumps. If they are our last ones, the rest of the table is deleted, too, if
+// only we can have created it: an empty POSTROUTING and nothing else. Chains that other programs' rules
+// or maps refer to stay, empty, because the kernel does not delete them.
+func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) (atAny bool) {
+	if len(left) == 0 {
+		return true
+	}
 	var names []string
 	for _, c := range left {
-		names = append(names, s.unwanted(n, c)...)
+		names = append(names, n.unwanted(c)...)
 	}
 	slices.Sort(names)
-	names = slices.Compact(names)
+	names, atAny = slices.Compact(names), true
 	for _, r := range n.jumps {
-		to, _ := facts.Target(r)
-		named, _ := jumpOf(r)
-		if slices.Contains(names, to) && !(n.want != nil && named == s.chain) { // that one goes with writeJump
+		if to, _ := facts.Target(r); slices.Contains(names, to) {
 			b.DelRule(r)
+			atAny = false
 		}
 	}
 	// First the rules, which refer to chains, then the chains.
@@ -117,7 +113,7 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
 		b.FlushChain(n.id(name))
 	}
 	for _, name := range names {
-		if !n.inUse(name) {
+		if !s.inUse(n, name) {
 			b.DelChain(n.id(name))
 		}
 	}
@@ -125,4 +121,5 @@ func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) {
 	if n.want == nil && n.rest == 0 && int(n.Use) == len(names)+1 && n.post != nil {
 		b.DelTable(n.Family, NATTable)
 	}
+	return atAny
 }

@@ -163,7 +163,7 @@ var errEnough = errors.New("enough was read")
 // cleanup alone: kube-proxy has tens of thousands there.
 func (n *shared) findLost(c *nfnetlink.Conn, was *shared) error {
 	if was.exists {
-		n.owns = was.owns
+		n.owns = append(n.owns, was.owns...)
 		return nil
 	}
 	var found []string
@@ -273,7 +273,7 @@ func (s *State) leftovers(n *shared) (left []string) {
 func (s *State) Installed() (layout.Installed, bool) {
 	for _, n := range s.families {
 		for _, c := range n.owns {
-			if ch := n.chains[c]; ch != nil && n.touched(c) {
+			if ch := n.chains[c]; ch != nil && n.touched(c) && len(n.jumpsTo(c)) > 0 {
 				return layout.Installed{Layout: Layout{Name: c}, Hash: ch.hash}, true
 			}
 		}
