@@ -33,7 +33,7 @@ func TracerNear(ctx context.Context, c *nfnetlink.Conn, left Near) (*Tracer, err
 // Content returns how many chains and sets were read.
 func (r *Rules) Content() (chains, sets int) {
 	for _, c := range r.Chains {
-		if !c.Unread {
+		if c.Unread == 0 {
 			chains++
 		}
 	}

@@ -301,11 +301,10 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 	if t.Has == nil || !t.large[idOf(c.Chain, s.Set)] || len(s.Key) != 1 {
 		return has
 	}
-	if of := t.fact(c, s.Key[0]); of.whole() {
-		if a, ok := netip.AddrFromSlice(of.value[:of.size]); ok {
-			if is, limited, err := t.Has(c.Family, c.Table, s.Set, a); err == nil && !limited {
-				return truthOf(is)
-			}
+	of := t.fact(c, s.Key[0])
+	if a, ok := netip.AddrFromSlice(of.value[:of.size]); ok && of.whole() {
+		if is, limited, err := t.Has(c.Family, c.Table, s.Set, a); err == nil && !limited {
+			return truthOf(is)
 		}
 	}
 	return Maybe

@@ -43,9 +43,10 @@ type Chain struct {
 	nfnetlink.Chain
 	Rules []nfnetlink.Rule
 	Own   bool
-	// Unread means that its rules were not read, because there are too many.
-	Unread bool
+	// Unread is how many of its rules were not read, because there are too many.
+	Unread int
 
+	met        bool               // reading has come to it
 	statements [][]rule.Statement // of the rules, nil: not decoded yet
 	index      *index
 }
@@ -92,7 +93,7 @@ func (r *Rules) Listing() older.Listing {
 	l, ask := r.listing, r.listing.EachRule
 	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
 		read := r.chains[id{family, table, chain}]
-		if read == nil || read.statements == nil || read.Unread {
+		if read == nil || read.statements == nil || read.Unread > 0 {
 			return ask(family, table, chain, do)
 		}
 		for _, r := range read.Rules {
@@ -110,7 +111,6 @@ type reader struct {
 	Scope
 	ctx      context.Context
 	conn     *nfnetlink.Conn
-	all      map[id]nfnetlink.Chain
 	listed   map[id]nfnetlink.Set // sets that were not read
 	rules    int                  // the number of rules read
 	memory   int                  // that they take, in bytes
@@ -119,7 +119,7 @@ type reader struct {
 
 func newReader(ctx context.Context, c *nfnetlink.Conn, of Scope) *reader {
 	r := &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}, large: map[id]bool{}}
-	return &reader{Rules: r, Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}, all: map[id]nfnetlink.Chain{}}
+	return &reader{Rules: r, Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}}
 }
 
 func (r *reader) read() (err error) {
@@ -136,15 +136,15 @@ func (r *reader) read() (err error) {
 	for _, s := range sets {
 		r.listed[id{s.Family, s.Table, s.Name}] = s
 	}
-	var first []nfnetlink.Chain
+	var first []*Chain
 	for _, c := range r.listing.Chains {
-		r.all[idOf(c, c.Name)] = c
-		if r.listing.InForce(c) && r.Reads(c) {
-			first = append(first, c)
+		known := &Chain{Chain: c, Own: r.Own(c)}
+		if r.chains[idOf(c, c.Name)] = known; r.listing.InForce(c) && r.Reads(c) {
+			first = append(first, known)
 		}
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
-	slices.SortStableFunc(first, func(a, b nfnetlink.Chain) int {
+	slices.SortStableFunc(first, func(a, b *Chain) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type)),
 			cmp.Compare(a.Hook.Priority, b.Hook.Priority),
@@ -159,13 +159,13 @@ func (r *reader) read() (err error) {
 }
 
 // follow reads a chain and all chains that it leads to.
-func (r *reader) follow(from nfnetlink.Chain) error {
-	for next := []nfnetlink.Chain{from}; len(next) > 0; next = next[1:] {
-		if r.chains[idOf(next[0], next[0].Name)] != nil {
+func (r *reader) follow(from *Chain) error {
+	for next := []*Chain{from}; len(next) > 0; next = next[1:] {
+		c := next[0]
+		if c.met {
 			continue
 		}
-		c, err := r.readChain(next[0])
-		if err != nil {
+		if err := r.readChain(c); err != nil {
 			return err
 		}
 		for _, each := range c.Rules {
@@ -174,7 +174,7 @@ func (r *reader) follow(from nfnetlink.Chain) error {
 				return err
 			}
 			for _, name := range targets {
-				if to, ok := r.all[idOf(c.Chain, name)]; ok {
+				if to := r.chains[idOf(c.Chain, name)]; to != nil {
 					next = append(next, to)
 				}
 			}
@@ -183,14 +183,10 @@ func (r *reader) follow(from nfnetlink.Chain) error {
 	return nil
 }
 
-func (r *reader) readChain(c nfnetlink.Chain) (*Chain, error) {
-	if err := r.ctx.Err(); err != nil {
-		return nil, err
-	}
-	out := &Chain{Chain: c, Own: r.Own(c)}
-	r.Chains, r.chains[idOf(c, c.Name)] = append(r.Chains, out), out
-	if out.Own && !r.Ours {
-		return out, nil
+func (r *reader) readChain(c *Chain) error {
+	c.met, r.Chains = true, append(r.Chains, c)
+	if c.Own && !r.Ours {
+		return r.ctx.Err()
 	}
 	var rules []nfnetlink.Rule
 	more := r.rules+int(c.Use) > maxRules
@@ -201,24 +197,22 @@ func (r *reader) readChain(c nfnetlink.Chain) (*Chain, error) {
 			return r.memory > maxMemory || r.ctx.Err() != nil
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	unread := 0
 	switch {
 	case more:
-		unread, rules = int(c.Use), nil
+		c.Unread, rules = int(c.Use), nil
 	case c.Hook != nil: // a rule of more than 32 KiB hides itself and those after it
-		unread = max(0, int(c.Use)-len(rules))
+		c.Unread = max(0, int(c.Use)-len(rules))
 	}
-	out.Unread = unread > 0
-	r.Unread, r.rules = r.Unread+unread, r.rules+len(rules)
+	r.Unread, r.rules = r.Unread+c.Unread, r.rules+len(rules)
 	others := slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return !facts.Signed(r) })
-	out.Own = out.Own || !others && len(rules) > 0 && c.Hook == nil
-	if !out.Own || r.Ours {
-		out.Rules, out.statements = rules, make([][]rule.Statement, len(rules))
+	c.Own = c.Own || !others && len(rules) > 0 && c.Hook == nil
+	if !c.Own || r.Ours {
+		c.Rules, c.statements = rules, make([][]rule.Statement, len(rules))
 	}
-	return out, nil
+	return r.ctx.Err()
 }
 
 // refers reads the sets and maps of a rule, and returns the chains that it leads to.

@@ -78,14 +78,16 @@ func (s *set) chains() (all []string) {
 
 // lookup returns the elements that a key may have, and whether it has one.
 func (s *set) lookup(key []fact) (found []element, has Truth) {
-	from, to := 0, len(s.elements)
+	first, sure := 0, []byte(nil)
 	if s.single && key[0].whole() {
-		sure := key[0].value[:key[0].size]
-		from = sort.Search(to, func(i int) bool { return bytes.Compare(s.elements[i].from, sure) >= 0 })
-		to = from + sort.Search(to-from, func(i int) bool { return !bytes.HasPrefix(s.elements[from+i].from, sure) })
+		sure = key[0].value[:key[0].size]
+		first = sort.Search(len(s.elements), func(i int) bool { return bytes.Compare(s.elements[i].from, sure) >= 0 })
 	}
 	certain := uint32(0) // elements that a number has if it has their value
-	for _, e := range s.elements[from:to] {
+	for _, e := range s.elements[first:] {
+		if !bytes.HasPrefix(e.from, sure) {
+			break
+		}
 		is := e.has(key)
 		if is == No {
 			continue

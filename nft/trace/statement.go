@@ -45,29 +45,30 @@ type effect struct {
 
 // statement returns the effect of a statement, and whether the packet gets past it. There is no
 // other place that knows what an expression does.
-func (t *Tracer) statement(c *Chain, s rule.Statement) (effect, Truth) {
+func (t *Tracer) statement(c *Chain, s rule.Statement) (e effect, is Truth) {
 	code, chain, ends := s.Expr.Verdict()
-	switch {
+	switch is = Yes; {
 	case ends:
-		return verdict(code, chain), Yes
+		e = verdict(code, chain)
 	case s.Masquerade:
-		return effect{code: Masquerades}, Yes
+		e.code = Masquerades
 	case s.Source || s.Destination:
-		return effect{code: Translates}, truthOf(t.ofFamily(s.Family))
+		e.code, is = Translates, truthOf(t.ofFamily(s.Family))
 	case s.Expr.JumpsByMap():
-		return effect{code: chooses}, Yes
+		e.code = chooses
 	case s.Write.Field != "":
-		return effect{code: Rewrites}, Yes
+		e.code = Rewrites
 	case rule.Untracks(s.Expr):
-		return effect{code: Untracks}, Yes
+		e.code = Untracks
 	case s.NewMark != nil:
-		return effect{code: marks}, Yes
+		e.code = marks
 	case s.Field != "":
-		return effect{}, t.holds(c, s)
+		is = t.holds(c, s)
 	case c.Own && s.Expr.Name == "dynset": // ours has neither a limit nor, for long, no room
-		return effect{}, Yes
+	default:
+		e, is = other(s)
 	}
-	return other(s)
+	return e, is
 }
 
 // verdicts are those of rules and of elements of maps. Others, such as queue, are unknown.

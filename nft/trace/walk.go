@@ -62,10 +62,9 @@ func (f Finding) Policy() bool { return f.Rule.Handle == 0 && f.Code == Drops }
 
 // RuleText returns the rule as text.
 func (f Finding) RuleText() string {
-	switch {
-	case f.Rule.Handle != 0:
+	if f.Rule.Handle != 0 {
 		return rule.String(f.Rule)
-	case f.Policy():
+	} else if f.Policy() {
 		return "policy drop"
 	}
 	return "the rules of chain " + f.Chain() + ", which has too many to read"
@@ -189,12 +188,9 @@ func (w way) under(is Truth, s rule.Statement) way {
 	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) ||
 		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
 	if is == Maybe {
-		w.reach = min(w.reach, Maybe)
-		if w.open = slices.Clip(w.open); len(w.open) < maxUnknown {
-			w.open = append(w.open, s.String())
-		}
+		w.open = add(slices.Clip(w.open), s.String())
 	}
-	return w
+	return w.sure(is == Yes)
 }
 
 // sure limits how certain a way is.
@@ -386,7 +382,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	case c.Own && c.statements == nil:
 		t.find(c.rest(w), Ours)
 		return back
-	case c.Unread:
+	case c.Unread > 0:
 		t.mark = Mark{changed: allBits}
 		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
 	}
@@ -490,12 +486,11 @@ func (t *Tracer) accepts(w way) {
 
 // find adds a finding, and the conditions on which it depends.
 func (t *Tracer) find(w way, code Code) *Finding {
-	f := Finding{
+	t.result.Findings = append(t.result.Findings, Finding{
 		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
 		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
 		ofSources: t.base.ofSources(), left: slices.Clip(t.left),
-	}
-	t.result.Findings = append(t.result.Findings, f)
+	})
 	return &t.result.Findings[len(t.result.Findings)-1]
 }
 
@@ -522,12 +517,10 @@ func (t *Tracer) write(w way, of rule.Write) {
 	if f.OfDestination = destination; of.To.IsValid() {
 		f.To = []iprange.Range{{From: of.To, To: of.To}}
 	}
-	switch {
-	case destination:
-	case w.reach == Yes:
-		t.packet.Src = of.To
-	default:
-		t.packet.Src = netip.Addr{}
+	if !destination {
+		if t.packet.Src = of.To; w.reach != Yes {
+			t.packet.Src = netip.Addr{}
+		}
 	}
 }
 
