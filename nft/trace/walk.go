@@ -64,7 +64,8 @@ func (f Finding) Policy() bool { return f.Rule.Handle == 0 && f.Code == Drops }
 func (f Finding) RuleText() string {
 	if f.Rule.Handle != 0 {
 		return rule.String(f.Rule)
-	} else if f.Policy() {
+	}
+	if f.Policy() {
 		return "policy drop"
 	}
 	return "the rules of chain " + f.Chain() + ", which has too many to read"
@@ -187,8 +188,8 @@ type way struct {
 func (w way) under(is Truth, s rule.Statement) way {
 	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) ||
 		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
-	if is == Maybe {
-		w.open = add(slices.Clip(w.open), s.String())
+	if is == Maybe && len(w.open) < maxUnknown {
+		w.open = append(slices.Clip(w.open), s.String())
 	}
 	return w.sure(is == Yes)
 }
@@ -272,7 +273,8 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		case f.Code == Untracks && t.untracked == Maybe:
 			t.unknown("whether connection tracking is off, by " + f.RuleText())
 		case f.InNAT && f.Code == Unknown:
-			t.unknown(append(slices.Clip(f.Open), f.RuleText())...)
+			t.unknown(f.Open...)
+			t.unknown(f.RuleText())
 		case f.InNAT, f.Code == Rewrites && !f.OfDestination:
 			t.unknown(f.Open...)
 			if !f.Sure {
