@@ -233,8 +233,10 @@ func TestEachConditionIsNamed(t *testing.T) {
 		{"masquerade", nil},
 		{"udp dport 53 accept; masquerade", []string{"udp", "dport 53"}},
 		{"tcp dport 80 accept; udp dport 53 accept; masquerade", []string{"tcp", "dport 80", "udp", "dport 53"}},
-		{"tcp dport 80 accept; iifname lo accept; meta mark 7 accept; ct mark 3 masquerade",
-			[]string{"dport 80", "ct mark 0x3"}},
+		{
+			"tcp dport 80 accept; iifname lo accept; meta mark 7 accept; ct mark 3 masquerade",
+			[]string{"dport 80", "ct mark 0x3"},
+		},
 		{"udp sport 9 accept; ct mark 3 masquerade", []string{"sport 9", "ct mark 0x3"}},
 		{"jump called; masquerade", []string{"dport 8080", "dport 8081"}},
 		{"ct mark 5 jump called; masquerade", []string{"ct mark 0x5", "dport 8080", "dport 8081"}},
