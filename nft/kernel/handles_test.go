@@ -7,16 +7,17 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/nft/nfttest/cases"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // interpose opens a Kernel that lets another program act before each transaction. They are
@@ -93,6 +94,50 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A variant of our jump is deleted by its handle, which a rule of another program may have by then.
+func TestRulesThatTookTheHandlesOfJumpsStay(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	want := xtOf(config.Default(config.Defaults{}))
+	apply(t, open(t, ns), want, layout.Ours)
+	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
+	reload := "delete table ip nat; table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; " +
+		strings.Repeat("meta mark 7 accept; ", 40) + "}; }"
+	k := interpose(t, ns, func(n int) {
+		if n == 1 {
+			nfttest.NFT(t, ns, reload, "-f", "-")
+		}
+	})
+	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
+		t.Error("nothing was found")
+	}
+	inSync(t, ns, want)
+	if left := strings.Count(nfttest.ListRuleset(t, ns), "meta mark 0x00000007"); left != 40 {
+		t.Errorf("%d of 40 rules of another program are left", left)
+	}
+}
+
+// What another agent of ours writes while cleanup plans goes, too.
+func TestCleanupRemovesWhatComesBetweenItsAttempts(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	second := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: layouts.Of(nft.ModeIPTables, "SECOND")})
+	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), layout.Ours)
+	k := interpose(t, ns, func(n int) {
+		if n == 1 {
+			apply(t, open(t, ns), second, layout.Ours)
+		}
+	})
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "SECOND") || strings.Contains(left, cases.DefaultChain) {
+		t.Errorf("left are\n%s", left)
 	}
 }
 
