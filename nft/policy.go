@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -57,56 +56,29 @@ type List struct {
 	sorted  []netip.Prefix // the CIDRs by address
 }
 
-// NewList returns a list of the written entries, in file order. Adjacent CIDRs are not
-// merged, so that people find in the kernel what they wrote.
+// NewList returns a list of the written entries, in file order. Of equal ones the first is
+// kept. Adjacent CIDRs are not merged, so that people find in the kernel what they wrote.
 func NewList(written []config.CIDR) List {
 	l := List{CIDRs: written, Written: written, sorted: make([]netip.Prefix, 0, len(written))}
-	covering := coveringOf(written)
-	for i, c := range written {
-		if covering[i] == i {
-			l.sorted = append(l.sorted, c.Prefix)
+	order, kept := make([]int, len(written)), make([]bool, len(written))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(written[a].Compare(written[b].Prefix), a-b) })
+	for _, i := range order {
+		if n := len(l.sorted); n == 0 || !l.sorted[n-1].Overlaps(written[i].Prefix) {
+			l.sorted, kept[i] = append(l.sorted, written[i].Prefix), true
 		}
 	}
 	if len(l.sorted) < len(written) {
 		l.CIDRs = make([]config.CIDR, 0, len(l.sorted))
 		for i, c := range written {
-			if covering[i] == i {
+			if kept[i] {
 				l.CIDRs = append(l.CIDRs, c)
 			}
 		}
 	}
-	slices.SortFunc(l.sorted, netip.Prefix.Compare)
 	return l
-}
-
-// coveringOf returns for each entry the index of the one that covers it, or its own: of
-// equal ones the first is kept.
-func coveringOf(cidrs []config.CIDR) []int {
-	order := make([]int, len(cidrs))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cidrs[a].Compare(cidrs[b].Prefix), a-b) })
-	covering, last := make([]int, len(cidrs)), -1
-	for _, i := range order {
-		if last < 0 || !cidrs[last].Overlaps(cidrs[i].Prefix) {
-			last = i
-		}
-		covering[i] = last
-	}
-	return covering
-}
-
-// Covered returns the entries that were dropped, each with the one that covers it. The
-// link-local network that is in the file, too, is there twice, which is none.
-func (l List) Covered() iter.Seq2[config.CIDR, config.CIDR] {
-	return func(yield func(dropped, by config.CIDR) bool) {
-		for i, at := range coveringOf(l.Written) {
-			if c, by := l.Written[i], l.Written[at]; c != by && !yield(c, by) {
-				return
-			}
-		}
-	}
 }
 
 // Link-local networks: RFC 3927 and RFC 4291. They are first in the lists, as

@@ -23,8 +23,8 @@ func checkCommand() command {
 	return command{
 		name: "check", operands: "[FILE]",
 		about: "validate the config and print what it means",
-		details: "It lists each CIDR with its place, CIDRs that are dropped because another one covers them, and likely " +
-			"mistakes in the config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a " +
+		details: "It lists each CIDR with its place, except those that another one covers, and likely mistakes in the " +
+			"config. Each error is a line on stderr that begins with FILE:LINE:COL. FILE is a file or a " +
 			"directory, as in --config. It reads nothing but the files, so the answer is the same on a node, in a pod and " +
 			"in CI. Give it the flags of the running agent.",
 		examples: []string{

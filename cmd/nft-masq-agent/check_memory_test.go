@@ -29,7 +29,7 @@ func largestConfigs() map[string]string {
 	configs["quoted"] = key + networks(0, 121_000, "- '%s'\n")
 	configs["comments"] = key + networks(0, 40_000, "- %s # the office\n")
 	configs["carriage returns"] = strings.ReplaceAll(key+networks(0, 121_000, "- %s\n"), "\n", "\r\n")
-	configs["covered"] = key + "- 10.0.0.0/8\n" + networks(0, 121_000, "- %s\n")
+	configs["covered"] = key + "- 10.0.0.0/12\n" + networks(0, 121_000, "- %s\n")
 	configs["forced"] = "forceMasqueradeCIDRs:\n" + networks(0, 121_000, "- %s\n")
 	configs["flow"] = "nonMasqueradeCIDRs: [" + networks(0, 100_000, "%s, ") + "]\n"
 	configs["JSON"] = `{"nonMasqueradeCIDRs": [` + networks(0, 100_000, `"%s", `) + `"10.0.0.0/8"]}`

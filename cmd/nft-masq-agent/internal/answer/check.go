@@ -62,8 +62,6 @@ type listReport struct {
 	Key string `json:"key"`
 	// CIDRs of the list.
 	CIDRs []cidrReport `json:"cidrs"`
-	// Covered CIDRs are dropped because others cover them.
-	Covered []coveredReport `json:"covered,omitempty"`
 	// Place of a key without a list.
 	Place config.Position `json:"place,omitzero"`
 	// Interfaces are the entries of a list of names.
@@ -82,13 +80,6 @@ type cidrReport struct {
 	// CIDR as written in the file.
 	CIDR string `json:"cidr"`
 	origin
-}
-
-// A coveredReport is a dropped CIDR.
-type coveredReport struct {
-	cidrReport
-	// By is the CIDR that covers it.
-	By cidrReport `json:"by"`
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
@@ -134,9 +125,6 @@ func reportFamily(f nft.FamilyPolicy) familyReport {
 		}
 		for _, c := range q.CIDRs {
 			list.CIDRs = append(list.CIDRs, reportCIDR(c))
-		}
-		for c, by := range q.Covered() {
-			list.Covered = append(list.Covered, coveredReport{reportCIDR(c), reportCIDR(by)})
 		}
 		r.Lists = append(r.Lists, list)
 	}

@@ -41,15 +41,7 @@ func (l *lint) warn(id string, at config.Position, format string, args ...any) {
 func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 	l := lint{found: map[string]int{}}
 	for _, f := range p.Families {
-		exempt, forced := f.List(config.KeyNonMasqueradeCIDRs), f.List(config.KeyForceMasqueradeCIDRs)
-		l.nothing(f, exempt, len(forced.CIDRs) > 0)
-		without := exempt.Prefixes()
-		for _, c := range forced.CIDRs {
-			if !overlapsAny(c.Prefix, without) {
-				l.warn("forced-outside", c.Pos, "forceMasqueradeCIDRs: %s is outside every exempted CIDR: it is masqueraded anyway",
-					c.Prefix)
-			}
-		}
+		l.nothing(f)
 		l.unusable(f.SNAT)
 		l.shared(p.PortBlocks(f.IPv6), f.IPv6, podCIDRs)
 		for i, r := range f.SNATRules {
@@ -58,10 +50,6 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 					"%s: entry %d never matches for %s on nodes that have an address of entry %d: that covers it",
 					config.KeySNATRules, r.Place, familyName(f.IPv6), by.Place)
 			}
-		}
-		if !f.IPv6 {
-			l.kept = append(l.kept, problem(config.Note, "metadata", nowhere,
-				"%s (cloud metadata) sees the %s", metadata, whatMetadataSees(forced, exempt)))
 		}
 	}
 	if p.PortsPerPod > 0 && p.PortsPerPod < plentyOfPorts {
@@ -98,8 +86,8 @@ func (l *lint) unusable(s nft.SNAT) {
 }
 
 // nothing finds policies that leave no destination, or nothing at all, to masquerade.
-func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
-	all, name := everything(f.IPv6), familyName(f.IPv6)
+func (l *lint) nothing(f nft.FamilyPolicy) {
+	all, name, exempt := everything(f.IPv6), familyName(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs)
 	if _, some := uncovered(all, exempt.Prefixes()); some {
 		if judge.Masqueraded(f).Empty() {
 			l.warn("nothing-masqueraded", nowhere, "the conditions together exempt every %s connection: nothing is masqueraded",
@@ -113,25 +101,8 @@ func (l *lint) nothing(f nft.FamilyPolicy, exempt nft.List, forced bool) {
 			at, what = c.Pos, "nonMasqueradeCIDRs: "+all.String()+" covers"
 		}
 	}
-	l.warn("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what, name, either(forced,
-		"but forceMasqueradeCIDRs ", ""))
-}
-
-// whatMetadataSees describes the source of requests to the metadata service. If it
-// only responds to the node, pods must be masqueraded to reach it.
-func whatMetadataSees(forced, exempt nft.List) string {
-	for _, c := range forced.CIDRs {
-		if c.Contains(metadata) {
-			return fmt.Sprintf("node's address: %s, %s", c.Prefix, place(c))
-		}
-	}
-	for _, c := range exempt.CIDRs {
-		if c.Contains(metadata) {
-			hint := either(c.Prefix == linkLocalIPv4 && c.Pos == nowhere, "; set it if the cloud only responds to nodes", "")
-			return fmt.Sprintf("pod's own address: %s, %s%s", c.Prefix, place(c), hint)
-		}
-	}
-	return "node's address: no CIDR contains it"
+	l.warn("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what, name,
+		either(len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0, "but forceMasqueradeCIDRs ", ""))
 }
 
 // UncoveredPods finds pod CIDRs that a policy does not cover: outside the masqueraded

@@ -62,15 +62,6 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 		{"all of IPv6 exempt", "nonMasqueradeCIDRs: ['::/0']\nenableIPv6: true", "", []string{
 			"everything-exempt c:1:22: nonMasqueradeCIDRs: ::/0 covers every IPv6 destination: nothing is masqueraded",
 		}},
-		{
-			"forced outside", "nonMasqueradeCIDRs: [10.0.0.0/8]\nforceMasqueradeCIDRs: [10.1.0.0/16, 0.0.0.0/1, 192.0.2.0/24]",
-			"",
-			[]string{
-				"forced-outside c:2:48: forceMasqueradeCIDRs: 192.0.2.0/24 is outside every exempted CIDR: it is masqueraded " +
-					"anyway",
-			},
-		},
-		{"forced link-local", "forceMasqueradeCIDRs: [169.254.169.254/32]", "", nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -102,21 +93,6 @@ func policyOf(t *testing.T, file string) nft.Policy {
 		t.Fatal(err)
 	}
 	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-}
-
-func TestLintDescribesWhatTheMetadataServiceSees(t *testing.T) {
-	for file, want := range map[string]string{
-		"": "sees the pod's own address: 169.254.0.0/16, link-local, masqLinkLocal is false; set it if " +
-			"the cloud only responds to nodes",
-		"masqLinkLocal: true": "sees the node's address: no CIDR contains it",
-		"masqLinkLocal: true\nnonMasqueradeCIDRs: [169.254.0.0/16]": "sees the pod's own address: 169.254.0.0/16, c:2:22",
-		"forceMasqueradeCIDRs: [169.254.169.254/32]":                "sees the node's address: 169.254.169.254/32, c:1:24",
-	} {
-		notes := Lint(policyOf(t, file), nil).Of(config.Note)
-		if len(notes) != 1 || notes[0].ID != "metadata" || notes[0].Msg != "169.254.169.254 (cloud metadata) "+want {
-			t.Errorf("%q: %+v, want %q", file, notes, want)
-		}
-	}
 }
 
 func TestUncoveredReturnsAGap(t *testing.T) {

@@ -100,9 +100,6 @@ func writeFamily(w *bufio.Writer, c config.Config, f nft.FamilyPolicy) {
 		for _, c := range q.CIDRs {
 			printf(w, "  %-*s%s\n", width, c.Prefix, place(c))
 		}
-		for c, by := range q.Covered() {
-			printf(w, "  dropped: %s (%s),\n    covered by %s (%s)\n", c.Prefix, place(c), by.Prefix, place(by))
-		}
 	}
 	if _, some := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); !some {
 		return

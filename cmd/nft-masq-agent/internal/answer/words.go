@@ -13,9 +13,6 @@ import (
 var (
 	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
 	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
-
-	// metadata is the address of the metadata service of most clouds.
-	metadata = netip.MustParseAddr("169.254.169.254")
 )
 
 func familyName(ipv6 bool) string {
