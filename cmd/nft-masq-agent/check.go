@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -51,9 +50,6 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 		return exitFailed, l.Why(err)
 	}
 	r := answer.NewCheck(reply.NewHead(e.command), *f.Options, l, err)
-	if err == nil && f.output == outputJSON {
-		r.SetMeaning(l)
-	}
 	if n := len(r.Warnings); f.strict && n > 0 {
 		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
 		r.Add(config.Error, "strict", "%v", err)
@@ -61,5 +57,5 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	if f.output == outputJSON {
 		return e.reply(f.output, &r)
 	}
-	return exitDone, errors.Join(e.print(func(w *bufio.Writer) { answer.Meaning(w, *f.Options, l, r.Problems()) }), err)
+	return exitDone, errors.Join(e.print(r.Print), err)
 }

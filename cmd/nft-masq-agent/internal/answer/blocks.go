@@ -51,7 +51,7 @@ func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (note
 	}
 	for _, ipv6 := range []bool{false, true} { // the node has the same in both families
 		if b := p.PortBlocks(ipv6); b.Count() > 0 {
-			c.Blocks = append(c.Blocks, PodBlock{Ports: strings.Join(texts(b.Node), ",")})
+			c.Blocks = append(c.Blocks, PodBlock{Ports: portRanges(b.Node)})
 			return notes, true
 		}
 	}
@@ -86,7 +86,7 @@ func AddressesOf(cidrs []netip.Prefix) (all []netip.Addr) {
 // blockPorts returns the ports among which that of a connection is chosen.
 func blockPorts(b nft.PortBlocks, c nft.Connection) string {
 	if c.FromNode {
-		return strings.Join(texts(b.Node), ",")
+		return portRanges(b.Node)
 	}
 	return b.Block(b.Of(c.Src)).String()
 }
@@ -108,7 +108,7 @@ func (c *Connections) SetBlock(
 		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection",
 			config.KeyPortsPerPod, seenAs.Port())), true
 	case scope.Block < 0:
-		c.Block = &PortBlock{Ports: strings.Join(texts(b.Node), ","), Node: true}
+		c.Block = &PortBlock{Ports: portRanges(b.Node), Node: true}
 		return nil, true
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}

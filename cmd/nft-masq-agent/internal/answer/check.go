@@ -1,7 +1,12 @@
 package answer
 
 import (
+	"bufio"
+	"fmt"
+	"slices"
 	"strings"
+	"text/tabwriter"
+	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
@@ -37,6 +42,9 @@ type meaning struct {
 	Translation []givenReport `json:"translation,omitempty"`
 	// Families are the lists of each address family.
 	Families []familyReport `json:"families"`
+
+	sourcePorts string // in words
+	resync      time.Duration
 }
 
 // A givenReport is a value of a key and its position.
@@ -46,6 +54,8 @@ type givenReport struct {
 	// Value of the key.
 	Value string `json:"value"`
 	origin
+
+	means string // the key
 }
 
 // A familyReport is the lists of an address family.
@@ -54,6 +64,8 @@ type familyReport struct {
 	Family string `json:"family"`
 	// Lists in the order in which they are asked.
 	Lists []listReport `json:"lists"`
+
+	name, rest string // in words; the rest is what no list exempts, "" if there is none
 }
 
 // A listReport is a list with entries, or the position of a key without a list, which is false.
@@ -66,6 +78,8 @@ type listReport struct {
 	Place config.Position `json:"place,omitzero"`
 	// Interfaces are the entries of a list of names.
 	Interfaces []interfaceReport `json:"interfaces,omitempty"`
+
+	means string
 }
 
 // An interfaceReport is an entry of a list of interfaces.
@@ -89,46 +103,138 @@ func NewCheck(h reply.Head, o options.Options, l Loaded, err error) Check {
 	r.Take(l.Problems.Remarks())
 	if err == nil {
 		r.Take(Lint(l.Ruleset.Policy, o.PodCIDRs))
+		r.Meaning = meaningOf(l.Config, l.Ruleset.Policy)
 	}
 	return r
 }
 
-// SetMeaning sets what an accepted config means. The text is written from the policy,
-// without it: it can be as large as the config.
-func (r *Check) SetMeaning(l Loaded) {
+func meaningOf(c config.Config, p nft.Policy) *meaning {
 	m := &meaning{
-		RandomFully: l.Ruleset.Policy.RandomFully, ToPorts: strings.Join(texts(l.Ruleset.Policy.Ports), ","),
-		ResyncSeconds: l.Config.ResyncInterval.Seconds(),
-		MasqLinkLocal: l.Config.MasqLinkLocal, MasqLinkLocalIPv6: l.Config.MasqLinkLocalIPv6,
-		EnableIPv6: l.Config.EnableIPv6,
+		RandomFully: p.RandomFully, ToPorts: portRanges(p.Ports), ResyncSeconds: c.ResyncInterval.Seconds(),
+		MasqLinkLocal: c.MasqLinkLocal, MasqLinkLocalIPv6: c.MasqLinkLocalIPv6, EnableIPv6: c.EnableIPv6,
+		sourcePorts: sourcePorts(p), resync: c.ResyncInterval,
 	}
 	for _, t := range config.Translations() {
-		for _, given := range t.Values(l.Config) {
-			m.Translation = append(m.Translation, givenReport{t.Key, given.Text, originOf(given.Pos)})
+		for _, given := range t.Values(c) {
+			m.Translation = append(m.Translation, givenReport{t.Key, given.Text, originOf(given.Pos), t.Means})
 		}
 	}
-	for _, p := range l.Ruleset.Policy.Families {
-		m.Families = append(m.Families, reportFamily(p))
+	for _, f := range p.Families {
+		r := familyReport{
+			Family: familyKey(f.IPv6), Lists: make([]listReport, len(f.Questions)),
+			name: familyName(f.IPv6), rest: restOf(c, f),
+		}
+		for i, q := range f.Questions {
+			r.Lists[i] = reportList(q)
+		}
+		m.Families = append(m.Families, r)
 	}
-	r.Meaning = m
+	return m
 }
 
-func reportFamily(f nft.FamilyPolicy) familyReport {
-	r := familyReport{Family: familyKey(f.IPv6), Lists: []listReport{}}
-	for _, q := range f.Questions {
-		list := listReport{Key: q.Key, CIDRs: []cidrReport{}}
-		if q.Asks == config.SentByNode {
-			list.Place = q.At
-		}
-		for _, i := range q.Interfaces {
-			list.Interfaces = append(list.Interfaces, interfaceReport{i.Name, originOf(i.Pos)})
-		}
-		for _, c := range q.CIDRs {
-			list.CIDRs = append(list.CIDRs, reportCIDR(c))
-		}
-		r.Lists = append(r.Lists, list)
+func reportList(q nft.Question) listReport {
+	r := listReport{Key: q.Key, CIDRs: make([]cidrReport, len(q.CIDRs)), means: q.Means}
+	if q.Asks == config.SentByNode {
+		r.Place = q.At
+	}
+	for _, i := range q.Interfaces {
+		r.Interfaces = append(r.Interfaces, interfaceReport{i.Name, originOf(i.Pos)})
+	}
+	for i, c := range q.CIDRs {
+		r.CIDRs[i] = cidrReport{c.String(), originOf(c.Pos)}
 	}
 	return r
 }
 
-func reportCIDR(c config.CIDR) cidrReport { return cidrReport{c.String(), originOf(c.Pos)} }
+// restOf says what happens to destinations of a family that no list exempts.
+func restOf(c config.Config, f nft.FamilyPolicy) string {
+	exempt := f.List(config.KeyNonMasqueradeCIDRs).Prefixes()
+	if _, some := uncovered(everything(f.IPv6), exempt); !some {
+		return ""
+	}
+	rest := "Any other " + familyName(f.IPv6) + " destination sees the node's address"
+	if len(f.SNAT.CIDRs) > 0 {
+		rest += ", or for connections of pods one of " + config.KeySNATAddresses + " that the node has"
+	}
+	linkLocal, masq, key := linkLocalIPv4, c.MasqLinkLocal, "masqLinkLocal"
+	if f.IPv6 {
+		linkLocal, masq, key = linkLocalIPv6, c.MasqLinkLocalIPv6, "masqLinkLocalIPv6"
+	}
+	if masq && !overlapsAny(linkLocal, exempt) {
+		rest += fmt.Sprintf(",\nlink-local %s too (%s is true)", linkLocal, key)
+	}
+	return rest + "."
+}
+
+func sourcePorts(p nft.Policy) string {
+	how := either(p.RandomFully, "fully random", "kept if free")
+	if len(p.Ports) > 0 {
+		how += "; tcp, udp, sctp: " + portRanges(p.Ports)
+		if slices.ContainsFunc(p.Ports, func(r config.PortRange) bool { return r.Min <= 32767 && r.Max >= 30000 }) {
+			how += ", with the default NodePorts (30000-32767)"
+		}
+	}
+	if b := nft.NewPortBlocks(p.PortsPerPod, p.Ports); b.Count() > 0 {
+		how += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
+			portRanges(b.Node))
+	}
+	return how
+}
+
+// Print writes the report on an accepted config as text. It writes through, because there can be
+// hundreds of thousands of CIDRs.
+func (r *Check) Print(to *bufio.Writer) {
+	line := func(format string, args ...any) { _, _ = fmt.Fprintf(to, format+"\n", args...) }
+	m := r.Meaning
+	line("%s\n", r.verdict())
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	where := either(r.Config.Chain == "", "table inet "+nft.TableName, "chain "+r.Config.Chain)
+	_, _ = fmt.Fprintf(w, "config\t%s\nmode\t%s: %s\nIPv6\t%s\nsource ports\t%s\nresync\tevery %s\n", r.Config.Hash,
+		r.Config.Mode, where, either(m.EnableIPv6, "on", "off: IPv6 is not masqueraded"), m.sourcePorts, m.resync)
+	_ = w.Flush()
+	for i, t := range m.Translation {
+		if i == 0 || t.Key != m.Translation[i-1].Key {
+			line("\n%s: %s", t.Key, t.means)
+		}
+		line("  %-17s %s", t.Value, t.Place)
+	}
+	for _, f := range m.Families {
+		for _, l := range f.Lists {
+			line("\n%s %s: %s", f.name, l.Key, l.means)
+			if l.Place != nowhere {
+				line("  %-18s%s", "false", l.Place)
+			}
+			for _, i := range l.Interfaces {
+				line("  %-18s%s", i.Name, i.Place)
+			}
+			// A tabwriter would buffer tens of thousands of lines.
+			width := 18
+			for _, c := range l.CIDRs {
+				width = max(width, len(c.CIDR)+2)
+			}
+			for _, c := range l.CIDRs {
+				line("  %-*s%s", width, c.CIDR, c.place(c.CIDR))
+			}
+		}
+		if f.rest != "" {
+			line("\n%s", f.rest)
+		}
+	}
+	var b strings.Builder
+	list(&b, "Warnings:", texts(r.Warnings))
+	list(&b, "Notes:", texts(r.Notes))
+	_, _ = to.WriteString(b.String())
+}
+
+// verdict lists the valid files, or reports that the defaults apply.
+func (r *Check) verdict() string {
+	switch files := r.Config.Files; len(files) {
+	case 0:
+		return "no file at " + r.Config.Path + ": the built-in defaults apply"
+	case 1:
+		return files[0] + " is valid"
+	default:
+		return fmt.Sprintf("the %d files in %s are valid, merged in this order:\n  %s", len(files), r.Config.Path,
+			strings.Join(files, "\n  "))
+	}
+}

@@ -1,4 +1,4 @@
-// Package answer creates the output of commands: check ([Check], [Meaning]), connections
+// Package answer creates the output of commands: check ([Check]), connections
 // ([Connections]), diff ([Diff]), explain ([Explanation]), status ([Status]) and that of
 // render for Windows ([WinBridge]). Text and JSON come from one value, which can be tested
 // without a kernel. JSON begins with a [reply.Head]; manifests/schema describes it.

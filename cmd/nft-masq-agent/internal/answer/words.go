@@ -22,8 +22,6 @@ func familyName(ipv6 bool) string {
 // familyKey is the name in JSON.
 func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
 
-func place(c config.CIDR) string { return originOf(c.Pos).place(c.String()) }
-
 // place returns where a CIDR comes from as text.
 func (o origin) place(cidr string) string {
 	switch {
@@ -44,6 +42,9 @@ func texts[T fmt.Stringer](list []T) []string {
 	}
 	return out
 }
+
+// portRanges lists ports as --to-ports does.
+func portRanges(all []config.PortRange) string { return strings.Join(texts(all), ",") }
 
 // Plural returns a number of things.
 func Plural(n int, what string) string {
