@@ -246,36 +246,6 @@ func TestCommandsForTheFileNeedNoPrivilege(t *testing.T) {
 	}
 }
 
-// A fork of ip-masq-agent leaves routing rules, which are named with their removal.
-func TestRoutingRulesOfAnOlderAgentAreNamed(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "ip")
-	n := newNode(t)
-	want := []string{
-		"ip -4 rule del priority 20 not to 10.0.0.0/8 lookup main",
-		"ip -6 rule del priority 20 not to fd00::/8 lookup main",
-	}
-	nfttest.Run(t, n.NS, "", "ip", strings.Fields("rule add priority 20 not from all to 10.0.0.0/8 lookup main")...)
-	nfttest.Run(t, n.NS, "", "ip", strings.Fields("-6 rule add priority 20 not from all to fd00::/8 lookup main")...)
-	d := n.start()
-	line := d.await("routing_rules_found")
-	if fmt.Sprint(line["commands"]) != fmt.Sprint(want) || line["level"] != "warn" {
-		t.Errorf("the agent logs %v", line)
-	}
-	r, _ := n.status()
-	text := unwrap(n.run("status").stdout)
-	first := "routing rules of an older agent are left; to remove them: " + strings.Join(want, " ") + " in sync"
-	if !slices.Equal(r.Routing, want) || !strings.HasPrefix(text, first) {
-		t.Errorf("%q %s", r.Routing, text)
-	}
-	for _, command := range r.Routing {
-		nfttest.Run(t, n.NS, "", "ip", strings.Fields(command)[1:]...)
-	}
-	if r, _ := n.status(); len(r.Routing) > 0 {
-		t.Errorf("%q", r.Routing)
-	}
-}
-
 func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -25,7 +25,6 @@ import (
 type Node struct {
 	*kernel.Kernel
 	// These read what is not nftables in the thread's namespace.
-	leftovers  func() ([]string, error)
 	interfaces func() ([]routes.Interface, error)
 	networks   func() ([]routes.Network, error)
 	local      func() ([]netip.Prefix, error)
@@ -37,13 +36,13 @@ func Open() *Node { return Of(kernel.Open(rule.String)) }
 
 // Of is Open for the caller's kernel.
 func Of(k *kernel.Kernel) *Node {
-	return &Node{k, routes.Leftovers, routes.Interfaces, routes.Networks, routes.LocalPrefixes, routes.Pods}
+	return &Node{k, routes.Interfaces, routes.Networks, routes.LocalPrefixes, routes.Pods}
 }
 
 // New uses the caller's kernel, and reads nothing but rules.
 func New(k *kernel.Kernel) *Node {
 	pods := func(bool) ([]netip.Addr, error) { return nil, nil }
-	return &Node{k, none[string], none[routes.Interface], none[routes.Network], none[netip.Prefix], pods}
+	return &Node{k, none[routes.Interface], none[routes.Network], none[netip.Prefix], pods}
 }
 
 func none[T any]() ([]T, error) { return nil, nil }

@@ -31,8 +31,6 @@ type Others struct {
 	Accepted []Conflict
 	// XTables are tables of legacy ip_tables with rules of such agents.
 	XTables []older.XTable
-	// Routing has commands that remove such agents' rules of policy routing.
-	Routing []string
 	// Unread counts rules that were not examined because there are too many, Unasked the packets
 	// that they tell apart but that were not asked about.
 	Unread, Unasked int
@@ -63,9 +61,6 @@ func (s *State) Others() (o Others, err error) {
 	n, want := s.node, s.Want
 	o.Legacy = s.older
 	if o.XTables, err = n.XTables(); err != nil {
-		return Others{}, err
-	}
-	if o.Routing, err = n.leftovers(); err != nil {
 		return Others{}, err
 	}
 	if !slices.ContainsFunc(s.others.Chains, func(c *trace.Chain) bool { return !c.Own }) {

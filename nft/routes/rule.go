@@ -3,7 +3,6 @@ package routes
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -33,34 +32,17 @@ func selectsMore(rule node.Message, ofNode bool) bool {
 	return more
 }
 
-// Leftovers returns the commands that remove the rules of policy routing which a fork of
-// ip-masq-agent for Oracle's cloud has not removed.
-func Leftovers() ([]string, error) { return read("routing rules", reader.leftovers) }
-
-func (r reader) leftovers() (commands []string) {
-	const priority = 20
-	for _, rule := range r.rules(unix.AF_UNSPEC) {
-		to := rule.Address(unix.FRA_DST)
-		if to.IsValid() && inverted(rule) && rule.Number(unix.FRA_PRIORITY) == priority &&
-			rule.Number(unix.FRA_TABLE) == unix.RT_TABLE_MAIN && selectsOnly(rule, unix.FRA_DST) {
-			family := map[bool]string{false: "-4", true: "-6"}[to.Is6()]
-			commands = append(commands, fmt.Sprintf("ip %s rule del priority %d not to %s/%d lookup main",
-				family, priority, to, rule.Head[dstBitsAt]))
-		}
-	}
-	return commands
-}
-
 func inverted(rule node.Message) bool {
 	const flagsAt = 8 // struct fib_rule_hdr
 	return node.Number(rule.Head[flagsAt:])&unix.FIB_RULE_INVERT != 0
 }
 
-// selectsOnly reports whether a rule has no attributes but these selectors and those of each rule.
-func selectsOnly(rule node.Message, selectors ...uint16) bool {
-	selectors = append(selectors, unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL)
+// selectsByAddress reports whether a rule selects by source and destination alone.
+func selectsByAddress(rule node.Message) bool {
 	for attr := range rule.All() {
-		if !slices.Contains(selectors, attr) {
+		switch attr {
+		case unix.FRA_SRC, unix.FRA_DST, unix.FRA_PRIORITY, unix.FRA_TABLE, unix.FRA_SUPPRESS_PREFIXLEN, unix.FRA_PROTOCOL:
+		default:
 			return false
 		}
 	}
@@ -85,7 +67,7 @@ func (r reader) sourceRules() (all []SourceRule) {
 	for _, rule := range r.rules(unix.AF_UNSPEC) {
 		from, to, table := rule.Address(unix.FRA_SRC), rule.Address(unix.FRA_DST), rule.Number(unix.FRA_TABLE)
 		common := table == 0 || table >= unix.RT_TABLE_DEFAULT && table <= unix.RT_TABLE_LOCAL
-		if !from.IsValid() || common || inverted(rule) || !selectsOnly(rule, unix.FRA_SRC, unix.FRA_DST) {
+		if !from.IsValid() || common || inverted(rule) || !selectsByAddress(rule) {
 			continue
 		}
 		found := SourceRule{

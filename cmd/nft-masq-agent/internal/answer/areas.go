@@ -31,7 +31,7 @@ var areas = []struct {
 	}},
 	{"rules", []string{"out-of-sync", "rules-restored"}},
 	{"other programs", []string{
-		"older-agent", "older-routing", health.LegacyTables, "conflict", "overruled", "rules-unread",
+		"older-agent", health.LegacyTables, "conflict", "overruled", "rules-unread",
 	}},
 	{"connections", []string{"stale-connections", "stale-unknown", health.Conntrack, health.InsertFailed}},
 	{"ports", []string{"source-ports"}},

@@ -36,8 +36,6 @@ type Status struct {
 	Stale *Stale `json:"staleConnections,omitempty"`
 	// Legacy are chains of iptables-based agents.
 	Legacy []Legacy `json:"olderAgents"`
-	// Routing has the commands that remove such agents' rules of policy routing.
-	Routing []string `json:"routing"`
 	// Others are rules of other programs that concern this agent's connections.
 	Others []Rule `json:"otherRules"`
 	// SNAT lists which of snatAddresses this node has.
@@ -130,7 +128,7 @@ func NewStatus(h reply.Head, o options.Options, l Loaded, err error) Status {
 	h.Take(l.Problems.Remarks())
 	return Status{
 		Head: h, Config: NewConfig(o, l, err), Kernel: Kernel{Differences: []string{}}, Counters: []Counter{},
-		Legacy: []Legacy{}, Routing: []string{}, Others: []Rule{}, Areas: []Area{},
+		Legacy: []Legacy{}, Others: []Rule{}, Areas: []Area{},
 	}
 }
 
@@ -230,10 +228,6 @@ func (r *Status) SetOthers(others neighbors.Others) {
 			"\nstop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
 			"rules of an iptables-based agent are also active")
 	}
-	if r.Routing = append(r.Routing, others.Routing...); len(r.Routing) > 0 {
-		r.Explain(config.Error, "older-routing", strings.Join(r.Routing, "\n"),
-			"routing rules of an older agent are left; to remove them:")
-	}
 	r.inTheWay("conflict", others.Conflicts, "traffic that the config exempts")
 	r.inTheWay("overruled", others.Overruled, "traffic that the config masquerades")
 	for effect, rules := range map[string][]neighbors.Conflict{
@@ -307,7 +301,6 @@ var weights = slices.Concat([]string{
 	"interface-list-unmatched",
 }, health.IDs, []string{
 	"conflict", "overruled", "rules-restored", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced",
-	"older-routing",
 })
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.

@@ -89,7 +89,6 @@ func (s *survey) look(ctx context.Context, v agent.View) {
 		})
 		s.logLegacy(others)
 		s.logXTables(others.XTables)
-		s.logRouting(others.Routing)
 		s.logConflicts(others)
 		s.Log(zap.DebugLevel, "foreign_rules_checked", "checked other programs' rules", "duration_ms",
 			float64(s.took.Microseconds())/1000)
@@ -140,15 +139,6 @@ func (s *survey) logXTables(tables []older.XTable) {
 		s.Log(zap.WarnLevel, "xtables_rules_found",
 			"rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
 				"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
-	}
-}
-
-// logRouting logs the commands that remove an older agent's rules of policy routing.
-func (s *survey) logRouting(commands []string) {
-	if s.changed("routing", commands) && len(commands) > 0 {
-		s.Log(zap.WarnLevel, "routing_rules_found",
-			"routing rules of an older agent are left, which this agent does not remove",
-			"commands", commands)
 	}
 }
 

@@ -122,23 +122,3 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 		}
 	})
 }
-
-func TestRoutingRulesOfAnOlderAgentAreLoggedOnce(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		const found = "routing rules of an older agent are left, which this agent does not remove"
-		w.settled(t)
-		for _, tt := range []struct{ commands, says []string }{
-			{nil, nil},
-			{[]string{"ip rule del 1"}, []string{found}},
-			{[]string{"ip rule del 1"}, nil},
-			{[]string{"ip rule del 1", "ip rule del 2"}, []string{found}},
-			{nil, nil},
-			{[]string{"ip rule del 1"}, []string{found}},
-		} {
-			w.find(neighbors.Others{Routing: tt.commands})
-			w.hangup <- unix.SIGHUP
-			synctest.Wait()
-			wantLines(t, w.messages(), tt.says...)
-		}
-	})
-}
