@@ -143,17 +143,8 @@ func TestLegacyIPTablesRulesOfAnAgentAreReportedWithTheCommandThatShowsThem(t *t
 	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")
 	d.began(wants(t, ""))
 	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "0" })
-	for _, args := range []string{
-		"-N MY-MASQ", "-A POSTROUTING -o eth9 -j MY-MASQ",
-		"-A MY-MASQ -m comment --comment ip-masq-agent:_x -j MASQUERADE",
-	} {
-		words := strings.Fields(args)
-		for i := range words {
-			words[i] = strings.ReplaceAll(words[i], "_", " ")
-		}
-		if out, err := n.Output("", "iptables-legacy", append([]string{"-t", "nat"}, words...)...); err != nil {
-			t.Fatalf("%s: %s: %v", args, out, err)
-		}
+	for _, args := range []string{"-N IP-MASQ", "-A POSTROUTING -o eth9 -j IP-MASQ", "-A IP-MASQ -j MASQUERADE"} {
+		nfttest.Run(t, n.NS, "", "iptables-legacy", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
 	}
 	d.await("xtables_rules_found")
 	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "1" })

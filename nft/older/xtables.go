@@ -26,8 +26,7 @@ func (t XTable) String() string { return "legacy ip_tables (table " + t.Family.S
 func (t XTable) Command() string { return t.Family.String() + "tables-legacy -t nat -S" }
 
 // XTables finds the nat tables of legacy ip_tables in this network namespace that have
-// rules of an iptables-based agent: their comments, or the names of their chains. The
-// directory is as for [LegacyRules].
+// chains of an iptables-based agent, by their names. The directory is as for [LegacyRules].
 func XTables(dir string) (found []XTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		_, entries, err := legacyTable(dir, family, "nat")
@@ -35,7 +34,7 @@ func XTables(dir string) (found []XTable, err error) {
 			return nil, err
 		}
 		texts := bytes.FieldsFunc(entries, func(c rune) bool { return c == 0 })
-		if slices.ContainsFunc(texts, func(b []byte) bool { return agentChains[string(b)] || agentRule.Match(b) }) {
+		if slices.ContainsFunc(texts, func(b []byte) bool { return agentChains[string(b)] }) {
 			found = append(found, XTable{family})
 		}
 	}
