@@ -33,7 +33,7 @@ func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
 		t.Error("the metric does not count 2")
 	}
 	r, code := n.status()
-	if code != exitDone || r.Stale == nil || r.Stale.Count != 2 {
+	if code != exitFailed || r.Stale == nil || r.Stale.Count != 2 {
 		t.Errorf("after the change: exit code %d, %+v", code, r.Stale)
 	}
 	got := n.run("status")

@@ -284,8 +284,8 @@ func faults() []fault {
 		{
 			name: "connections have an address of before", config: "nonMasqueradeCIDRs: [203.0.113.0/24]",
 			then: all(sends(1), swaps(masquerading, "config_applied")), id: "stale-connections",
-			first: "1 connection still uses an earlier policy",
-			says:  []string{"\n  nft-masq-agent connections --stale lists them\n"}, sees: node,
+			code: 1, first: "1 connection still uses an earlier policy",
+			says: []string{"\n  nft-masq-agent connections --stale lists them\n"}, sees: node,
 		},
 		{
 			name: "the node has none of snatAddresses", config: masquerading + "snatAddresses: [192.0.2.99]",

@@ -189,7 +189,7 @@ func (r *Status) SetStale(s conntrack.Stale) {
 		text += fmt.Sprintf(" (estimated from %d)", s.Examined)
 	}
 	if s.Count > 0 {
-		r.Explain(config.Warning, "stale-connections", details, "%s", text)
+		r.Explain(config.Error, "stale-connections", details, "%s", text)
 	}
 }
 
@@ -301,6 +301,7 @@ var weights = slices.Concat([]string{
 	"interface-list-unmatched",
 }, health.IDs, []string{
 	"conflict", "overruled", "rules-restored", "source-ports", "snat-missing", "pod-cidr-not-exempt", "pod-cidr-forced",
+	"stale-connections",
 })
 
 // Conclude completes the problems by those that follow from the facts, and sorts them.
