@@ -40,9 +40,9 @@ type Change struct {
 	// LeavingBy are the interfaces by which the packets leave; absent for any.
 	LeavingBy interfaces `json:"leavingBy,omitzero"`
 	// Sources are CIDRs.
-	Sources []string `json:"sources"`
+	Sources []netip.Prefix `json:"sources"`
 	// Destinations are CIDRs.
-	Destinations []string `json:"destinations"`
+	Destinations []netip.Prefix `json:"destinations"`
 	// Before is the verdict so far.
 	Before nft.Verdict `json:"from"`
 	// After is the new verdict.
@@ -50,7 +50,7 @@ type Change struct {
 	// Open connections of pods; absent offline, or if the node itself sends them.
 	Open *Open `json:"open,omitempty"`
 
-	region judge.Region
+	region judge.Region // to count connections
 }
 
 // An interfaces is the names of interfaces that a change concerns, or all except these.
@@ -148,27 +148,28 @@ func (d *Diff) CountOpen() func(src, dst netip.Addr) {
 func NewDiff(before, after nft.Policy) Diff {
 	d := Diff{Changes: []Change{}, Other: []string{}}
 	d.Before.Hash, d.After.Hash = before.Hash(), after.Hash()
-	for _, ipv6 := range []bool{false, true} {
-		b, a := judge.RegionOf(before, ipv6), judge.RegionOf(after, ipv6)
-		d.change(b.Minus(a), nft.Masqueraded, nft.Exempt)
-		d.change(a.Minus(b), nft.Exempt, nft.Masqueraded)
-	}
-	slices.SortStableFunc(d.Changes, func(a, b Change) int { return a.region.Dst[0].From.Compare(b.region.Dst[0].From) })
-	other := func(what, before, after string) {
-		if before != after {
-			d.Other = append(d.Other, fmt.Sprintf("%s: %s → %s", what, before, after))
+	other := func(what string, of func(nft.Policy) string) {
+		if b, a := of(before), of(after); b != a {
+			d.Other = append(d.Other, fmt.Sprintf("%s: %s → %s", what, b, a))
 		}
 	}
-	other("source ports", sourcePorts(before), sourcePorts(after))
-	other("exemptions of pods", enforcement(before), enforcement(after))
-	other("packets of pods without a connection, where connections are masqueraded",
-		untranslated(before), untranslated(after))
+	other("source ports", sourcePorts)
+	other("exemptions of pods", enforcement)
+	other("packets of pods without a connection, where connections are masqueraded", untranslated)
 	for _, ipv6 := range []bool{false, true} {
+		was, is := judge.RegionOf(before, ipv6), judge.RegionOf(after, ipv6)
+		d.change(was.Minus(is), nft.Masqueraded, nft.Exempt)
+		d.change(is.Minus(was), nft.Exempt, nft.Masqueraded)
 		b, _ := before.Family(ipv6)
 		a, _ := after.Family(ipv6)
 		d.Other = append(d.Other, changedEntries(b.SNATRules, a.SNATRules)...)
-		other("masqueraded "+familyName(ipv6)+" connections leave from", leaveFrom(before, ipv6), leaveFrom(after, ipv6))
+		other("masqueraded "+familyName(ipv6)+" connections leave from", func(p nft.Policy) string {
+			return leaveFrom(p, ipv6)
+		})
 	}
+	slices.SortStableFunc(d.Changes, func(a, b Change) int {
+		return a.Destinations[0].Addr().Compare(b.Destinations[0].Addr())
+	})
 	return d
 }
 
@@ -177,7 +178,7 @@ func (d *Diff) change(regions []judge.Region, before, after nft.Verdict) {
 		c := Change{
 			Family:   familyKey(r.Dst[0].From.Is6()),
 			FromNode: !r.Origin.All() && r.Origin.Has(""), LeavingBy: newInterfaces(r.Out),
-			Sources: texts(iprange.Prefixes(r.Src)), Destinations: texts(iprange.Prefixes(r.Dst)),
+			Sources: iprange.Prefixes(r.Src), Destinations: iprange.Prefixes(r.Dst),
 			Before: before, After: after, region: r,
 		}
 		if !c.FromNode {
@@ -270,10 +271,10 @@ func (c Change) String() string {
 	if by := c.LeavingBy.String(); by != "" {
 		words += "leaving by " + by + ": "
 	}
-	if c.region.Src[0] != iprange.All(c.region.Src[0].From.Is6()) {
-		words += "from " + addresses(c.region.Src) + " to "
+	if c.Sources[0].Bits() > 0 {
+		words += "from " + addresses(c.Sources) + " to "
 	}
-	words += fmt.Sprintf("%s: %s → %s", addresses(c.region.Dst), c.Before, c.After)
+	words += fmt.Sprintf("%s: %s → %s", addresses(c.Destinations), c.Before, c.After)
 	if c.Open != nil {
 		words += "; " + c.Open.String()
 	}
@@ -281,8 +282,8 @@ func (c Change) String() string {
 }
 
 // addresses names a set of addresses of a family, or if that is shorter, all others.
-func addresses(set []iprange.Range) string {
-	all := iprange.All(set[0].From.Is6())
+func addresses(prefixes []netip.Prefix) string {
+	set, all := iprange.SetOf(prefixes), iprange.All(prefixes[0].Addr().Is6())
 	others := iprange.Subtract([]iprange.Range{all}, set)
 	switch everything := "any " + familyName(all.From.Is6()) + " address"; {
 	case len(others) == 0:
