@@ -193,11 +193,7 @@ func explainStep(s judge.Step) Step {
 		}
 		out.origin, out.Listed = originOf(list[0].Pos), addressList(list)
 	case len(s.Of.Interfaces) > 0:
-		names := make([]string, len(s.Of.Interfaces))
-		for i, of := range s.Of.Interfaces {
-			names[i] = of.Name
-		}
-		out.origin, out.Listed = originOf(s.Of.Interfaces[0].Pos), strings.Join(names, ", ")
+		out.origin, out.Listed = originOf(s.Of.Interfaces[0].Pos), strings.Join(config.Names(s.Of.Interfaces), ", ")
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
@@ -208,32 +204,21 @@ func explainStep(s judge.Step) Step {
 // note adds notes about surprising answers.
 func (x *Explanation) note(c nft.Connection, toMany, enforced bool) {
 	verdict := x.Answers[0].Verdict
-	for _, n := range []struct {
-		holds    bool
-		id, text string
-	}{
-		{
-			verdict == nft.Masqueraded && toMany, "multicast",
-			"Multicast and broadcast are masqueraded too, as with the older agents.",
-		},
-		{
-			verdict == nft.Masqueraded && c.FromNode, "own-traffic",
-			"The source is this node; its own traffic is masqueraded too.",
-		},
-		{
-			enforced && x.Headline == "", "enforced",
-			"It keeps its address even if another program would translate it later (enforceNonMasquerade).",
-		},
-		{
-			verdict == nft.Exempt && !enforced && x.Headline == "", "others",
-			"Another rule on the node may still masquerade it.",
-		},
-		{true, "existing", "This applies to new connections; existing connections keep their address."},
-	} {
-		if n.holds {
-			x.Add(config.Note, n.id, "%s", n.text)
-		}
+	if verdict == nft.Masqueraded && toMany {
+		x.Add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
 	}
+	if verdict == nft.Masqueraded && c.FromNode {
+		x.Add(config.Note, "own-traffic", "The source is this node; its own traffic is masqueraded too.")
+	}
+	switch {
+	case x.Headline != "":
+	case enforced:
+		x.Add(config.Note, "enforced",
+			"It keeps its address even if another program would translate it later (enforceNonMasquerade).")
+	case verdict == nft.Exempt:
+		x.Add(config.Note, "others", "Another rule on the node may still masquerade it.")
+	}
+	x.Add(config.Note, "existing", "This applies to new connections; existing connections keep their address.")
 }
 
 // String returns the output as text.

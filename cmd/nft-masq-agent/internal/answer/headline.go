@@ -143,12 +143,9 @@ func (x *Explanation) follow(n neighbors.Path) {
 	by, itself := n.Source.Seen()
 	switch {
 	case n.Source.Untracked == trace.Yes && len(by) == 0 && n.Packet.DstType != unix.RTN_UNSPEC:
-		f := last(n.Source, trace.Untracks)
-		r := newWay(f, n)
-		x.Why, x.Sees = Why{Code: "untracked", Rules: []Rule{r}}, src
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule turns off connection tracking, and with it NAT: %s.",
-			x.to, keptWords(n.Packet.Src), r)
-		x.turnOff(f)
+		x.Sees = src
+		x.decides(last(n.Source, trace.Untracks), n, "untracked", keptWords(n.Packet.Src),
+			"another program's rule turns off connection tracking, and with it NAT")
 		return
 	case n.Packet.Delivered() && len(by) == 0:
 		x.Why.Code, x.Sees = "local", src
@@ -190,10 +187,15 @@ func last(r trace.Result, code trace.Code) (found trace.Finding) {
 
 // ends says that a rule ends the connection.
 func (x *Explanation) ends(f trace.Finding, n neighbors.Path) {
+	x.decides(f, n, string(f.Code), "nothing", either(f.Code == trace.Rejects, "a rule rejects the connection",
+		"a rule drops the connection"))
+}
+
+// decides says that another program's rule decides what the destination sees, and what it does.
+func (x *Explanation) decides(f trace.Finding, n neighbors.Path, code, sees, what string) {
 	r := newWay(f, n)
-	x.Why = Why{Code: string(f.Code), Rules: []Rule{r}}
-	x.Headline = fmt.Sprintf("%s sees nothing: a rule %s the connection: %s.", x.to,
-		either(f.Code == trace.Rejects, "rejects", "drops"), r)
+	x.Why = Why{Code: code, Rules: []Rule{r}}
+	x.Headline = fmt.Sprintf("%s sees %s: %s: %s.", x.to, sees, what, r)
 	x.turnOff(f)
 }
 
@@ -201,11 +203,8 @@ func (x *Explanation) ends(f trace.Finding, n neighbors.Path) {
 func (x *Explanation) kept(n neighbors.Path) {
 	x.Sees = n.Packet.Src.String()
 	if left := last(n.Source, trace.Accepts); left.Code != "" && n.Wanted {
-		r := newWay(left, n)
-		x.Why = Why{Code: "accepted-first", Rules: []Rule{r}}
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule accepts the connection before this agent's rules: %s.",
-			x.to, keptWords(n.Packet.Src), r)
-		x.turnOff(left)
+		x.decides(left, n, "accepted-first", keptWords(n.Packet.Src),
+			"another program's rule accepts the connection before this agent's rules")
 		return
 	}
 	x.Why.Code = "exempt"
@@ -226,8 +225,7 @@ func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees stri
 	switch {
 	case f.Ends():
 		x.ends(f, n)
-		x.Sees, x.Why.Rules = "", rules
-		return
+		x.Sees = ""
 	case r.Own && f.Keeps:
 		x.Why.Code = "exempt"
 		x.Headline = fmt.Sprintf("%s sees %s, which this agent enforces (enforceNonMasquerade).", x.to,
@@ -246,17 +244,13 @@ func (x *Explanation) translated(n neighbors.Path, by []trace.Finding, sees stri
 		x.Why.Code = either(masquerade, "masqueraded", "snat")
 		x.Headline = fmt.Sprintf("%s sees %s%s: masqueraded by this agent.", x.to, sees, of)
 	case f.Code == trace.Rewrites:
-		x.Why.Code = "rewritten"
-		x.Headline = fmt.Sprintf("%s sees %s: another program's rule writes that source address into each packet, without "+
-			"NAT: %s.", x.to, sees, r)
+		x.decides(f, n, "rewritten", sees,
+			"another program's rule writes that source address into each packet, without NAT")
 	default:
-		x.Why.Code = either(masquerade, "foreign-masquerade", "foreign-snat")
-		x.Headline = fmt.Sprintf("%s sees %s%s: another program's rule rewrites the source address, not this agent: %s.",
-			x.to, sees, of, r)
+		x.decides(f, n, either(masquerade, "foreign-masquerade", "foreign-snat"), sees+of,
+			"another program's rule rewrites the source address, not this agent")
 	}
-	if !r.Own {
-		x.turnOff(f)
-	}
+	x.Why.Rules = rules
 }
 
 // settings are those of programs that put their rules back, by how the name of a table or a chain of

@@ -40,14 +40,8 @@ func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int
 	if c.ToPorts != nil && len(*c.ToPorts) > 0 {
 		return "", 0, errors.New(config.KeyToPorts + " is not supported by win-bridge")
 	}
-	exceptions := []string{}
-	for _, family := range p.Families {
-		for _, c := range family.List(config.KeyNonMasqueradeCIDRs).CIDRs {
-			if !family.IPv6 {
-				exceptions = append(exceptions, c.String())
-			}
-		}
-	}
+	ipv4, _ := p.Family(false)
+	exceptions := texts(ipv4.List(config.KeyNonMasqueradeCIDRs).CIDRs)
 	nat := outboundNAT{Type: "OutBoundNAT", ExceptionList: exceptions}
 	if api == WindowsHCN {
 		nat.ExceptionList, nat.Settings = nil, hcnSettings{exceptions}
