@@ -18,8 +18,11 @@ import (
 
 const groupPackets = "one new connection through the node"
 
-// flowsPerTurn is how many connections one turn opens.
-const flowsPerTurn = 10_000
+// flowsPerTurn is how many connections one turn opens, from one port of the pod: firstPort, then the next.
+const (
+	flowsPerTurn = 10_000
+	firstPort    = 10_000
+)
 
 // bareMasquerade and bareReturn are the smallest rules that do the same to a
 // packet as ours. Without a masquerade in the chain there is no connection
@@ -58,7 +61,7 @@ func openPath(program, rules string, args ...string) (*path, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (this program needs root)", err)
 	}
-	p := &path{top: top, port: 10_000}
+	p := &path{top: top, port: firstPort}
 	if _, err := top.Outside.Output(farEnd, "nft", "-f", "-"); err != nil {
 		return nil, err
 	}
@@ -76,7 +79,8 @@ func (p *path) close() error { return p.top.Close() }
 
 // contender opens connections from the pod to the destinations in turn: one
 // packet each, which the kernel forwards through the node before the send call
-// returns.
+// returns. Each goes to a port of its own, so that none meets a source port which an earlier turn's
+// connection still has: what a full block costs is measured by itself.
 func (p *path) contender(dsts []netip.Addr) contender {
 	to := make([]unix.SockaddrInet4, len(dsts))
 	return p.sender(func() {
@@ -84,9 +88,10 @@ func (p *path) contender(dsts []netip.Addr) contender {
 			to[i].Addr = dsts[at].As4()
 		}
 	}, func(fd int) error {
+		turn := int(p.port) - firstPort
 		for i := range flowsPerTurn {
 			dst := &to[i%len(to)]
-			dst.Port = 1 + i/len(to)
+			dst.Port = 1 + (turn*(flowsPerTurn/len(to)+1)+i/len(to))%65_000
 			if err := unix.Sendto(fd, nil, 0, dst); err != nil {
 				return fmt.Errorf("send: %w", err)
 			}
