@@ -29,6 +29,7 @@ type asked struct {
 	environment
 	*nodeFlags
 	agent *running.Report // nil if none answers
+	stuck string          // why the agent that listens does not answer; "" if none listens, or it does
 	whose string          // whose flags are used, as text; "" for those of the command line
 	// others are flags of the command line that differ from those of the agent.
 	others string
@@ -51,6 +52,9 @@ func (f *nodeFlags) ask(e environment) *asked {
 		s.follow()
 	case !errors.Is(err, fs.ErrNotExist):
 		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)
+		if errors.Is(err, running.ErrNoAnswer) {
+			s.stuck = err.Error()
+		}
 	}
 	return s
 }

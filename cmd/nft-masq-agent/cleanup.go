@@ -79,7 +79,8 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 		pid, runs = s.agent.PID, true
 	}
 	if runs && !f.legacyOnly && !f.dryRun {
-		return exitFailed, fmt.Errorf("an agent runs here (pid %d) and would restore its rules: stop it first", pid)
+		return exitFailed, fmt.Errorf("an agent runs here (%s) and would restore its rules: stop it first",
+			running.Process(pid))
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

@@ -169,9 +169,9 @@ func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort
 		if dst, ways, err = f.follow(&x, s, tracer, src, dst, ways); err != nil {
 			return x, err
 		}
-		if setting := health.NotForwarded(s.proc, ways.Back.Interface.Name, dst.Is6()); setting != "" &&
-			ways.Back.Type != unix.RTN_LOCAL && ways.Ways[0].Type == unix.RTN_UNICAST {
-			x.SetNotForwarded(setting)
+		what, remedy := health.NotForwarded(s.proc, ways.Back.Interface.Name, dst, ways.Ways[0].Type)
+		if what != "" && ways.Back.Type != unix.RTN_LOCAL {
+			x.SetNotForwarded(what, remedy)
 		}
 	}
 	switch {

@@ -82,6 +82,22 @@ func TestExplainNotesSurprises(t *testing.T) {
 	}
 }
 
+// What a pod sends to many does not leave the node.
+func TestExplainKnowsWhatIsNotForwarded(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("", "--enable-ipv6")
+	for dst, from := range map[string]netip.Addr{
+		"224.0.0.1": n.top.PodV4, "239.1.2.3": n.top.PodV4, "192.0.2.255": n.top.PodV4, "255.255.255.255": n.top.PodV4,
+		"ff05::7": n.top.PodV6,
+	} {
+		x, text := n.explained(dst, "--from", from.String(), "--enable-ipv6", "--config", n.path)
+		if x.Why.Code != "dropped" || !strings.HasPrefix(x.Headline, dst+" sees nothing: this node forwards no ") {
+			t.Errorf("%s: %s", dst, text)
+		}
+	}
+}
+
 // answerAs answers on a socket like an agent.
 func answerAs(t *testing.T, report running.Report) (socket string) {
 	t.Helper()

@@ -14,8 +14,11 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -464,20 +467,43 @@ func TestLegacyTablesMakeTheHeadlineUnknown(t *testing.T) {
 // In the namespace of a pod, because hostNetwork is missing.
 func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 	t.Parallel()
-	top := nfttest.NewTopology(t)
-	n := nodeIn(t, top.Pod)
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		top := nfttest.NewTopology(t)
+		n := nodeIn(t, top.Pod)
+		n.swap("")
+		says := func(when string) {
+			t.Helper()
+			first, rest, code := n.firstLine(flag)
+			if code != exitFailed || first != "this is not the node's network namespace" ||
+				!strings.Contains(rest, "only way out is eth0") || !strings.Contains(rest, "hostNetwork: true") {
+				t.Errorf("%s: exit code %d: %s%s", when, code, first, rest)
+			}
+		}
+		says("without an agent")
+		d := n.start(flag)
+		d.await("config_applied")
+		says("with one")
+		// Whoever translates there, too, knows that it is a node, such as kube-proxy in a container.
+		nfttest.NFT(t, n.NS, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; "+
+			"tcp dport 80 redirect; }", "-f", "-")
+		if first, _, code := n.firstLine(flag); code != exitDone || !strings.HasPrefix(first, "in sync: ") {
+			t.Errorf("next to another program's NAT: exit code %d: %s", code, first)
+		}
+	})
+}
+
+// An agent that is stopped heals nothing.
+func TestStatusSaysThatTheAgentIsStuck(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
 	n.swap("")
 	d := n.start()
-	d.began(wants(t, ""))
-	first, rest, code := n.firstLine()
-	if code != exitFailed || first != "this is not the node's network namespace" ||
-		!strings.Contains(rest, "only way out is eth0") ||
-		!strings.Contains(rest, "hostNetwork: true") {
+	d.await("config_applied")
+	d.signal(unix.SIGSTOP)
+	first, rest, code := n.firstLine("--config", n.path)
+	d.signal(unix.SIGCONT)
+	if code != exitFailed || !strings.HasPrefix(first, "the agent is stuck (pid ") ||
+		!strings.Contains(rest, "agent           wrong") {
 		t.Errorf("exit code %d: %s%s", code, first, rest)
-	}
-	// Whoever translates there, too, knows that it is a node, such as kube-proxy in a container.
-	nfttest.NFT(t, n.NS, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")
-	if first, _, code := n.firstLine(); code != exitDone || !strings.HasPrefix(first, "in sync: ") {
-		t.Errorf("next to another program's NAT: exit code %d: %s", code, first)
 	}
 }

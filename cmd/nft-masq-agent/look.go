@@ -28,7 +28,7 @@ func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.K
 	here := health.On("/proc", routes.Pods, func() (bool, error) { // on another goroutine than the loop
 		k := kernel.Open(rule.String)
 		defer func() { _ = k.Close() }()
-		return k.OnlyNAT(ctx)
+		return k.OthersTranslate(ctx)
 	})
 	return host, func(a *agent.Agent) {
 		check := func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) }

@@ -126,7 +126,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 			f.Layout, f.known = r.Layout, state
 			return f, nil
 		}
-		f.unknown = "Another program changed this agent's rules: see status"
+		f.unknown = "Another program changed this agent's rules"
 	}
 	switch {
 	case f.Hash == "":

@@ -61,13 +61,14 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 
 func (s *session) report(ctx context.Context) (answer.Status, error) {
 	r := answer.NewStatus(s.head(), *s.Options, s.Loaded, s.rejected)
-	if pid, found := running.Holder(); s.agent != nil {
+	switch pid, found := running.Holder(); {
+	case s.agent != nil:
 		if found && pid != s.agent.PID {
 			s.agent.SecondAgent = pid
 		}
 		r.SetAgent(*s.agent)
-	} else if found {
-		r.SetAgent(running.Report{PID: pid})
+	case found, s.stuck != "":
+		r.SetAgent(running.Report{PID: pid, Alive: s.stuck})
 	}
 	for _, line := range legacyIPTables(s.proc) {
 		r.Add(config.Error, "older-agent", "%s", line)
@@ -112,6 +113,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	}
 	here := s.health(ctx)
 	r.Take(here.Check(state.Want.Policy, s.ConfigPath))
+	r.SetForwards(here.Forwards(state.Want.Policy))
 	if now.known != nil {
 		countStale(ctx, r, now.known)
 	} else if now.found {
@@ -122,7 +124,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 
 // health is what is read of this node besides rules.
 func (s *session) health(ctx context.Context) health.Node {
-	return health.On(s.proc, s.pods, func() (bool, error) { return s.kernel.OnlyNAT(ctx) })
+	return health.On(s.proc, s.pods, func() (bool, error) { return s.kernel.OthersTranslate(ctx) })
 }
 
 // examine adds the report on other programs' rules and on this node.

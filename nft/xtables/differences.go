@@ -139,7 +139,7 @@ func (n *shared) splitJumps(chain string) (exact, others []nfnetlink.Rule) {
 	jump := n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0]
 	for _, r := range n.jumps {
 		to, _ := facts.Target(r)
-		named, _ := jumpOf(r)
+		named, _ := JumpOf(r)
 		switch {
 		case sameText(r, jump):
 			exact = append(exact, r)

@@ -130,7 +130,7 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 	n.post = &post
 	err = c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
 		to, _ := facts.Target(r)
-		_, ours := jumpOf(r)
+		_, ours := JumpOf(r)
 		if !ours && !slices.Contains(names, to) {
 			n.rest++
 			return nil

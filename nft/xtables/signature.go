@@ -28,9 +28,9 @@ func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 // keep their own notes.
 func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
 
-// jumpOf returns the chain that a jump's comment names, in any version. The kernel allows
+// JumpOf returns the chain that a jump's comment names, in any version. The kernel allows
 // longer names than iptables, and than fit our comment.
-func jumpOf(r nfnetlink.Rule) (chain string, ok bool) {
+func JumpOf(r nfnetlink.Rule) (chain string, ok bool) {
 	_, jumps := facts.Target(r)
 	chain, ours := chainInComment(facts.Comment(r))
 	return chain, jumps && ours && len(chain) <= maxChainName

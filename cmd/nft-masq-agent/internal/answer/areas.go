@@ -24,14 +24,14 @@ var areas = []struct {
 	name string
 	ids  []string
 }{
-	{"agent", []string{"no-agent", "second-agent", "kernel-refusal", "flags"}},
+	{"agent", []string{"no-agent", "agent-stuck", "second-agent", "kernel-refusal", "rules-delayed", "flags"}},
 	{"config", []string{
 		"config-rejected", "", health.OtherFile, health.SingleFile, health.Everything, "interface-list-unmatched",
 		"pod-cidr-not-exempt", "pod-cidr-forced", "pod-cidr-no-source",
 	}},
 	{"rules", []string{"out-of-sync", "rules-restored"}},
 	{"other programs", []string{
-		"older-agent", health.LegacyTables, "conflict", "overruled", "rules-unread",
+		"older-agent", health.LegacyTables, "conflict", "overruled", "rules-unread", "rules-unasked",
 	}},
 	{"connections", []string{"stale-connections", "stale-unknown", health.Conntrack, health.InsertFailed}},
 	{"ports", []string{"source-ports"}},
@@ -49,6 +49,9 @@ func (r *Status) setAreas() {
 				area.OK, area.Text = false, p.Msg
 			}
 		}
+		if a.name == "rules" && !r.Kernel.InSync && r.Kernel.Hash == "" { // as if the config is rejected
+			area.OK = false
+		}
 		r.Areas = append(r.Areas, area)
 	}
 }
@@ -61,6 +64,9 @@ func (r *Status) facts(area string) string {
 	case "config":
 		return r.Config.Hash + ", from " + r.source()
 	case "rules":
+		if !r.Kernel.InSync {
+			return r.installed()
+		}
 		return "as the config says, mode " + r.Config.Mode
 	case "other programs":
 		return Plural(len(r.Others), "rule") + " found, none of which needs attention"
@@ -69,7 +75,7 @@ func (r *Status) facts(area string) string {
 		for _, c := range r.Counters {
 			n += c.Count
 		}
-		return fmt.Sprintf("%d counted, none stale", n)
+		return fmt.Sprintf("%d counted, %s", n, either(r.Stale != nil, "none stale", "which are stale is unknown"))
 	case "ports":
 		return "enough source ports for each destination"
 	case "addresses":
@@ -78,7 +84,7 @@ func (r *Status) facts(area string) string {
 		}
 		return "those of the interfaces"
 	}
-	return "on"
+	return r.forwards
 }
 
 func (r *Status) writeAreas(b *strings.Builder) {

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/trace"
 )
 
 // An Explanation is the output of explain.
@@ -204,7 +205,7 @@ func explainStep(s judge.Step) Step {
 // note adds notes about surprising answers.
 func (x *Explanation) note(c nft.Connection, toMany, enforced bool) {
 	verdict := x.Answers[0].Verdict
-	if verdict == nft.Masqueraded && toMany {
+	if verdict == nft.Masqueraded && toMany && x.Why.Code != string(trace.Drops) {
 		x.Add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
 	}
 	if verdict == nft.Masqueraded && c.FromNode {

@@ -289,11 +289,10 @@ func (x *Explanation) turnOff(f trace.Finding) {
 	x.Details = "Until its program adds it again, this turns it off:\n" + how
 }
 
-// SetNotForwarded says that the node drops the packet because of a setting.
-func (x *Explanation) SetNotForwarded(setting string) {
+// SetNotForwarded says that the node drops the packet, because it does not forward such ones.
+func (x *Explanation) SetNotForwarded(what, remedy string) {
 	x.Why, x.Sees, x.Possible = Why{Code: string(trace.Drops)}, "", nil
-	x.Headline = fmt.Sprintf("%s sees nothing: this node forwards no packets.", x.to)
-	x.Details = "sysctl -w " + setting + "=1"
+	x.Headline, x.Details = fmt.Sprintf("%s sees nothing: this node forwards no %s.", x.to, what), remedy
 }
 
 // SetLegacy makes the headline unknown because of tables of legacy ip_tables that decide, too.

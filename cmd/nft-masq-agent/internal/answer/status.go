@@ -42,6 +42,8 @@ type Status struct {
 	SNAT []SNATReport `json:"snatAddresses,omitempty"`
 	// Areas are the health of this node on one screen.
 	Areas []Area `json:"areas"`
+
+	forwards string
 }
 
 // A Kernel is what the kernel has of this agent's rules.
@@ -135,6 +137,11 @@ func NewStatus(h reply.Head, o options.Options, l Loaded, err error) Status {
 // SetAgent sets the report on the running agent.
 func (r *Status) SetAgent(a running.Report) {
 	r.Agent = &Agent{a.PID, append([]string{}, a.Args...), a.Policy}
+	if a.Alive != "" {
+		r.Explain(config.Error, "agent-stuck", "changes of the config do not arrive, and nothing restores the rules\n"+
+			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s",
+			running.Process(a.PID), a.Alive)
+	}
 	switch {
 	case a.Delayed:
 		r.Add(config.Error, "rules-delayed", "%s", a.Refusal)
@@ -175,6 +182,9 @@ func (r *Status) SetConnections(counts []nft.Counts) {
 		r.Counters = append(r.Counters, Counter{familyKey(c.IPv6), c.Verdict, c.Packets})
 	}
 }
+
+// SetForwards sets whether the node forwards packets, in words.
+func (r *Status) SetForwards(words string) { r.forwards = words }
 
 // SetStale sets the report on stale connections.
 func (r *Status) SetStale(s conntrack.Stale) {
@@ -296,7 +306,7 @@ func (r *Status) String() string {
 // weights are the errors by weight; the empty one stands for all others, which are those of
 // the files.
 var weights = slices.Concat([]string{
-	health.NotANode, "kernel-refusal", "rules-delayed", "config-rejected", "",
+	health.NotANode, "agent-stuck", "kernel-refusal", "rules-delayed", "config-rejected", "",
 	"second-agent", "out-of-sync", "no-agent", "older-agent",
 	"interface-list-unmatched",
 }, health.IDs, []string{
@@ -308,8 +318,6 @@ var weights = slices.Concat([]string{
 // lenient is what the older agents make of a rejected config, if anything. others are flags that
 // the agent does not have.
 func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string) {
-	installed := either(r.Kernel.Hash == "", "none of our rules are installed", fmt.Sprintf("installed: %s, mode %s",
-		r.Kernel.Hash, r.Kernel.Mode))
 	switch {
 	case !r.Config.Accepted:
 		r.Config.Enforced = r.Kernel.Hash
@@ -326,10 +334,11 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		case others != "":
 			remedy = "this command has another " + others + " than the agent"
 		case r.Agent.Policy == nil && !o.Given("config"):
-			remedy = fmt.Sprintf("cannot read the flags of the agent (pid %d): give --config or --probe-socket", r.Agent.PID)
+			remedy = fmt.Sprintf("cannot read the flags of the agent (%s): give --config", running.Process(r.Agent.PID)) +
+				either(o.Given("probe-socket"), "", " or --probe-socket")
 		}
 		r.Explain(config.Error, "out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s", r.Config.Hash,
-			r.Config.Mode, r.source(), remedy), "out of sync: %s", installed)
+			r.Config.Mode, r.source(), remedy), "out of sync: %s", r.installed())
 	}
 	if r.Agent == nil {
 		r.Explain(config.Error, "no-agent", "changes of the config do not arrive, and nothing restores the rules\n"+
@@ -350,6 +359,14 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 	r.setAreas()
 }
 
+// installed says which rules of ours the kernel has.
+func (r *Status) installed() string {
+	if r.Kernel.Hash == "" {
+		return "none of our rules are installed"
+	}
+	return fmt.Sprintf("installed: %s, mode %s", r.Kernel.Hash, r.Kernel.Mode)
+}
+
 func (r *Status) source() string {
 	if len(r.Config.Files) == 0 {
 		return "built-in defaults (no file at " + r.Config.Path + ")"
@@ -361,7 +378,7 @@ func (r *Status) running() string {
 	if r.Agent == nil {
 		return "no agent runs on this node"
 	}
-	return fmt.Sprintf("the agent runs, pid %d", r.Agent.PID)
+	return "the agent runs, " + running.Process(r.Agent.PID)
 }
 
 func (r *Status) writeCounters(b *strings.Builder) {

@@ -50,17 +50,17 @@ type Node struct {
 	Interfaces func() ([]routes.Interface, error)
 	Networks   func() ([]routes.Network, error)
 	Rules      func() ([]routes.SourceRule, error)
-	OnlyNAT    func() (bool, error) // whether no other program has chains of type nat
+	Others     func() (bool, error) // whether another program has NAT rules
 	Stats      func() (conntrack.Stats, error)
 
 	failed *uint64 // insert_failed at the last check; nil: none
 }
 
 // On returns what a check reads of this node, besides its pods and what other programs' chains are.
-func On(proc string, pods func(ipv6 bool) ([]netip.Addr, error), onlyNAT func() (bool, error)) Node {
+func On(proc string, pods func(ipv6 bool) ([]netip.Addr, error), others func() (bool, error)) Node {
 	return Node{
 		Proc: proc, Pods: pods, Interfaces: routes.Interfaces, Networks: routes.Networks, Rules: routes.SourceRules,
-		OnlyNAT: onlyNAT, Stats: conntrack.Open().Stats,
+		Others: others, Stats: conntrack.Open().Stats,
 	}
 }
 
@@ -105,8 +105,8 @@ func (n *Node) namespace() config.Problems {
 	if len(links) != 1 || links[0].Kind != "veth" || !links[0].Elsewhere {
 		return nil
 	}
-	if only, err := n.OnlyNAT(); err != nil || !only {
-		return unchecked("other programs' chains", err)
+	if others, err := n.Others(); err != nil || others {
+		return unchecked("other programs' rules", err)
 	}
 	return problem(config.Error, NotANode, fmt.Sprintf("its only way out is %s, a veth that leads to another one, and no "+
 		"other program translates here\nset hostNetwork: true in the pod, or run nsenter -t 1 -n nft-masq-agent status",
@@ -194,10 +194,26 @@ func sysctl(proc, name string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
+// Forwards says whether the node forwards packets of the policy's families.
+func (n *Node) Forwards(p nft.Policy) string {
+	for _, f := range p.Families {
+		switch value, err := sysctl(n.Proc, forwards[f.IPv6]); {
+		case err != nil:
+			return "unknown"
+		case value == "0":
+			return "off for " + family(f.IPv6) + ", and no pods are known"
+		}
+	}
+	return "on"
+}
+
+// forwards are the settings with which the node forwards packets of IPv6, or of IPv4.
+var forwards = map[bool]string{false: "net/ipv4/ip_forward", true: "net/ipv6/conf/all/forwarding"}
+
 // forwarding finds families whose packets the node does not forward although it has pods.
 func (n *Node) forwarding(p nft.Policy, pods map[bool][]netip.Addr) (found config.Problems) {
 	for _, f := range p.Families {
-		name := map[bool]string{false: "net/ipv4/ip_forward", true: "net/ipv6/conf/all/forwarding"}[f.IPv6]
+		name := forwards[f.IPv6]
 		value, err := sysctl(n.Proc, name)
 		switch setting := strings.ReplaceAll(name, "/", "."); {
 		case len(pods[f.IPv6]) == 0:
@@ -211,17 +227,24 @@ func (n *Node) forwarding(p nft.Policy, pods map[bool][]netip.Addr) (found confi
 	return found
 }
 
-// NotForwarded returns the setting by which the node drops what it receives on an interface for other
-// hosts, "" if there is none.
-func NotForwarded(proc, in string, ipv6 bool) string {
-	name := "net/ipv4/conf/" + in + "/forwarding"
-	if ipv6 {
-		name = "net/ipv6/conf/all/forwarding" // that of the interface is for router advertisements
+// NotForwarded returns what the node does not forward of packets that it receives on an interface for
+// another destination, of a route type, and what would change that; "" if it forwards them.
+func NotForwarded(proc, in string, dst netip.Addr, kind int) (what, remedy string) {
+	dir := map[bool]string{false: "net/ipv4/conf/", true: "net/ipv6/conf/"}[dst.Is6()]
+	off := func(name string) bool {
+		value, _ := sysctl(proc, dir+name)
+		return value == "0" // it does if that cannot be read
 	}
-	if value, _ := sysctl(proc, name); value != "0" { // nor if it cannot be read
-		return ""
+	switch {
+	case dst.IsMulticast() && off("all/mc_forwarding"):
+		return "multicast", "a multicast router would do that"
+	case kind == unix.RTN_BROADCAST:
+		return "broadcasts", ""
+	case kind != unix.RTN_UNICAST:
+	case dst.Is6() && off("all/forwarding"), dst.Is4() && off(in+"/forwarding"): // IPv6's own is for router advertisements
+		return "packets", "sysctl -w " + strings.ReplaceAll(forwards[dst.Is6()], "/", ".") + "=1"
 	}
-	return map[bool]string{false: "net.ipv4.ip_forward", true: "net.ipv6.conf.all.forwarding"}[ipv6]
+	return "", ""
 }
 
 // routing finds a pod whose routing rules lead to some networks alone, such as those of a VPC, and an

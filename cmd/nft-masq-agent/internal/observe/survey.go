@@ -81,6 +81,7 @@ func (s *survey) look(ctx context.Context, v agent.View) {
 	switch now := s.Now().Installed; {
 	case ctx.Err() != nil || now == nil || !now.Same(*v.Installed): // it was for an earlier policy
 	case err != nil:
+		s.done.Generation = 0 // so that they are read again
 		s.Log(zap.WarnLevel, "foreign_rules_unreadable", "cannot read other programs' rules", "error", err)
 	default:
 		s.counted.Store(&counts{

@@ -83,6 +83,14 @@ const (
 	maxAnswer    = 8 << 20
 )
 
+// Process returns the process of an agent in words.
+func Process(pid int) string {
+	if pid <= 0 {
+		return "pid unknown"
+	}
+	return fmt.Sprintf("pid %d", pid)
+}
+
 // String returns the agent and its flags, quoted because they are another process's text.
 func (r Report) String() string {
 	if len(r.Args) == 0 {
@@ -91,8 +99,11 @@ func (r Report) String() string {
 	return fmt.Sprintf("the running agent (pid %d: %s)", r.PID, config.Printable(strings.Join(r.Args, " ")))
 }
 
+// ErrNoAnswer means that an agent listens on the socket, but does not answer in time.
+var ErrNoAnswer = errors.New("no answer")
+
 // Ask asks the agent on a unix socket for its report. Only a process of root, or of the
-// caller's own user, can answer.
+// caller's own user, can answer. The error is [ErrNoAnswer] if it is stuck or stopped.
 func Ask(socket string) (r Report, err error) {
 	pid, status, text, err := get(socket, "/agent", askTimeout)
 	if err != nil {
@@ -145,7 +156,7 @@ func get(socket, path string, timeout time.Duration) (pid, status int, text []by
 	case err == nil:
 		return pid, response.StatusCode, text, nil
 	case os.IsTimeout(err):
-		return 0, 0, nil, fmt.Errorf("the agent does not answer within %s", timeout)
+		return 0, 0, nil, fmt.Errorf("%w from the agent within %s", ErrNoAnswer, timeout)
 	case errors.As(err, &op):
 		err = op.Err
 	}
