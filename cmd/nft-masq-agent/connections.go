@@ -105,7 +105,7 @@ func parseSeenAs(s string) (netip.AddrPort, error) {
 		return netip.AddrPortFrom(a, 0), nil
 	}
 	a, err := netip.ParseAddrPort(s)
-	if err != nil {
+	if err != nil || a.Port() == 0 {
 		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or " +
 			"[2001:db8::1]:54716")
 	}

@@ -39,6 +39,9 @@ func (f lookFlags) diff(ctx context.Context, operands []string, e environment) (
 	var d answer.Diff
 	var found config.Problems
 	var err error
+	if len(operands) == 2 && operands[0] == "-" && operands[1] == "-" {
+		return exitUsage, usagef("standard input can be one of the files, not both")
+	}
 	if err := f.UseFile(operands[max(0, len(operands)-1):]); err != nil {
 		return exitUsage, usageError{err}
 	}

@@ -1,6 +1,7 @@
 package options
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,6 +12,8 @@ func (o *Options) UseFile(operands []string) error {
 	switch {
 	case len(operands) == 0:
 		return nil
+	case operands[0] == "":
+		return errors.New("the name of the file is empty")
 	case o.Given("config"):
 		return fmt.Errorf("%q and --config both name the config: omit one", operands[0])
 	}
