@@ -33,19 +33,20 @@ func (f *file) isText(n *yaml.Node) bool {
 	return strings.HasPrefix(string(line[min(n.Column-1, len(line)):]), "! ")
 }
 
-// int reads a decimal integer; 010 would be another one in YAML 1.1.
-func (f *file) int(key string, n *yaml.Node, to *int) bool {
+// decimal reads a decimal integer; 010 would be another one in YAML 1.1.
+func (f *file) decimal(n *yaml.Node) (number int, ok bool) {
 	number, err := strconv.Atoi(n.Value)
-	*to = number
-	valid := err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) && !f.isText(n)
+	return number, err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) && !f.isText(n)
+}
+
+func (f *file) int(key string, n *yaml.Node, to *int) (valid bool) {
+	*to, valid = f.decimal(n)
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
-func (f *file) podPorts(key string, n *yaml.Node, to *int) bool {
-	number, err := strconv.Atoi(n.Value)
-	*to = number
-	valid := err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) &&
-		(number == 0 || number >= minPortsPerPod && number <= maxPortsPerPod)
+func (f *file) podPorts(key string, n *yaml.Node, to *int) (valid bool) {
+	*to, valid = f.decimal(n)
+	valid = valid && (*to == 0 || *to >= minPortsPerPod && *to <= maxPortsPerPod)
 	return valid || f.wrong(Error, key, n, fmt.Sprintf("want 0 (off), or %d to %d", minPortsPerPod, maxPortsPerPod))
 }
 

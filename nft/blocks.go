@@ -110,7 +110,7 @@ func (p Policy) PortBlocks(ipv6 bool) PortBlocks {
 }
 
 // maxBlockChains is the most chains that blocks make for the entries of snatRules: each entry
-// has one for each block.
+// has one for each block, in each family.
 const maxBlockChains = 4096
 
 // checkPortBlocks returns errors if there is no room for the blocks of a config.
@@ -120,6 +120,10 @@ func checkPortBlocks(c config.Config, o Options) (problems config.Problems) {
 		ranges = *c.ToPorts
 	}
 	size, at := c.PortsPerPod.Size, c.PortsPerPod.Pos
+	families, in := 1, ""
+	if c.EnableIPv6 {
+		families, in = 2, ", in two families,"
+	}
 	switch b := NewPortBlocks(size, ranges); {
 	case size == 0:
 	case b.Count() == 0:
@@ -127,12 +131,12 @@ func checkPortBlocks(c config.Config, o Options) (problems config.Problems) {
 			ID: "portsPerPod", Pos: at,
 			Msg: config.KeyPortsPerPod + ": " + config.KeyToPorts + " has no room for two blocks and the node's own ports",
 		})
-	case b.Count()*len(c.SNATRules) > maxBlockChains:
+	case b.Count()*len(c.SNATRules)*families > maxBlockChains:
 		problems = append(problems, config.Problem{
 			ID: "portsPerPod", Pos: at,
-			Msg: fmt.Sprintf("%s: %d blocks of each of %d entries of %s are more than %d chains: choose larger blocks, of "+
+			Msg: fmt.Sprintf("%s: %d blocks of each of %d entries of %s%s are more than %d chains: choose larger blocks, of "+
 				"which there are fewer, or write fewer entries", config.KeyPortsPerPod, b.Count(), len(c.SNATRules),
-				config.KeySNATRules, maxBlockChains),
+				config.KeySNATRules, in, maxBlockChains),
 		})
 	}
 	return problems

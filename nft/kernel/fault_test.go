@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
@@ -462,5 +463,52 @@ func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Several faults, and other programs' transactions, during one Apply: it fails or does what it says, and
+// the next one is right.
+func TestSeveralFaultsOfOneApply(t *testing.T) {
+	t.Parallel()
+	r, m := rand.New(rand.NewPCG(49, 0)), cases.NewMaker(49)
+	ns := nfttest.NewNS(t, "node")
+	other := connect(t, ns)
+	bystander := func() {
+		b := &nfnetlink.Batch{}
+		b.AddTable(nfnetlink.Inet, "other")
+		b.DelTable(nfnetlink.Inet, "other")
+		if err := other.Commit(b, 0); err != nil {
+			t.Error(err)
+		}
+	}
+	kinds := []fault{
+		{refused, unix.ERESTART}, {refused, unix.ENOENT}, {refused, unix.EINTR}, {notSent, unix.EINTR},
+		{notReceived, unix.ENOBUFS}, {interrupted, 0}, {torn, 0}, {sentAndLost, unix.ENOBUFS}, {refused, unix.EBUSY},
+		{refused, unix.EEXIST}, {refused, unix.EINVAL},
+	}
+	f, on := &faults{dial: dialIn(ns), bystander: bystander}, false
+	f.before = func(call, []netlink.Message) {
+		switch {
+		case !on || r.IntN(6) > 0:
+		case r.IntN(2) == 0:
+			bystander()
+		default:
+			f.fault, f.at = kinds[r.IntN(len(kinds))], f.calls+1+r.IntN(2)
+		}
+	}
+	k := f.open()
+	for range nfttest.Rounds(10, 60, 600) {
+		mode := cases.Modes()[m.IntN(len(cases.Modes()))]
+		want := nft.Compile(m.Config(), m.Options(mode)).On(m.Addresses())
+		on = true
+		a, err := k.Apply(t.Context(), want, layout.Everything)
+		on, f.at = false, 0
+		if err == nil && a.Generation != 0 && a.Generation == generation(t, ns) {
+			if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
+				t.Fatalf("said to be right at generation %d, but %q, %v", a.Generation, diffs, err)
+			}
+		}
+		apply(t, k, want, layout.Everything)
+		inSync(t, ns, want)
 	}
 }

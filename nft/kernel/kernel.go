@@ -150,9 +150,11 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 	n, replace := 0, false
 	err = nfnetlink.Again(ctx, func() (err error) {
 		if n++; n > 1 {
-			if s, err = k.read(ctx, s.Want, s.depth, s); err != nil {
+			now, err := k.read(ctx, s.Want, s.depth, s)
+			if err != nil {
 				return err
 			}
+			s, now.words = now, nil // they were described before, and time counts
 			diffs = s.differences(first)
 		}
 		if err := prevented(diffs); err != nil || len(diffs) == 0 {

@@ -50,6 +50,7 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 			}
 		}
 		slices.SortFunc(held, order)
+		held = slices.Compact(held) // while a map grows, the kernel lists some twice
 		diffs = differences(s.Name, w.Mappings, held, order)
 	}
 	if more {

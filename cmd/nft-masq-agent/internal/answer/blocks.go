@@ -58,15 +58,16 @@ func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (note
 	return nil, false
 }
 
-// fromSources returns what reports whether masqueradeSrcCIDRs, if there are any, contain a pod.
+// fromSources returns what reports whether connections of a pod are masqueraded, by its address.
 func fromSources(p nft.Policy) func(pod netip.Addr) bool {
-	sources := map[bool][]iprange.Range{} // by whether it is IPv6
+	only, never := map[bool][]iprange.Range{}, map[bool][]iprange.Range{} // by whether it is IPv6
 	for _, f := range p.Families {
-		sources[f.IPv6] = iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
+		only[f.IPv6] = iprange.SetOf(f.List(config.KeyMasqueradeSrcCIDRs).Prefixes())
+		never[f.IPv6] = iprange.SetOf(f.List(config.KeyNonMasqueradeSrcCIDRs).Prefixes())
 	}
 	return func(pod netip.Addr) bool {
-		of := sources[pod.Is6()]
-		return len(of) == 0 || iprange.Contains(of, pod)
+		of := only[pod.Is6()]
+		return (len(of) == 0 || iprange.Contains(of, pod)) && !iprange.Contains(never[pod.Is6()], pod)
 	}
 }
 
@@ -120,7 +121,7 @@ func (c *Connections) SetBlock(
 		}
 	}
 	if pods == nil {
-		c.Block.ofCIDRs(podCIDRs, ipv6)
+		c.Block.ofCIDRs(podCIDRs, ipv6, isSource)
 	}
 	if !judge.MasqueradesNode(f, seenAs.Addr()) {
 		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
@@ -144,12 +145,12 @@ func (c *Connections) OfAnotherNode(p nft.Policy, seenAs netip.AddrPort, podCIDR
 }
 
 // ofCIDRs adds the first addresses of CIDRs that have the block.
-func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool) {
+func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool, isSource func(netip.Addr) bool) {
 	const most = 8
 	for _, a := range AddressesOf(cidrs) {
 		bytes := a.AsSlice()
 		switch {
-		case a.Is6() != ipv6 || !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])):
+		case a.Is6() != ipv6 || !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])) || !isSource(a):
 		case len(b.Pods) < most:
 			b.Pods = append(b.Pods, a.String())
 		default:

@@ -174,7 +174,11 @@ func sourcePorts(p nft.Policy) string {
 			how += ", with the default NodePorts (30000-32767)"
 		}
 	}
-	if b := nft.NewPortBlocks(p.PortsPerPod, p.Ports); b.Count() > 0 {
+	b := p.PortBlocks(false)
+	if b.Count() == 0 {
+		b = p.PortBlocks(true)
+	}
+	if b.Count() > 0 {
 		how += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
 			portRanges(b.Node))
 	}
