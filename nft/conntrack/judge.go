@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"nft-masq-agent/nft"
@@ -39,11 +40,14 @@ type Judge struct {
 	Evidence
 	families map[bool]judged // those of the policy, by whether it is IPv6
 	local    []iprange.Range
+	received []iprange.Range
 }
 
 // Evidence is what a judge must know of the node, besides the policy.
 type Evidence struct {
 	Local []netip.Prefix // the node's own addresses
+	// Delivered are also those of broadcast and anycast, of which the node receives packets.
+	Delivered []netip.Prefix
 	// Others reports whether something else than our policy may have set the source of
 	// connections between two addresses, the destination after DNAT: another program, or a
 	// bridge that has both ends.
@@ -62,6 +66,7 @@ type judged struct {
 // NewJudge returns a judge for a policy.
 func NewJudge(p nft.Policy, e Evidence) *Judge {
 	j := &Judge{Evidence: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
+	j.received = iprange.SetOf(append(slices.Clip(e.Delivered), netip.MustParsePrefix("255.255.255.255/32")))
 	for _, f := range p.Families {
 		wide, depends := judge.Masqueraded(f).OnAnyInterface()
 		j.families[f.IPv6] = judged{wide, depends, f}
@@ -104,7 +109,8 @@ func (j *Judge) Stale(e *Entry) bool {
 // itself, to multicast, or from an address to itself.
 func (j *Judge) Forwarded(e *Entry) bool {
 	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
-	return e.open() && src != dst && !dst.IsMulticast() && !j.isLocal(src) && !j.isLocal(dst)
+	return e.open() && src != dst && !dst.IsMulticast() && !j.isLocal(src) && !j.isLocal(dst) &&
+		!iprange.Contains(j.received, dst)
 }
 
 func (j *Judge) isLocal(a netip.Addr) bool { return iprange.Contains(j.local, a) }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -32,8 +33,12 @@ func Candidates(p nft.Policy) (*conntrack.Judge, error) {
 	if err != nil {
 		return nil, err
 	}
+	delivered, err := routes.Delivered()
+	if err != nil {
+		return nil, err
+	}
 	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
-	return conntrack.NewJudge(p, conntrack.Evidence{Local: local, Others: nobody}), nil
+	return conntrack.NewJudge(p, conntrack.Evidence{Local: local, Delivered: delivered, Others: nobody}), nil
 }
 
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
@@ -42,10 +47,13 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	if e.Local, err = routes.LocalInAnyTable(); err != nil {
 		return e, err
 	}
+	if e.Delivered, err = routes.Delivered(); err != nil {
+		return e, err
+	}
 	if s.others.Unread > 0 {
 		e.Spared = append(e.Spared, "other programs have too many rules: they may translate any connection")
 	}
-	others := s.asker()
+	asker := sync.OnceValue(s.asker)
 	legacy := map[bool]bool{} // by whether it is IPv6
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		rules, err := older.LegacyRules("/proc/thread-self/net", family)
@@ -61,7 +69,7 @@ func (s *State) Evidence() (e conntrack.Evidence, err error) {
 	networks, err := routes.Networks()
 	behindOne := oneInterface(networks)
 	e.Others = func(src, dst netip.Addr, dnat bool) bool {
-		return legacy[dst.Is6()] || others.mayTranslate(src, dst, dnat) || behindOne(src, dst)
+		return legacy[dst.Is6()] || asker().mayTranslate(src, dst, dnat) || behindOne(src, dst)
 	}
 	return e, err
 }
@@ -81,7 +89,11 @@ type asked struct {
 }
 
 func (s *State) asker() *asker {
-	t := trace.New(s.others)
+	rules, err := s.passed()
+	if err != nil {
+		rules = &trace.Rules{Unread: 1} // they may do anything
+	}
+	t := trace.New(rules)
 	return &asker{t, t.Ends(math.MaxInt), s.Want.Mode() == nft.ModeIPTables, map[asked]bool{}}
 }
 
@@ -98,11 +110,11 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	if dnat {
 		p.Translated = trace.Yes
 	}
-	r := a.At(p, unix.NF_INET_POST_ROUTING)
+	r := a.At(p, unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING)
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.OfSource() && f.InNAT && !f.Ends()
+		may = may || f.OfSource() && (f.InNAT || f.Code == trace.Rewrites) && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]

@@ -7,6 +7,7 @@ package neighbors
 import (
 	"context"
 	"net/netip"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -54,6 +55,9 @@ type State struct {
 	node   *Node
 	older  []older.Chain
 	others *trace.Rules
+	// passed reads the rules that packets of pods pass, of all hooks: those before postrouting may set
+	// marks that decide there.
+	passed func() (*trace.Rules, error)
 }
 
 // Survey reads the kernel with the rules of other programs, to compare it with the wanted
@@ -73,12 +77,28 @@ func (n *Node) Around(ctx context.Context, want nft.Ruleset) (*State, error) {
 
 func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
+	s.passed = sync.OnceValues(func() (r *trace.Rules, err error) {
+		err = nfnetlink.Again(ctx, func() error {
+			r, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: passes})
+			return err
+		})
+		return r, err
+	})
 	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
 			s.older, err = older.Find(s.others.Listing(), s.Want, rule.String)
 		}
 		return err
 	})
+}
+
+// passes reports whether packets of pods to other hosts pass a base chain.
+func passes(c nfnetlink.Chain) bool {
+	switch c.Hook.Number {
+	case unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING:
+		return true
+	}
+	return false
 }
 
 // concerns reports whether a base chain can decide about connections of a policy: those of

@@ -137,6 +137,7 @@ func (t *Tracer) each(
 ) (paths []Path) {
 	for _, way := range to.Ways {
 		p := t.packet(src, dst, to, way)
+		p.Masqueraded = way.Address
 		n := Path{Packet: p, Masqueraded: way.Address, MasqueradedOf: way.AddressOf, Depends: way.Depends}
 		n.Wanted = judge.Decide(t.known.Policy, nft.Connection{
 			Src: p.Src, Dst: p.Dst, FromNode: p.FromNode, ToNode: p.DstType == unix.RTN_LOCAL, In: p.In.Name, Out: p.Out.Name,

@@ -161,8 +161,8 @@ func (l *lookup) concerns(rule node.Message, of Query) bool {
 // follow adds the ways of a packet, and what they depend on.
 func (l *lookup) follow(q query, on ...string) {
 	m := l.route(q, 0)
-	if routeType(m) == unix.RTN_UNSPEC { // perhaps the kernel rejects the source on that interface
-		q.src, q.in = netip.Addr{}, 0
+	if routeType(m) == unix.RTN_UNSPEC && q.in == 0 { // the node does not send from a source that it does not have
+		q.src = netip.Addr{}
 		m = l.route(q, 0)
 	}
 	if routeType(m) == unix.RTN_UNSPEC {
@@ -304,21 +304,31 @@ func hops(m node.Message) (all []hop) {
 // LocalPrefixes returns the networks that are local to this node: those with a route of
 // type LOCAL, as in "fib daddr type local".
 func LocalPrefixes() ([]netip.Prefix, error) {
-	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_LOCAL) })
+	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_LOCAL, unix.RTN_LOCAL) })
+}
+
+// Delivered returns the networks of which this node or one of its VRFs receives the packets: those that
+// are local, and those of broadcast and anycast.
+func Delivered() ([]netip.Prefix, error) {
+	return read("local routes", func(r reader) []netip.Prefix {
+		return r.local(unix.RT_TABLE_UNSPEC, unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST)
+	})
 }
 
 // LocalInAnyTable returns the networks that are local to this node or to one of its VRFs, which
 // have tables of local routes of their own.
 func LocalInAnyTable() ([]netip.Prefix, error) {
-	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_UNSPEC) })
+	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_UNSPEC, unix.RTN_LOCAL) })
 }
 
-func (r reader) local(table byte) (local []netip.Prefix) {
+func (r reader) local(table byte, types ...int) (local []netip.Prefix) {
 	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg
 	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt], head[typeAt] = table, unix.RTN_LOCAL
+	if head[tableAt] = table; len(types) == 1 {
+		head[typeAt] = byte(types[0])
+	}
 	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if dst := m.Address(unix.RTA_DST); routeType(m) == unix.RTN_LOCAL && dst.IsValid() {
+		if dst := m.Address(unix.RTA_DST); slices.Contains(types, routeType(m)) && dst.IsValid() {
 			local = append(local, netip.PrefixFrom(dst, int(m.Head[bitsAt])))
 		}
 	}

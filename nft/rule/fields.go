@@ -118,6 +118,26 @@ func (d *decoder) payload(e nfnetlink.Expr) field {
 	return field{name: fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)}
 }
 
+// addressAt returns the address of which an expression writes a part, or else a name.
+func (d *decoder) addressAt(e nfnetlink.Expr, name string) string {
+	from, n := e.Uint32(unix.NFTA_PAYLOAD_OFFSET), e.Uint32(unix.NFTA_PAYLOAD_LEN)
+	if e.Uint32(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
+		return name
+	}
+	within := func(at, size uint32) bool { return from < at+size && from+n > at }
+	switch {
+	case d.family != nfnetlink.IPv6 && within(12, 4):
+		return "ip saddr"
+	case d.family != nfnetlink.IPv6 && within(16, 4):
+		return "ip daddr"
+	case d.family != nfnetlink.IPv4 && within(8, 16):
+		return "ip6 saddr"
+	case d.family != nfnetlink.IPv4 && within(24, 16):
+		return "ip6 daddr"
+	}
+	return name
+}
+
 // A field is a name in nft's words and how to read its bytes.
 type field struct {
 	name   string

@@ -412,7 +412,7 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 	case "payload":
 		f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
 		s.text = f.name + " set " + value.as(f.format)
-		s.Write.Field = f.name
+		s.Write.Field = d.addressAt(e, f.name)
 		if size := len(value.constant); f.format == formatIPv4 && size == 4 || f.format == formatIPv6 && size == 16 {
 			s.Write.To, _ = netip.AddrFromSlice(value.constant)
 		}

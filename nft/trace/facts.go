@@ -36,6 +36,9 @@ type Packet struct {
 	// may have the marks of kube-proxy and the CNI plugin portmap.
 	Translated Truth
 	redirected bool // its destination was translated by rules that were followed, which set its mark
+	// Masqueraded is the source that masquerading gives it, the zero address if unknown.
+	Masqueraded netip.Addr
+	natted      Truth // whether its source was translated, by a chain before
 	// Known means that the connection exists: its state may be any.
 	Known bool
 }
@@ -151,8 +154,10 @@ const metaMark = "meta mark"
 // The states and the status of a connection: NF_CT_STATE_BIT(IP_CT_NEW) of nft, untracked, and
 // IPS_DST_NAT.
 const (
+	stateInvalid   = 1
 	stateNew       = 8
 	stateUntracked = 64
+	srcNAT         = 1 << 4
 	dstNAT         = 1 << 5
 )
 
@@ -171,11 +176,15 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 	case "oifname":
 		f = named(p.Out, false)
 	case "ct state":
-		if !p.Known && t.untracked != Maybe {
+		switch before := t.beforeTracking(); {
+		case before == Yes && t.untracked == No:
+			f = number(stateInvalid, allBits)
+		case before == Maybe:
+		case t.untracked == Yes, !p.Known && t.untracked == No:
 			f = number([...]uint32{No: stateNew, Yes: stateUntracked}[t.untracked], allBits)
 		}
 	case "ct status":
-		if t.untracked != Yes {
+		if t.untracked != Yes && t.beforeTracking() != Maybe {
 			f = p.status()
 		}
 	default:
@@ -194,10 +203,16 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 // only if it was translated.
 func (p Packet) status() fact {
 	value, known := uint32(0), uint32(0x7f)
-	if p.Src == p.Dst || p.Translated == Yes || p.redirected {
+	if p.Src == p.Dst && p.natted == No || p.Translated == Yes || p.redirected {
 		value = dstNAT
 	} else if p.Translated == Maybe {
 		known &^= dstNAT
+	}
+	switch p.natted {
+	case Maybe:
+		known &^= srcNAT
+	case Yes:
+		value |= srcNAT
 	}
 	if p.Known {
 		known &= dstNAT
@@ -284,6 +299,9 @@ var byLoopback = map[string]Truth{`oifname "lo"`: No, `oif "lo"`: No, `oifname !
 // holds reports whether the packet satisfies a comparison.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
 	is := t.compare(c, s)
+	if (s.Field == "ct status" || s.Field == "ct mark") && (t.untracked == Yes || t.beforeTracking() == Yes) {
+		return No // without a connection the kernel breaks the rule off
+	}
 	if strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST {
 		if leaves, ok := byLoopback[s.String()]; ok {
 			return leaves

@@ -108,6 +108,10 @@ func (r Result) Seen() (by []Finding, itself bool) {
 		switch {
 		case !f.OfSource():
 			continue
+		case f.Keeps && slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites }):
+			translated = true // it keeps what was written
+			itself = itself || !slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites && f.Sure })
+			continue
 		case f.Code != Rewrites: // it replaces what was written before, unless the packet keeps its source
 			if !translated && r.Keeps == No {
 				by = nil
@@ -221,7 +225,7 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 		early.Out = routes.Interface{} // not yet known
 	}
 	destination = t.At(early, first)
-	p.Src = t.packet.Src
+	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
 	return destination, t.past(destination, p)
 }
 
@@ -231,6 +235,19 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
 	p.redirected = true
 	t.mark, t.untracked, t.last = by.Mark, destination.Untracked, t.Visits+maxVisits
+	early, first := p, uint32(unix.NF_INET_PRE_ROUTING)
+	if p.FromNode {
+		first = unix.NF_INET_LOCAL_OUT
+	} else {
+		early.Out = routes.Interface{}
+	}
+	t.packet, t.result = early, Result{Keeps: Yes}
+	for _, c := range t.bases {
+		if c.Hook.Number == first && t.ofFamily(c.Family) && !c.nat() && c.Hook.Priority > dstPriority {
+			t.enter(c, Yes)
+		}
+	}
+	destination.Findings = slices.Concat(destination.Findings, t.result.Findings)
 	return t.past(destination, p)
 }
 
@@ -306,7 +323,7 @@ const (
 func (t *Tracer) atHook(hook uint32) {
 	var keeps Truth
 	var last []int32
-	first := 0 // the finding of chains of this priority
+	first, start := 0, len(t.result.Findings) // the finding of chains of this priority, and of this hook
 	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
 	for _, c := range t.bases {
 		if c.Hook.Number != hook || !t.ofFamily(c.Family) {
@@ -318,6 +335,13 @@ func (t *Tracer) atHook(hook uint32) {
 		if c.nat() && (t.untracked == Yes || keeps == No) {
 			continue
 		}
+		early := hook == unix.NF_INET_PRE_ROUTING || hook == unix.NF_INET_LOCAL_OUT
+		if early && !c.nat() && c.Hook.Priority > dstPriority && t.result.Keeps == No {
+			return // these chains see another destination: see Onward
+		}
+		if !early && !c.nat() && c.Hook.Priority >= srcPriority && t.packet.natted == No {
+			t.becomes(t.result.Findings[start:], c.Hook.Priority > srcPriority)
+		}
 		earlier := len(t.result.Findings) - first
 		t.enter(c, keeps)
 		equal := t.result.Findings[first:]
@@ -327,6 +351,38 @@ func (t *Tracer) atHook(hook uint32) {
 				equal[i].Sure = f.Sure && !translates(f)
 			}
 		}
+	}
+}
+
+// becomes replaces the source of the packet by that to which rules of this hook translated it, if it is
+// known: chains after NAT see that.
+func (t *Tracer) becomes(found []Finding, after bool) {
+	ours := slices.ContainsFunc(found, func(f Finding) bool { return f.Code == Ours && f.InNAT }) // which may translate it
+	if t.result.Keeps == Yes && !ours {
+		return
+	}
+	own, to, sure := t.packet.Src, netip.Addr{}, after && max(t.result.Keeps, t.untracked) == No
+	for _, f := range found {
+		if !f.OfSource() || !f.InNAT {
+			continue
+		}
+		one := netip.Addr{}
+		switch {
+		case f.Keeps:
+			one = own
+		case f.Code == Masquerades:
+			one = t.packet.Masqueraded
+		case len(f.To) == 1 && f.To[0].From == f.To[0].To:
+			one = f.To[0].From
+		}
+		sure = sure && one.IsValid() && (!to.IsValid() || to == one)
+		to = one
+	}
+	if t.packet.natted, t.packet.Src = Maybe, (netip.Addr{}); sure {
+		t.packet.natted, t.packet.Src = truthOf(to != own), to
+	}
+	if t.packet.natted != No {
+		t.packet.SrcType = unix.RTN_UNSPEC
 	}
 }
 
@@ -388,7 +444,9 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 		t.mark = Mark{changed: allBits}
 		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
 	}
-	for _, i := range t.meets(c) {
+	src, meets := t.packet.Src, t.meets(c)
+	for k := 0; k < len(meets); k++ {
+		i := meets[k]
 		if t.spent() {
 			return anywhere &^ on
 		}
@@ -397,7 +455,11 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 		if to |= next &^ on; next&on == 0 {
 			return to
 		}
-		w = w.sure(next == on)
+		if w = w.sure(next == on); t.packet.Src != src { // a rule wrote it
+			src, meets = t.packet.Src, t.meets(c)
+			k, _ = slices.BinarySearch(meets, i+1)
+			k--
+		}
 	}
 	return to | back
 }
@@ -450,9 +512,9 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case Rewrites:
 		t.write(w, s.Write)
 	case Untracks:
-		if t.tracks() && t.untracked != Yes {
-			t.untracked = max(t.untracked, w.reach)
-			t.find(w, Untracks)
+		if before := t.beforeTracking(); before != No && t.untracked != Yes {
+			t.untracked = max(t.untracked, min(w.reach, before))
+			t.find(w.sure(before == Yes), Untracks)
 		}
 	case Unknown:
 		t.find(w.sure(false), Unknown)
@@ -473,10 +535,16 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	return on
 }
 
-// tracks reports whether connection tracking comes after the base chain at hand.
-func (t *Tracer) tracks() bool {
-	h := t.base.Hook
-	return (h.Number == unix.NF_INET_PRE_ROUTING || h.Number == unix.NF_INET_LOCAL_OUT) && h.Priority < ConntrackPriority
+// beforeTracking reports whether connection tracking comes after the base chain at hand. At its own
+// priority, whichever was registered last is the first.
+func (t *Tracer) beforeTracking() Truth {
+	switch h := t.base.Hook; {
+	case h.Number != unix.NF_INET_PRE_ROUTING && h.Number != unix.NF_INET_LOCAL_OUT, h.Priority > ConntrackPriority:
+		return No
+	case h.Priority == ConntrackPriority:
+		return Maybe
+	}
+	return Yes
 }
 
 // accepts notes a rule that ends a base chain of type nat early.
@@ -523,6 +591,7 @@ func (t *Tracer) write(w way, of rule.Write) {
 		if t.packet.Src = of.To; w.reach != Yes {
 			t.packet.Src = netip.Addr{}
 		}
+		t.packet.SrcType = unix.RTN_UNSPEC
 	}
 }
 
