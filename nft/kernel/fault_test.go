@@ -362,6 +362,9 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	k := f.open()
 	defer r.closing.Go(func() { _ = k.Close() })
 	_, err := k.Apply(r.Context(), *tr.to, layout.Everything)
+	if f.at > f.calls { // on a busy machine the kernel may have interrupted the first run, but not this one
+		return
+	}
 	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
 	effective := tr.effective(r.T, r.conn)
 	if !tr.may(effective) || err == nil && effective != "to" || f.fault.how == refusing && !errors.Is(err, f.fault.errno) {
