@@ -240,7 +240,7 @@ func NotForwarded(proc, in string, dst netip.Addr, kind int) (what, remedy strin
 		return "multicast", "a multicast router would do that"
 	case kind == unix.RTN_BROADCAST:
 		return "broadcasts", ""
-	case kind != unix.RTN_UNICAST:
+	case kind != unix.RTN_UNICAST && kind != unix.RTN_UNSPEC: // the latter if the kernel finds no route because of it
 	case dst.Is6() && off("all/forwarding"), dst.Is4() && off(in+"/forwarding"): // IPv6's own is for router advertisements
 		return "packets", "sysctl -w " + strings.ReplaceAll(forwards[dst.Is6()], "/", ".") + "=1"
 	}
