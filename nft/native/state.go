@@ -28,8 +28,9 @@ type State struct {
 	diffs []string                 // of the elements that were read
 }
 
-// Read reads our table. Elements are read, and compared, only if the policy in force is the
-// wanted one: otherwise sets are filled anew. With a state that has filled some, none are read.
+// Read reads our table. Elements of sets are read, and compared, only if the policy in force is the
+// wanted one: otherwise sets are filled anew. Maps are always compared: they are small, few changes concern
+// them, and what goes with an old one waits for packets. With a state that has filled some, none are read.
 func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
 	s := &State{
 		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
@@ -59,17 +60,21 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout
 			continue
 		}
 		held, ok := s.held.sets[s.now(w)]
-		if !ok || installed.Hash != want.Hash() {
+		other := installed.Hash != want.Hash()
+		if !ok || other && w.Mappings == nil {
 			continue
 		}
 		var diffs []string
-		if depth > layout.Frame {
+		if depth > layout.Frame || other {
 			if diffs, err = compare(c, held, w); err != nil {
 				return nil, err
 			}
 		}
-		if s.diffs = append(s.diffs, diffs...); len(diffs) == 0 {
+		if len(diffs) == 0 {
 			s.right[w.Name] = held
+		}
+		if !other {
+			s.diffs = append(s.diffs, diffs...)
 		}
 	}
 	return s, nil
