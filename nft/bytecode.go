@@ -17,7 +17,11 @@ import (
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	out := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
-		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, 8)}
+		size := 0
+		for _, n := range r.Nodes {
+			size += len(n.Exprs)
+		}
+		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, size)}
 		for _, n := range r.Nodes {
 			for _, e := range n.Exprs {
 				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {

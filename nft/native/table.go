@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -32,6 +33,8 @@ func newTable() *ourTable {
 	return &ourTable{rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{}}
 }
 
+var errEnough = errors.New("enough was read")
+
 // readTable reads our table, with at most so many rules, without the elements of its sets.
 func readTable(c *nfnetlink.Conn, left int) (*ourTable, error) {
 	out := newTable()
@@ -49,16 +52,16 @@ func readTable(c *nfnetlink.Conn, left int) (*ourTable, error) {
 		return nil, err
 	}
 	out.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
-	rules, more, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "", func(nfnetlink.Rule) bool {
+	err = c.EachRule(nfnetlink.Inet, nft.TableName, "", func(r nfnetlink.Rule) error {
+		if out.flooded = left == 0; out.flooded {
+			return errEnough
+		}
 		left--
-		return left < 0
-	})
-	if err != nil {
-		return nil, err
-	}
-	out.flooded = more
-	for _, r := range rules {
 		out.rules[r.Chain] = append(out.rules[r.Chain], r)
+		return nil
+	})
+	if err != nil && !out.flooded {
+		return nil, err
 	}
 	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
