@@ -71,7 +71,7 @@ func (b *bench) changeBlocks(ctx context.Context) (err error) {
 	}
 	b.add(newRow(groupBlocks, targetSmall, "one CIDR changed, swap to kernel", "ms", s[1]).
 		against("without portsPerPod", s[1], s[0]))
-	b.add(newRow(groupBlocks, targetSmall, "the difference of these", "ms", more).target(bound))
+	b.add(newRow(groupBlocks, targetSmall, "the difference of these", "ms", more).targetOfMedian(bound))
 	return nil
 }
 

@@ -69,10 +69,14 @@ func (r row) target(bound float64) row {
 	return r
 }
 
-// targetOfMedian sets the bound that the median must meet: if it is close to 1,
+// targetOfMedian sets the bound that the median must meet: if it is close to 1, or of a small difference,
 // the worse quartile depends more on the machine.
 func (r row) targetOfMedian(bound float64) row {
-	r.Target, r.Bounded, r.Met = bound, true, r.Ratio.Median <= bound
+	of := r.Ours
+	if r.Ratio != nil {
+		of = *r.Ratio
+	}
+	r.Target, r.Bounded, r.Met = bound, true, of.Median <= bound
 	return r
 }
 

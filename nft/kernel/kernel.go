@@ -27,8 +27,10 @@ type Kernel struct {
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
-	// right is the ruleset that the last Apply wanted, unless it failed.
-	right nft.Ruleset
+	// right is the ruleset that the last Apply wanted, unless it failed, and rightAt the generation at
+	// which the kernel had it, 0 if that is not known.
+	right   nft.Ruleset
+	rightAt uint32
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -100,7 +102,6 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 	if depth == layout.Frame && !k.right.Same(want) {
 		depth = layout.Ours
 	}
-	k.right = nft.Ruleset{}
 	first := k.settled != want.Layout
 	s, diffs, err := k.look(ctx, want, depth, first)
 	switch {
@@ -111,9 +112,10 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 		a, err = k.write(ctx, s, diffs, first)
 	}
 	if err != nil {
+		k.right, k.rightAt = nft.Ruleset{}, 0
 		return a, err
 	}
-	k.settled, k.right = want.Layout, want
+	k.settled, k.right, k.rightAt = want.Layout, want, a.Generation
 	a.Took = time.Since(start)
 	return a, nil
 }

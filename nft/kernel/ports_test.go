@@ -166,3 +166,34 @@ func TestChangeOfACIDRDoesNotWriteTheChainsOfBlocksAgain(t *testing.T) {
 		t.Errorf("handles %v", handles)
 	}
 }
+
+// A change reads the rules of blocks only if somebody has committed since they were right: what others then
+// did to them goes with the change, and without others they are as they were.
+func TestBlocksAreRightAfterEachChange(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	of := func(size int, exempt ...string) nft.Ruleset {
+		return nft.Compile(config.Config{
+			NonMasqueradeCIDRs: cases.CIDRs(exempt...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
+			PortsPerPod: config.PodPorts{Size: size},
+		}, nft.Options{Layout: native.Layout{}})
+	}
+	apply(t, k, of(1000, "10.0.0.0/8"), layout.Ours)
+	for i, tamper := range []string{
+		"", "flush chain inet nft-masq-agent ports-3", "add rule inet nft-masq-agent ports-3 drop",
+		"delete element inet nft-masq-agent ports-by-pod-v4-a { 0.0.0.3 }", "",
+	} {
+		if tamper != "" {
+			nfttest.NFT(t, ns, tamper, "-f", "-")
+		}
+		want := of(1000, "10.0.0.0/8", fmt.Sprintf("172.16.%d.0/24", i))
+		apply(t, k, want, layout.Ours)
+		inSync(t, ns, want)
+	}
+	for _, want := range []nft.Ruleset{of(1000, "10.0.0.0/8"), of(500, "10.0.0.0/8"), of(0, "10.0.0.0/8"), of(500)} {
+		apply(t, k, want, layout.Ours)
+		inSync(t, ns, want)
+	}
+}

@@ -34,7 +34,7 @@ func Unread(want nft.Ruleset) *State { return &State{Want: want} }
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
-	read func(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
+	read func(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
 }
 
 func readers() []reader {
@@ -50,13 +50,17 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		return nil, err
 	}
 	s := &State{Want: want, depth: depth, conn: k.conn, words: k.words, generation: generation}
+	var has nft.Ruleset // that the kernel has, if nobody has committed since that was read or written
+	if generation == k.rightAt && !k.right.Same(want) {
+		has = k.right
+	}
 	for i, r := range readers() {
 		var earlier, now layout.State
 		if staged != nil {
 			earlier = staged.modes[i]
 		}
 		if r.mode == want.Mode() || depth > layout.Ours {
-			if now, err = r.read(c, want, depth, earlier); err != nil {
+			if now, err = r.read(c, want, has, depth, earlier); err != nil {
 				return nil, err
 			}
 		}

@@ -476,7 +476,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	n.Load(t, "add element "+set+"{ 9.0.0.0/8 }")
 	differs := func(want nft.Ruleset, depth layout.Depth, staged layout.State) bool {
 		t.Helper()
-		s, err := native.Read(n.Conn, want, depth, staged)
+		s, err := native.Read(n.Conn, want, nft.Ruleset{}, depth, staged)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -499,7 +499,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	}
 	staged := n.Read(t, other, layout.Ours)
 	again := func() layout.State {
-		s, err := native.Read(n.Conn, other, layout.Ours, staged)
+		s, err := native.Read(n.Conn, other, nft.Ruleset{}, layout.Ours, staged)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -548,7 +548,7 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		if err := s.(layout.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := native.Read(n.Conn, want, layout.Ours, s); err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
+		if s, err := native.Read(n.Conn, want, nft.Ruleset{}, layout.Ours, s); err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
 			t.Errorf("%s: %v; then there are %v", does, err, s.Differences(nil))
 		}
 		n.Apply(t, want, layout.Ours)

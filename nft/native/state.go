@@ -31,7 +31,8 @@ type State struct {
 // Read reads our table. Elements of sets are read, and compared, only if the policy in force is the
 // wanted one: otherwise sets are filled anew. Maps are always compared: they are small, few changes concern
 // them, and what goes with an old one waits for packets. With a state that has filled some, none are read.
-func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
+// Of a ruleset that the kernel has for certain, rules without sets are not read.
+func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
 	s := &State{
 		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
 		right: map[string]nfnetlink.Set{},
@@ -46,7 +47,7 @@ func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout
 		}
 	}
 	var err error
-	if s.held, err = readTable(c, most); err != nil || s.want == nil {
+	if s.held, err = readTable(c, most, fixed(has)); err != nil || s.want == nil {
 		return s, err
 	}
 	earlier, _ := staged.(*State)

@@ -35,8 +35,24 @@ func newTable() *ourTable {
 
 var errEnough = errors.New("enough was read")
 
+// fixed returns the rules of the chains of a ruleset, such as the blocks of portsPerPod, whose rules have no
+// sets.
+func fixed(has nft.Ruleset) map[string][]nfnetlink.Rule {
+	rules := map[string][]nfnetlink.Rule{}
+	if has.Mode() != nft.ModeNFTables || len(has.Tables) == 0 {
+		return rules
+	}
+	for _, c := range has.Tables[0].Chains {
+		all := c.Bytecode(has.Tables[0], nil)
+		if !slices.ContainsFunc(all, func(r nfnetlink.Rule) bool { return len(facts.Sets(r)) > 0 }) {
+			rules[c.Name] = all
+		}
+	}
+	return rules
+}
+
 // readTable reads our table, with at most so many rules, without the elements of its sets.
-func readTable(c *nfnetlink.Conn, left int) (*ourTable, error) {
+func readTable(c *nfnetlink.Conn, left int, known map[string][]nfnetlink.Rule) (*ourTable, error) {
 	out := newTable()
 	var err error
 	out.Table, err = c.Table(nfnetlink.Inet, nft.TableName)
@@ -52,16 +68,27 @@ func readTable(c *nfnetlink.Conn, left int) (*ourTable, error) {
 		return nil, err
 	}
 	out.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
-	err = c.EachRule(nfnetlink.Inet, nft.TableName, "", func(r nfnetlink.Rule) error {
-		if out.flooded = left == 0; out.flooded {
-			return errEnough
+	read := []string{""} // all chains
+	if len(known) > 0 {
+		out.rules, read = known, nil
+		for _, ch := range out.chains {
+			if known[ch.Name] == nil {
+				read = append(read, ch.Name)
+			}
 		}
-		left--
-		out.rules[r.Chain] = append(out.rules[r.Chain], r)
-		return nil
-	})
-	if err != nil && !out.flooded {
-		return nil, err
+	}
+	for _, chain := range read {
+		err = c.EachRule(nfnetlink.Inet, nft.TableName, chain, func(r nfnetlink.Rule) error {
+			if out.flooded = left == 0; out.flooded {
+				return errEnough
+			}
+			left--
+			out.rules[r.Chain] = append(out.rules[r.Chain], r)
+			return nil
+		})
+		if err != nil && !out.flooded {
+			return nil, err
+		}
 	}
 	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {

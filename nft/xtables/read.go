@@ -55,7 +55,7 @@ const slack = 5_000
 
 // Read reads our chains: the wanted one, and with [layout.Everything] those of any name. With a
 // state of an earlier attempt to write, rules are read only of chains that have others since.
-func Read(c *nfnetlink.Conn, want nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
+func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
 	s := &State{none: want.Layout == nil}
 	earlier, _ := staged.(*State)
 	if want.Mode() == nft.ModeIPTables {

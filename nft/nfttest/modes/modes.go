@@ -17,7 +17,7 @@ import (
 )
 
 // A Reader reads the state of a mode.
-type Reader func(*nfnetlink.Conn, nft.Ruleset, layout.Depth, layout.State) (layout.State, error)
+type Reader func(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
 
 // A Node is a network namespace with rules of a mode.
 type Node struct {
@@ -44,7 +44,7 @@ func (n *Node) Load(t testing.TB, text string) {
 // Read reads the state.
 func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.State {
 	t.Helper()
-	s, err := n.read(n.Conn, want, depth, nil)
+	s, err := n.read(n.Conn, want, nft.Ruleset{}, depth, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
