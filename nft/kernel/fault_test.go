@@ -485,9 +485,17 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 		}
 	}
 	kinds := []fault{
-		{refused, unix.ERESTART}, {refused, unix.ENOENT}, {refused, unix.EINTR}, {notSent, unix.EINTR},
-		{notReceived, unix.ENOBUFS}, {interrupted, 0}, {torn, 0}, {sentAndLost, unix.ENOBUFS}, {refused, unix.EBUSY},
-		{refused, unix.EEXIST}, {refused, unix.EINVAL},
+		{refused, unix.ERESTART},
+		{refused, unix.ENOENT},
+		{refused, unix.EINTR},
+		{notSent, unix.EINTR},
+		{notReceived, unix.ENOBUFS},
+		{interrupted, 0},
+		{torn, 0},
+		{sentAndLost, unix.ENOBUFS},
+		{refused, unix.EBUSY},
+		{refused, unix.EEXIST},
+		{refused, unix.EINVAL},
 	}
 	f, on := &faults{dial: dialIn(ns), bystander: bystander}, false
 	f.before = func(call, []netlink.Message) {
