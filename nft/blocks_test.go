@@ -125,8 +125,8 @@ func TestBlocksNeedRoom(t *testing.T) {
 		{pods + entries(64) + "portsPerPod: 1000", "", ""},
 		{"enableIPv6: true\n" + pods + entries(8) + "portsPerPod: 250", "", ""},
 		{"enableIPv6: true\n" + pods + entries(9) + "portsPerPod: 250", "", "f:13:14: portsPerPod: 256 blocks of each of 9 " +
-			"entries of snatRules, in two families, are more than 4096 chains: choose larger blocks, of which there are fewer, " +
-			"or write fewer entries"},
+			"entries of snatRules, in two families, are more than 4096 chains: choose larger blocks, of which there are " +
+			"fewer, or write fewer entries"},
 	} {
 		ports, err := config.ParsePorts(tt.flag)
 		if err != nil {

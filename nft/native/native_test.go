@@ -548,7 +548,8 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		if err := s.(layout.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := native.Read(n.Conn, want, nft.Ruleset{}, layout.Ours, s); err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
+		s, err := native.Read(n.Conn, want, nft.Ruleset{}, layout.Ours, s)
+		if err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
 			t.Errorf("%s: %v; then there are %v", does, err, s.Differences(nil))
 		}
 		n.Apply(t, want, layout.Ours)
