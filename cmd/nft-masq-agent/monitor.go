@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -94,12 +93,13 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 			return exitFailed, err
 		}
 		change := f.describe(c)
-		text := change.String()
 		if f.output == outputJSON {
 			change.Head = reply.NewHead(e.command)
-			text, err = reply.JSONLine(change)
+			err = reply.JSONLine(e.stdout, change)
+		} else {
+			err = write(e.stdout, change.String())
 		}
-		if err = cmp.Or(err, write(e.stdout, text)); err != nil {
+		if err != nil {
 			return exitFailed, err
 		}
 	}

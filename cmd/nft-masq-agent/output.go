@@ -34,14 +34,11 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 	var err error
 	if format == outputJSON {
 		r.Begin().Take(files)
-		var text string
 		encode := reply.JSON
 		if e.stream {
 			encode = reply.JSONLine
 		}
-		if text, err = encode(r); err == nil {
-			err = write(e.stdout, text)
-		}
+		err = encode(e.stdout, r)
 	} else {
 		for _, p := range files {
 			printProblem(e, p)
@@ -74,9 +71,7 @@ func (e environment) fail(format string, err error) {
 	if format == outputJSON {
 		h := reply.NewHead(e.command)
 		h.Take(problems)
-		if text, err := reply.JSON(h); err == nil {
-			_ = write(e.stdout, text)
-		}
+		_ = reply.JSON(e.stdout, h)
 		return
 	}
 	see := ""

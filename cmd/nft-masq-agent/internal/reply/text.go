@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 	"unicode"
@@ -51,13 +52,11 @@ func fill(text, indent string) string {
 	return b.String()
 }
 
+func special(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
+
 // escaped escapes unprintable characters as JSON does with control characters.
 // Everything non-ASCII is in strings.
 func escaped(text string) string {
-	special := func(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
-	if strings.IndexFunc(text, special) < 0 {
-		return text
-	}
 	var b strings.Builder
 	for _, r := range text {
 		if !special(r) {
@@ -71,26 +70,31 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// JSON returns an answer as JSON.
-func JSON(v any) (string, error) {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
+// JSON writes an answer as JSON. It may be large: there is no further copy of it.
+func JSON(w io.Writer, v any) error { return encode(w, v, "  ") }
+
+// JSONLine writes an answer as one line of JSON.
+func JSONLine(w io.Writer, v any) error { return encode(w, v, "") }
+
+func encode(w io.Writer, v any, indent string) error {
+	enc := json.NewEncoder(escaper{w})
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
+	enc.SetIndent("", indent)
 	if err := enc.Encode(v); err != nil {
-		return "", fmt.Errorf("output: %w", err)
+		return fmt.Errorf("output: %w", err)
 	}
-	return escaped(b.String()), nil
+	return nil
 }
 
-// JSONLine returns an answer as one line of JSON.
-func JSONLine(v any) (string, error) {
-	text, err := JSON(v)
-	var line bytes.Buffer
-	if err == nil {
-		err = json.Compact(&line, []byte(text))
+// An escaper writes JSON without characters that a terminal does not show.
+type escaper struct{ to io.Writer }
+
+func (e escaper) Write(text []byte) (int, error) {
+	if bytes.IndexFunc(text, special) < 0 {
+		return e.to.Write(text)
 	}
-	return line.String() + "\n", err
+	_, err := io.WriteString(e.to, escaped(string(text)))
+	return len(text), err
 }
 
 var areaLine = regexp.MustCompile(`(?m)^([a-z][a-z ]{14} )(?:(ok)|(wrong))( +)`)
