@@ -2,7 +2,8 @@
 // programs' rules do to it: [Tracer.Trace]. Which packets the rules treat alike follows from
 // what they compare addresses with: [Tracer.Ends].
 //
-// At equal priority any chain may be the first, and no translation there is certain.
+// At equal priority any chain may be the first, and no translation there is certain. A mark that one
+// of them sets counts as if they ran in the order in which they are listed.
 //
 // The addresses of the packet are known; every other fact is known or not. A [Truth] is how
 // certain something is, and there is no other word for that: of a condition, whether the packet
@@ -12,15 +13,17 @@
 // What is known of an expression, and in which direction it errs:
 //
 //	expression                       known                                  else, because
-//	ip saddr, daddr (also masked)    yes                                    after a write of parts: maybe
+//	ip saddr, daddr (also masked)    yes; after NAT, in postrouting, the    after a write of parts, and after NAT to
+//	                                 new source                             an address that is not known: maybe
 //	meta nfproto, protocol           yes
 //	meta l4proto, ip protocol,       if the packet has them                 maybe: explain asks for addresses
 //	  th dport
 //	th sport                                                                maybe: the program that connects chooses it
 //	iif, oif, iifname, oifname       where the packet has passed them       maybe: the route is not known before
 //	fib saddr type, daddr type       without an interface                   maybe: that depends on the table
-//	ct state, ct status              of a new connection                    maybe, if the connection exists,
-//	                                                                        or may be untracked
+//	ct state, ct status              of a new connection; before            maybe, if the connection exists,
+//	                                 connection tracking the state is       or may be untracked
+//	                                 invalid, and there is no status
 //	meta mark                        what rules have set; not set:          maybe: other programs, tc and sockets set marks
 //	                                 exactly the bit 0x4000 (kube-proxy)
 //	                                 or 0x2000 (portmap) alone
@@ -46,6 +49,6 @@
 // the verdicts; reject, REJECT and TARPIT end a connection like drop. Chains of type nat end at
 // accept, but the next one is still asked.
 //
-// Not read are rules in legacy ip_tables, families other than ip, ip6 and inet, and NAT outside
-// netfilter.
+// Not read are rules in legacy ip_tables, families other than ip, ip6 and inet, hooks of devices (ingress,
+// egress), connection tracking zones, and NAT outside netfilter.
 package trace
