@@ -292,6 +292,58 @@ func TestLargeSetsAreAsked(t *testing.T) {
 	}
 }
 
+// Rules that compare addresses by their ends tell them apart there; those that mask bits, anywhere.
+func TestMaskedAddressesAreToldApartExactly(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	for rule, exact := range map[string]bool{
+		"ip saddr 10.244.1.0/24 accept": false, "ip daddr 10.9.0.0-10.9.0.8 accept": false, "ip saddr @s accept": false,
+		"ip saddr & 0.0.0.255 == 0.0.0.7 accept": true, "ip daddr & 0.0.0.3 @s accept": true,
+	} {
+		nfttest.NFT(t, ns, `flush ruleset
+			table ip t {
+				set s { type ipv4_addr; elements = { 0.0.0.1, 10.0.0.1 }; }
+				chain post { type nat hook postrouting priority 100; `+rule+`; }
+			}`, "-f", "-")
+		if e := trace.New(read(t, c)).Ends(10); e.Exact != exact {
+			t.Errorf("%s: exact %t, want %t", rule, e.Exact, exact)
+		}
+	}
+}
+
+// Bits with which kube-proxy and tailscale mark are not set, but only where their rules compare them.
+func TestMarksOfProgramsAreKnownByTheirChains(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nobody := packet()
+	nobody.In, nobody.SrcType = routes.Interface{}, unix.RTN_UNSPEC
+	received := nobody
+	received.In = packet().In
+	const not, may = "keeps yes", "foreign-masquerade?, keeps maybe"
+	for _, tt := range []struct {
+		table, chain, mark string
+		packet             trace.Packet
+		want               string
+	}{
+		{"kube-proxy", "post", "0x8000", packet(), not},
+		{"other", "post", "0x8000", packet(), may},
+		{"other", "KUBE-POSTROUTING", "0x8000", packet(), not},
+		{"kube-proxy", "post", "0xc000", packet(), may},
+		{"other", "post", "0x4000", packet(), not},
+		{"other", "ts-postrouting", "0x40000", packet(), not},
+		{"other", "ts-postrouting", "0x40000", received, not},
+		{"other", "ts-postrouting", "0x40000", nobody, may},
+	} {
+		nfttest.NFT(t, ns, fmt.Sprintf("flush ruleset; table ip %s { chain %s { type nat hook postrouting priority 100; "+
+			"meta mark & %s == %[3]s masquerade; }; }", tt.table, tt.chain, tt.mark), "-f", "-")
+		if got := words(trace.New(read(t, c)).At(tt.packet, unix.NF_INET_POST_ROUTING)); got != tt.want {
+			t.Errorf("table %s, chain %s, mark %s: %s, want %s", tt.table, tt.chain, tt.mark, got, tt.want)
+		}
+	}
+}
+
 // The mark that the packet has after prerouting is known as far as rules set it.
 func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 	t.Parallel()
