@@ -179,15 +179,21 @@ func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string
 		looksUp := func(r nfnetlink.Rule) bool { return len(facts.Sets(r)) > 0 }
 		s.alike[w.Name] = len(diffs) == 0 && got.Hook == nil && !slices.ContainsFunc(s.held.rules[w.Name], looksUp)
 	}
+	wants := chainNames(s.want)
 	for _, c := range s.held.chains {
-		if !wants(s.want, c.Name) && !(stays(c) && len(s.held.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
+		if !wants[c.Name] && !(stays(c) && len(s.held.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
 			add(layout.Drift, "chain %s is not in the config", nfnetlink.Printable(c.Name))
 		}
 	}
 }
 
-func wants(t *nft.Table, chain string) bool {
-	return slices.ContainsFunc(t.Chains, func(w nft.Chain) bool { return w.Name == chain })
+// chainNames returns the names of the chains of a table.
+func chainNames(t *nft.Table) map[string]bool {
+	names := map[string]bool{}
+	for _, w := range t.Chains {
+		names[w.Name] = true
+	}
+	return names
 }
 
 // stays reports whether a chain stays, empty, if it is not wanted: when any base chain is
@@ -396,10 +402,11 @@ func (s *State) write(b, after *nfnetlink.Batch) {
 		}
 	}
 	var gone []nfnetlink.ChainID
+	wants := chainNames(s.want)
 	for _, c := range s.held.chains {
 		switch {
 		case s.alike[c.Name]:
-		case wants(s.want, c.Name):
+		case wants[c.Name]:
 			b.FlushChain(c.ID())
 		case stays(c):
 			b.FlushChain(c.ID())

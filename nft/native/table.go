@@ -18,6 +18,7 @@ type ourTable struct {
 	nfnetlink.Table
 	exists  bool
 	chains  []nfnetlink.Chain
+	named   map[string]nfnetlink.Chain
 	rules   map[string][]nfnetlink.Rule // by chain
 	flooded bool                        // it has more rules, which were not read
 	sets    map[string]nfnetlink.Set    // by their names in the kernel
@@ -30,7 +31,9 @@ type ourTable struct {
 const slack = 5_000
 
 func newTable() *ourTable {
-	return &ourTable{rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{}}
+	return &ourTable{
+		named: map[string]nfnetlink.Chain{}, rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{},
+	}
 }
 
 var errEnough = errors.New("enough was read")
@@ -68,6 +71,9 @@ func readTable(c *nfnetlink.Conn, left int, known map[string][]nfnetlink.Rule) (
 		return nil, err
 	}
 	out.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
+	for _, ch := range out.chains {
+		out.named[ch.Name] = ch
+	}
 	read := []string{""} // all chains
 	if len(known) > 0 {
 		out.rules, read = known, nil
@@ -104,18 +110,18 @@ func readTable(c *nfnetlink.Conn, left int, known map[string][]nfnetlink.Rule) (
 }
 
 func (t *ourTable) chain(name string) (nfnetlink.Chain, bool) {
-	i := slices.IndexFunc(t.chains, func(c nfnetlink.Chain) bool { return c.Name == name })
-	if i < 0 {
-		return nfnetlink.Chain{}, false
-	}
-	return t.chains[i], true
+	c, ok := t.named[name]
+	return c, ok
 }
 
 // refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
 func (t *ourTable) refersTo(set, chain string) bool {
-	for name, rules := range t.rules {
-		if (chain == "" || name == chain) &&
-			slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }) {
+	refers := func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }
+	if chain != "" {
+		return slices.ContainsFunc(t.rules[chain], refers)
+	}
+	for _, rules := range t.rules {
+		if slices.ContainsFunc(rules, refers) {
 			return true
 		}
 	}
