@@ -218,15 +218,19 @@ func isDestination(field string) bool { return field == "ip daddr" || field == "
 // registered last runs first, but the kernel does not report the order: if several of them
 // translate the packet, any of them may be first.
 func (t *Tracer) Trace(p Packet) (destination, source Result) {
-	early, first := p, uint32(unix.NF_INET_PRE_ROUTING)
-	if p.FromNode {
-		first = unix.NF_INET_LOCAL_OUT
-	} else {
-		early.Out = routes.Interface{} // not yet known
-	}
+	early, first := p.first()
 	destination = t.At(early, first)
 	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
 	return destination, t.past(destination, p)
+}
+
+// first returns the packet as its first hook sees it, before it is routed unless the node sends it.
+func (p Packet) first() (early Packet, hook uint32) {
+	if p.FromNode {
+		return p, unix.NF_INET_LOCAL_OUT
+	}
+	p.Out = routes.Interface{}
+	return p, unix.NF_INET_PRE_ROUTING
 }
 
 // Onward follows a packet from where its destination has been translated as a rule does, which was
@@ -235,12 +239,7 @@ func (t *Tracer) Trace(p Packet) (destination, source Result) {
 func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
 	p.redirected = true
 	t.mark, t.untracked, t.last = by.Mark, destination.Untracked, t.Visits+maxVisits
-	early, first := p, uint32(unix.NF_INET_PRE_ROUTING)
-	if p.FromNode {
-		first = unix.NF_INET_LOCAL_OUT
-	} else {
-		early.Out = routes.Interface{}
-	}
+	early, first := p.first()
 	t.packet, t.result = early, Result{Keeps: Yes}
 	for _, c := range t.bases {
 		if c.Hook.Number == first && t.ofFamily(c.Family) && !c.nat() && c.Hook.Priority > dstPriority {

@@ -17,7 +17,9 @@ import (
 )
 
 // A Reader reads the state of a mode.
-type Reader func(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
+type Reader func(
+	c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State,
+) (layout.State, error)
 
 // A Node is a network namespace with rules of a mode.
 type Node struct {
