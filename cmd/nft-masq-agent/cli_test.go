@@ -180,9 +180,9 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 		}
 		for _, format := range [][]string{
 			{"ruleset.nft"},
-			{"ruleset.nft", "--mode=nftables", "--format=nft"},
+			{"ruleset.nft", "--mode=nftables", "--output=nft"},
 			{"iptables.rules", "--mode=iptables-nft"},
-			{"iptables.rules", "--format=iptables"},
+			{"iptables.rules", "--output=iptables"},
 		} {
 			want, err := os.ReadFile(filepath.Join(dir, format[0]))
 			needsNFTables := errors.Is(err, fs.ErrNotExist) && format[0] == "iptables.rules"

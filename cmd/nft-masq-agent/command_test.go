@@ -114,7 +114,7 @@ func TestFailedOutputIsAFailure(t *testing.T) {
 	for _, args := range []string{
 		"version", "help", "help check", "check --help", "check --version", "check --pod-cidr 10.244.0.0/16", "check -o json",
 		"check --output json", "version -o json",
-		"render", "render --format nft", "explain 10.1.2.3",
+		"render", "render --output nft", "explain 10.1.2.3",
 	} {
 		e := testEnvironment(t, fullDisk{}, io.Discard)
 		if code := dispatch(t.Context(), testCommands(), strings.Fields(args), e); code != exitFailed {

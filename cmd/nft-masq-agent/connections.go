@@ -60,13 +60,11 @@ func connectionsCommand(l look) command {
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
 					"port names it also if no connection is open", parseSeenAs)
 			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
-			options.AddFlag(fs, &f.from, "pod", "", "older name of --from=`SOURCE`", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "confirm --flush")
-			fs.BoolVar(&f.ports, "ports", false,
-				"list the destinations with the most source ports in use, and the pods that use them")
+			fs.BoolVar(&f.ports, "ports", false, "list the destinations with the most source ports in use")
 			fs.BoolVar(&f.blocks, "blocks", false,
 				"list the block of source ports of each pod, with portsPerPod; elsewhere of each address of --pod-cidr")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections or pods", parseLimit)
@@ -352,14 +350,7 @@ func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s 
 	return found, nil
 }
 
-// Sizes of the list of --ports.
-const (
-	mostTuples = 30
-	mostPods   = 5
-)
-
-// listPorts lists the destinations with the most ports in use, and the pods that
-// use them.
+// listPorts lists the destinations with the most ports in use.
 func (f *connectionsFlags) listPorts(ctx context.Context, p nft.Policy) ([]answer.PortsOf, error) {
 	ports := conntrack.Ports(judge.SourcePorts(p))
 	var tally conntrack.Tally
@@ -367,25 +358,12 @@ func (f *connectionsFlags) listPorts(ctx context.Context, p nft.Policy) ([]answe
 	if err != nil {
 		return nil, err
 	}
-	fullest, users := tally.Fullest(min(f.limit, mostTuples)), map[conntrack.PortKey]map[netip.Addr]int{}
-	err = f.each(ctx, true, func() {
-		for _, u := range fullest {
-			users[u.PortKey] = map[netip.Addr]int{}
-		}
-	}, func(e *conntrack.Entry) {
-		if k, ok := ports.Key(e); ok && users[k] != nil {
-			users[k][e.Original.Src.Addr()]++
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	all := make([]answer.PortsOf, len(fullest))
-	for i, u := range fullest {
-		all[i] = answer.PortsOf{
+	var all []answer.PortsOf
+	for _, u := range tally.Fullest(f.limit) {
+		all = append(all, answer.PortsOf{
 			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: u.Among.Ports, Pods: answer.TopPods(users[u.PortKey], mostPods),
-		}
+			Used: u.Used, Ports: u.Among.Ports,
+		})
 	}
 	return all, nil
 }

@@ -378,7 +378,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	}
 }
 
-func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
+func TestPortsAreCountedPerDestination(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
@@ -393,14 +393,8 @@ func TestPortsAreCountedPerDestinationAndPod(t *testing.T) {
 	}
 	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
 	want := []answer.PortsOf{
-		{
-			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100,
-			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 20}},
-		},
-		{
-			Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100,
-			Pods: []answer.PodUses{{Pod: "10.244.1.2", Used: 5}},
-		},
+		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100},
+		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100},
 	}
 	var r answer.Connections
 	n.check(json.Unmarshal([]byte(got.stdout), &r))

@@ -41,7 +41,7 @@ func renderCommand() command {
 			f := &renderFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
 			for name, usage := range map[string]string{
 				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
-				"o":      "short for --output=`FORMAT`", "format": "older name of --output=`FORMAT`",
+				"o":      "short for --output=`FORMAT`",
 			} {
 				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatWinBridge))
 			}

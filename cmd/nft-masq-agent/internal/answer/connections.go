@@ -153,37 +153,11 @@ type PortsOf struct {
 	Used int `json:"used"`
 	// Ports is how many there are.
 	Ports int `json:"available"`
-	// Pods that use them, sorted by number of ports.
-	Pods []PodUses `json:"pods"`
-}
-
-// PodUses is how many of them a pod uses.
-type PodUses struct {
-	// Pod is the address of the pod.
-	Pod string `json:"pod"`
-	// Used is how many ports the pod uses.
-	Used int `json:"used"`
-}
-
-// TopPods returns the pods that use the most ports, at most a number of them.
-func TopPods(uses map[netip.Addr]int, most int) []PodUses {
-	pods := []PodUses{}
-	for pod, n := range uses {
-		pods = append(pods, PodUses{pod.String(), n})
-	}
-	slices.SortStableFunc(pods, func(a, b PodUses) int {
-		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Pod, b.Pod))
-	})
-	return pods[:min(most, len(pods))]
 }
 
 func portsText(all []PortsOf) string {
-	return table("PROTO\tSEEN AS\tDESTINATION\tPORTS USED\tPODS", all, func(p PortsOf) string {
-		var pods []string
-		for _, u := range p.Pods {
-			pods = append(pods, fmt.Sprintf("%s (%d)", u.Pod, u.Used))
-		}
-		return fmt.Sprintf("%s\t%s\t%s\t%d of %d, %.1f %%\t%s",
-			p.Protocol, p.SeenAs, p.Destination, p.Used, p.Ports, 100*float64(p.Used)/float64(p.Ports), strings.Join(pods, ", "))
+	return table("PROTO\tSEEN AS\tDESTINATION\tPORTS USED", all, func(p PortsOf) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%d of %d, %.1f %%",
+			p.Protocol, p.SeenAs, p.Destination, p.Used, p.Ports, 100*float64(p.Used)/float64(p.Ports))
 	})
 }

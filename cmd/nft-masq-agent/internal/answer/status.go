@@ -213,9 +213,9 @@ func (r *Status) SetPorts(used conntrack.Tally, pods func(conntrack.PortKey) []n
 		return
 	}
 	u := full[0]
-	whose, remedy := "", fmt.Sprintf("nft-masq-agent connections --ports names the pods\n"+
-		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", config.KeySNATAddresses,
-		config.KeyToPorts)
+	whose, remedy := "", fmt.Sprintf("nft-masq-agent connections %s names the pods\n"+
+		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", u.To.Addr(),
+		config.KeySNATAddresses, config.KeyToPorts)
 	if u.Among.Block >= 0 { // others are not affected
 		whose = " of " + addressList(pods(u.PortKey))
 		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod
