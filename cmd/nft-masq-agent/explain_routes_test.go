@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -158,5 +159,86 @@ func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T
 		if x.Sees != tt.sees || !strings.Contains(text, tt.says) {
 			t.Errorf("%v: %+v\n%s", tt, x.Why, text)
 		}
+	}
+}
+
+// With the SNAT of the AWS VPC CNI, a mark leads pods on a secondary interface to everything outside of
+// the VPC by the primary one (pkg/networkutils/network.go, SetupHostNetwork). The far end shows which
+// interface exempt packets leave by, and status warns if it is not that of the pod's address.
+func TestMarkThatLeadsExemptPacketsOutByAnotherInterfaceIsReported(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "ip", "iptables-nft-restore")
+	const enforces = "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n"
+	const exempts = "nonMasqueradeCIDRs: [10.244.0.0/16, 198.51.100.0/24]\n"
+	const secondary = "rule add priority 1536 from POD lookup 100\n"
+	const vpcAlone, excluded = "ip daddr 10.244.0.0/16 return", "ip daddr { 10.244.0.0/16, 198.51.100.0/24 } return"
+	const chain, more = "-A AWS-SNAT-CHAIN-0 -d 10.244.0.0/16", "-A AWS-SNAT-CHAIN-0 -d 198.51.100.0/24 -j RETURN\n"
+	const warning = "pods keep their address to 198.51.100.2, but a mark may lead 10.244.1.2 there by eth0; the mark " +
+		"decides before ip rule 1536: from 10.244.1.2/32 to 0.0.0.0/0 lookup 100, and stays although " +
+		"enforceNonMasquerade prevents the translation in ip nat AWS-SNAT-CHAIN-0; EC2 drops such packets of secondary " +
+		"interfaces; with AWS VPC CNI, list it in AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, too"
+	external := func(text string) string { // nothing but what NodePorts need
+		mangle, _, _ := strings.Cut(text, "*nat\n")
+		return map[bool]string{true: mangle}[strings.HasPrefix(text, "*mangle")]
+	}
+	iptables := func(text string) string {
+		if strings.HasPrefix(text, "table") {
+			return ""
+		}
+		return strings.Replace(text, "*nat\n", `*nat
+:AWS-CONNMARK-CHAIN-0 -
+-A PREROUTING -i eni+ -m comment --comment "AWS, outbound connections" -j AWS-CONNMARK-CHAIN-0
+-A PREROUTING -m comment --comment "AWS, CONNMARK" -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
+-A AWS-CONNMARK-CHAIN-0 -d 10.244.0.0/16 -m comment --comment "AWS CONNMARK CHAIN" -j RETURN
+-A AWS-CONNMARK-CHAIN-0 -m comment --comment "AWS, CONNMARK" -j CONNMARK --set-xmark 0x80/0x80
+`, 1)
+	}
+	for _, tt := range []struct {
+		name, config, ip string
+		rules            func(string) string
+		by, sees         string
+		warns            bool
+	}{
+		{"its SNAT", enforces + exempts, secondary, nil, "eth0", "10.244.1.2", true},
+		{"its SNAT, by iptables", enforces + exempts, secondary, iptables, "eth0", "10.244.1.2", true},
+		{"its SNAT, not enforced", exempts, secondary, nil, "eth0", "192.0.2.1", false},
+		{"its SNAT, a pod on the primary interface", enforces + exempts, "", nil, "eth0", "10.244.1.2", false},
+		{
+			"AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS", enforces + exempts, secondary,
+			strings.NewReplacer(vpcAlone, excluded, chain, more+chain).Replace, "eth1", "10.244.1.2", false,
+		},
+		{
+			"only the VPC is exempt", enforces + "nonMasqueradeCIDRs: [10.244.0.0/16]\n", secondary, nil, "eth0", "192.0.2.1",
+			false,
+		},
+		{"AWS_VPC_K8S_CNI_EXTERNALSNAT", enforces + exempts, secondary, external, "eth1", "10.244.1.2", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newTwoUplinks(t)
+			n.ip(otherTable + "rule add priority 512 to POD lookup main\n" +
+				"rule add priority 1024 fwmark 0x80/0x80 lookup main\n" + tt.ip)
+			nfttest.LoadForeign(t, n.top.Node, "../../testdata/foreign/amazon-vpc-cni-nftables", func(text string) string {
+				if tt.rules != nil {
+					text = tt.rules(text)
+				}
+				return strings.ReplaceAll(text, "eni", "pod")
+			})
+			nfttest.NFT(t, n.top.Outside, `table inet seen { set by { type ifname; flags dynamic; }
+				chain c { type filter hook prerouting priority 0; ip daddr 198.51.100.1 update @by { iifname }; }; }`, "-f", "-")
+			n.enforce(tt.config)
+			seen := n.seen(netip.MustParseAddr("198.51.100.1"), 7000)
+			x, _ := n.explained("198.51.100.1", "--config", n.path, "--from", "10.244.1.2")
+			n.judge(x, seen)
+			by := nfttest.NFT(t, n.top.Outside, "", "list", "set", "inet", "seen", "by")
+			if seen.String() != tt.sees || !strings.Contains(by, `{ "`+tt.by+`" }`) {
+				t.Errorf("seen from %s, by %s", seen, by)
+			}
+			r, _ := n.status("--config", n.path)
+			if got := strings.Join(problems(r, health.RoutingRules), "\n"); got != map[bool]string{true: warning}[tt.warns] {
+				t.Errorf("status warns %q", got)
+			}
+		})
 	}
 }

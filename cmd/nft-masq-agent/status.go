@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"flag"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/neighbors"
@@ -108,7 +110,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	}
 	r.SetConnections(counts)
 	state := cmp.Or(now.known, now.state)
-	if err := s.examine(r, state); err != nil {
+	if err := s.examine(ctx, r, state); err != nil {
 		return err
 	}
 	here := s.health(ctx)
@@ -128,7 +130,7 @@ func (s *session) health(ctx context.Context) health.Node {
 }
 
 // examine adds the report on other programs' rules and on this node.
-func (s *session) examine(r *answer.Status, state *neighbors.State) error {
+func (s *session) examine(ctx context.Context, r *answer.Status, state *neighbors.State) error {
 	want := state.Want
 	r.SNAT = answer.NodeSNAT(want.Policy)
 	others, err := state.Others()
@@ -137,6 +139,9 @@ func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 	}
 	others.Accept(s.AcceptForeign)
 	r.SetOthers(others)
+	if err := s.astray(ctx, r, state, others.Overridden); err != nil {
+		return err
+	}
 	links, err := routes.Interfaces()
 	if err != nil {
 		return err
@@ -145,6 +150,59 @@ func (s *session) examine(r *answer.Status, state *neighbors.State) error {
 	for _, p := range answer.UncoveredPods(want.Policy, s.PodCIDRs) {
 		p.Level = config.Error // here: check warns of what may be meant
 		r.Take(config.Problems{p})
+	}
+	return nil
+}
+
+// astray warns of a pod whose packets to an exempt destination may leave by another interface than that of
+// its own routing rule: enforceNonMasquerade prevents the translation by a rule of another program, but not
+// the mark that comes with it, by which a routing rule decides first.
+func (s *session) astray(
+	ctx context.Context, r *answer.Status, state *neighbors.State, prevented []neighbors.Conflict,
+) error {
+	own, err := routes.SourceRules()
+	if err != nil || len(own) == 0 || len(prevented) == 0 {
+		return nil //nolint:nilerr // health says what cannot be read
+	}
+	tracer, err := state.Tracer(ctx, state.Want)
+	if err != nil {
+		return err
+	}
+	for _, c := range prevented {
+		pods, err := s.pods(c.Dst.Is6())
+		if err != nil || c.Dst.IsLinkLocalUnicast() {
+			continue
+		}
+		for _, pod := range pods {
+			q := routes.Query{Src: pod, Dst: c.Dst}
+			i := slices.IndexFunc(own, func(r routes.SourceRule) bool { return r.From.Contains(pod) && r.To.Contains(c.Dst) })
+			if i < 0 {
+				continue
+			}
+			alone, err := s.routes(q)
+			if err != nil {
+				return err
+			}
+			of := nft.Connection{Src: pod, Dst: c.Dst, In: alone.Back.Interface.Name, Out: alone.Out()[0]}
+			if !judge.Enforced(state.Want.Policy, of) {
+				continue
+			}
+			q.Mark, q.Open = tracer.Mark(pod, c.Dst, alone)
+			marked, err := s.routes(q)
+			if err != nil {
+				return err
+			}
+			for _, out := range marked.Out() {
+				if out != "" && !slices.Contains(alone.Out(), out) {
+					r.Explain(config.Warning, health.RoutingRules, fmt.Sprintf("the mark decides before %s, and stays although "+
+						"%s prevents the translation in %s %s\n%s", own[i], config.KeyEnforceNonMasquerade, c.Table(), c.Chain(),
+						health.Dropped), "pods keep their address to %s, but a mark may lead %s there by %s", c.Dst, pod,
+						config.Printable(out))
+					return nil
+				}
+			}
+			break // one pod of this node is enough
+		}
 	}
 	return nil
 }

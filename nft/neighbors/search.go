@@ -110,14 +110,16 @@ func (s *search) one(packet trace.Packet, hooks []uint32, do func(trace.Packet, 
 }
 
 // add adds a conflict, unless the rule is known for it: then one packet is enough. What is
-// certain of one packet says more than what may happen to another.
+// certain of one packet says more than what may happen to another, and what is not link-local more
+// than what is: that has no routes.
 func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
 	c := Conflict{Kind: k, Finding: f, Src: p.Src, Dst: p.Dst}
 	c.Via, c.Open = slices.Clone(f.Via), slices.Clone(f.Open)
 	i, known := s.found[at(k, f.Rule)]
 	if !known {
 		s.found[at(k, f.Rule)], s.all = len(s.all), append(s.all, c)
-	} else if len(c.Open) < len(s.all[i].Open) && !s.all[i].elsewhere {
+	} else if known := s.all[i]; !known.elsewhere && (len(c.Open) < len(known.Open) ||
+		known.Dst.IsLinkLocalUnicast() && !c.Dst.IsLinkLocalUnicast()) {
 		s.all[i] = c
 	}
 }

@@ -278,15 +278,18 @@ func (n *Node) routing(p nft.Policy, pods map[bool][]netip.Addr) config.Problems
 			led = iprange.Normal(led)
 			for _, c := range f.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 				if !c.Addr().IsLinkLocalUnicast() && len(iprange.Subtract([]iprange.Range{iprange.Of(c.Prefix)}, led)) > 0 {
-					return problem(config.Warning, RoutingRules, fmt.Sprintf("%s (%s) leaves by another table than that of %s\nEC2 "+
-						"drops such packets of secondary interfaces; with AWS VPC CNI, list it in AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, "+
-						"too", c, c.Pos, of[0]), "pods keep their address to %s, but no routing rule from %s leads there", c, pod)
+					return problem(config.Warning, RoutingRules, fmt.Sprintf("%s (%s) leaves by another table than that of %s\n%s",
+						c, c.Pos, of[0], Dropped), "pods keep their address to %s, but no routing rule from %s leads there", c, pod)
 				}
 			}
 		}
 	}
 	return nil
 }
+
+// Dropped is why it matters by which interface packets of pods leave.
+const Dropped = "EC2 drops such packets of secondary interfaces; with AWS VPC CNI, list it in " +
+	"AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, too"
 
 // ipv6Pods notes that pods have addresses that nothing is done about.
 func ipv6Pods(p nft.Policy, pods []netip.Addr) config.Problems {
