@@ -155,7 +155,7 @@ func TestFilesAreMerged(t *testing.T) {
 			"ConfigMap of Tencent TKE, as documented",
 			[]string{"NonMasqueradeCIDRs:\n- 192.168.0.0/16\nNonMasqueradeSrcCIDRs:\n- 10.0.0.0/12\nMasqLinkLocal: true\n" +
 				"MasqLinkLocalIPv6: false\nResyncInterval: 1m0s\n"},
-			"ll=true ll6=false ipv6=false every=1m0s 192.168.0.0/16",
+			"ll=true ll6=false ipv6=false every=1m0s 192.168.0.0/16, not from 10.0.0.0/12",
 		},
 		{
 			"one bad file rejects all",
@@ -172,6 +172,9 @@ func TestFilesAreMerged(t *testing.T) {
 			c, problems := Parse(Defaults{}, sources...)
 			got := fmt.Sprintf("ll=%t ll6=%t ipv6=%t every=%s %s",
 				c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval, prefixes(c.NonMasqueradeCIDRs))
+			if len(c.NonMasqueradeSrcCIDRs) > 0 {
+				got += ", not from " + prefixes(c.NonMasqueradeSrcCIDRs)
+			}
 			if err := problems.Err(); err != nil {
 				got = err.Error()
 			}

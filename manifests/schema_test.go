@@ -250,7 +250,7 @@ func TestExamplesParseAsDescribed(t *testing.T) {
 		"examples/cilium-pools":          {exempt: "10.0.0.0/8 fd00::/8", snatRules: 2},
 		"examples/two-uplinks":           {exempt: "10.0.0.0/8", snatRules: 3},
 		"examples/gke":                   {exempt: gke},
-		"examples/azure":                 {exempt: "10.244.0.0/16 100.64.0.0/10 192.168.0.0/16", linkLocal: true},
+		"examples/azure":                 {exempt: "10.244.0.0/16 192.168.0.0/16", linkLocal: true},
 		"examples/non-masquerade-daemon": {exempt: "10.0.0.0/8", warnings: 1}, // linkLocal is deprecated
 		"examples/node-pool":             {exempt: "10.0.0.0/8 198.51.100.0/24"},
 	} {
