@@ -229,7 +229,7 @@ func faults() []fault {
 		{
 			name: "the source ports for a destination are used up", config: masquerading + "toPorts: 20000-20003",
 			then: sends(4), id: "source-ports", code: 1, first: "new udp connections to 203.0.113.9:5001 fail, or will",
-			says: []string{"4 of 4 source ports of 192.0.2.1", "\n  nft-masq-agent connections --ports "}, sees: node,
+			says: []string{"4 of 4 source ports of 192.0.2.1", "\n  nft-masq-agent connections 203.0.113.9 "}, sees: node,
 		},
 		{
 			name: "an older agent's rules", config: masquerading, do: func(n *faultyNode) { n.nft(staleChain) },
