@@ -186,7 +186,11 @@ func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort
 			return x, err
 		}
 	}
-	f.addOpen(ctx, &x, s, now.known, tables, src, to, ways)
+	var devices []string
+	if tracer != nil {
+		devices = tracer.Devices()
+	}
+	f.addOpen(ctx, &x, s, now.known, tables, devices, src, to, ways)
 	return x, nil
 }
 
@@ -285,7 +289,7 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 // are stale may be from any source, unless one was given. The verdict needs no privilege, but this does.
 func (f *explainFlags) addOpen(
 	ctx context.Context, x *answer.Explanation, s *session, known *neighbors.State, tables []older.LegacyTable,
-	src netip.Addr, to netip.AddrPort, ways routes.Routes,
+	devices []string, src netip.Addr, to netip.AddrPort, ways routes.Routes,
 ) {
 	const most = 8
 	var j *conntrack.Judge // nil: nothing is certain to be stale
@@ -310,10 +314,12 @@ func (f *explainFlags) addOpen(
 	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool {
 		return (t.Family == nfnetlink.IPv6) != to.Addr().Is6()
 	})
-	switch x.SetLegacy(tables, seen); {
+	unread := x.SetLegacy(tables, seen)
+	unread = x.SetDevices(devices, seen) || unread
+	switch {
 	case err != nil: // as without the privilege
 		return
-	case len(tables) == 0:
+	case !unread:
 		x.SetAgainst(against)
 	}
 	if j != nil {

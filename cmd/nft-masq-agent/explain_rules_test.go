@@ -36,6 +36,7 @@ func contradicts(x answer.Explanation, seen netip.Addr, lost bool) string {
 		if !lost {
 			return "it arrives from " + seen.String()
 		}
+	case strings.HasPrefix(x.Headline, "unknown: "):
 	case lost && !mayDrop && !(code == "unknown" && strings.Contains(possible, "nothing")):
 		return "it does not arrive"
 	case lost, code == "translated-first":
@@ -226,6 +227,44 @@ func TestTheFarEndSeesWhatExplainSaysNextToEachRule(t *testing.T) {
 				"chain b { type nat hook postrouting priority 90; meta mark { 2-7 } masquerade; }", "10.9.0.9",
 		},
 		{
+			"mark at an equal priority, perhaps seen", "",
+			"chain a { type filter hook prerouting priority -150; meta mark set 7; }; " +
+				"chain b { type filter hook prerouting priority -150; meta mark 7 meta mark set 8; }; " +
+				"chain c { type nat hook postrouting priority 90; meta mark 8 masquerade; }", "10.9.0.9",
+		},
+		{
+			"kube-proxy's mark at an equal priority, perhaps seen", "",
+			"chain a { type filter hook forward priority 0; meta mark & 0x4000 == 0x4000 drop; }; " +
+				"chain b { type filter hook forward priority 0; meta mark set meta mark | 0x4000; }", "10.9.0.9",
+		},
+		{
+			"marks of two chains at an equal priority", "",
+			"chain a { type filter hook forward priority 0; meta mark set 5; }; " +
+				"chain b { type filter hook forward priority 0; meta mark set 6; }; " +
+				"chain c { type nat hook postrouting priority 90; meta mark 6 masquerade; }", "10.9.0.9",
+		},
+		{
+			"zone before notrack", "",
+			"chain c { type filter hook prerouting priority raw; ct zone set 5; notrack; }", "203.0.113.9",
+		},
+		{
+			"timeout before notrack", "",
+			"ct timeout t { protocol udp; l3proto ip; policy = { unreplied : 30 }; }; " +
+				"chain c { type filter hook prerouting priority raw; ct timeout set \"t\"; notrack; }", "203.0.113.9",
+		},
+		{
+			"zone before ct state", "",
+			"chain c { type filter hook prerouting priority raw; ct zone set 5; ct state invalid drop; }", "203.0.113.9",
+		},
+		{
+			"dnat of a protocol", "",
+			"chain a { type nat hook prerouting priority -100; meta l4proto udp dnat to 10.244.1.1; }", "10.9.0.9",
+		},
+		{
+			"dnat of another protocol", "",
+			"chain a { type nat hook prerouting priority -100; meta l4proto tcp dnat to 10.244.1.1; }", "10.9.0.9",
+		},
+		{
 			"iifname wildcard set", "",
 			"chain b { type nat hook postrouting priority 90; iifname { \"pod*\", \"x\" } masquerade; }", "10.9.0.9",
 		},
@@ -320,6 +359,36 @@ func TestTheFarEndSeesWhatExplainSaysNextToEachRule(t *testing.T) {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
 		n.asked(tt.name, n.top.PodV4, netip.MustParseAddr(tt.dst), uint16(5000+i))
+	}
+}
+
+// Chains at network devices are not read: explain and status name those that have rules.
+func TestRulesAtDevicesAreNamed(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft")
+	n := newTrafficNode(t)
+	n.enforce("")
+	for i, tt := range []struct{ table, chain, name string }{
+		{"netdev x", "{ type filter hook ingress device pod0 priority 0; ip daddr 203.0.113.9 drop; }", "netdev x c"},
+		{"netdev x", "{ type filter hook egress device eth0 priority 0; ip daddr 203.0.113.9 drop; }", "netdev x c"},
+		{"inet x", "{ type filter hook ingress device pod0 priority 0; ip daddr 203.0.113.9 drop; }", "inet x c"},
+		{"netdev x", "{ type filter hook ingress device pod0 priority 0; policy drop; }", "netdev x c"},
+		{"netdev x", "{ type filter hook ingress device pod0 priority 0; }", ""},
+	} {
+		nfttest.NFT(t, n.top.Node, "table "+tt.table+" { chain c "+tt.chain+"; }", "-f", "-")
+		n.asked(tt.name, n.top.PodV4, netip.MustParseAddr("203.0.113.9"), uint16(8000+i))
+		x, _ := n.explained("203.0.113.9", "--from", n.top.PodV4.String(), "--config", n.path)
+		says := "unknown: rules at network devices (" + tt.name + ") decide, too"
+		if named := x.Headline == says; named != (tt.name != "") {
+			t.Errorf("%s %s: %s", tt.table, tt.chain, x.Headline)
+		}
+		status := unwrap(n.run("status", "--config", n.path).stdout)
+		says = "not read: rules at network devices (" + tt.name + ")"
+		if named := strings.Contains(status, says); named != (tt.name != "") {
+			t.Errorf("%s %s: %s", tt.table, tt.chain, status)
+		}
+		nfttest.NFT(t, n.top.Node, "", "delete", "table", strings.Fields(tt.table)[0], "x")
 	}
 }
 

@@ -97,8 +97,13 @@ func TestExplainNamesTheAddressThatTheFarEndSees(t *testing.T) {
 		{
 			"destination that may be translated",
 			"table ip x { chain d { type nat hook prerouting priority -100; meta l4proto udp @th,16,16 53 redirect; }; chain " +
-				"c { type nat hook postrouting priority 99; masquerade; }; }", "10.9.0.9", "foreign-masquerade",
-			[]string{"10.9.0.9 sees 192.0.2.1", "may be translated first"},
+				"c { type nat hook postrouting priority 99; masquerade; }; }", "10.9.0.9", "unknown",
+			[]string{"cannot be determined", "th dport 53", "192.0.2.1, the address of eth0", "may be translated first"},
+		},
+		{
+			"tproxy", "table ip x { chain c { type filter hook prerouting priority mangle; meta l4proto udp " +
+				"tproxy to 127.0.0.1:9; }; }", "203.0.113.9", "unknown",
+			[]string{"cannot be determined", "192.0.2.1, the address of eth0", "nothing: ip x c handle 2"},
 		},
 		{
 			"connection tracking off", "table ip x { chain c { type filter hook prerouting priority raw; ip daddr " +

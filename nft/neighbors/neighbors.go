@@ -102,13 +102,14 @@ func passes(c nfnetlink.Chain) bool {
 }
 
 // concerns reports whether a base chain can decide about connections of a policy: those of
-// postrouting, those before connection tracking, and those of forwarding that drop by policy.
+// postrouting, those of prerouting, which may set marks, and those of forwarding that drop by policy.
+// Destinations are translated for the packets of Services.
 func concerns(c nfnetlink.Chain) bool {
 	switch h := c.Hook; h.Number {
 	case unix.NF_INET_POST_ROUTING:
 		return true
 	case unix.NF_INET_PRE_ROUTING:
-		return h.Priority < trace.ConntrackPriority
+		return h.Type != "nat"
 	case unix.NF_INET_FORWARD:
 		return c.Policy == 0 // NF_DROP
 	}

@@ -34,6 +34,8 @@ type Others struct {
 	// Unread counts rules that were not examined because there are too many, Unasked the packets
 	// that they tell apart but that were not asked about.
 	Unread, Unasked int
+	// Devices are the chains at hooks of network devices, which are not read.
+	Devices []string
 }
 
 // Of returns the rules of Overruled that are of a kind.
@@ -59,7 +61,7 @@ func (o *Others) Accept(chains []string) {
 // postrouting chain of type nat, and of no other.
 func (s *State) Others() (o Others, err error) {
 	n, want := s.node, s.Want
-	o.Legacy = s.older
+	o.Legacy, o.Devices = s.older, names(s.others.Devices)
 	if o.XTables, err = n.XTables(); err != nil {
 		return Others{}, err
 	}

@@ -62,6 +62,17 @@ func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) 
 	})
 }
 
+// Devices returns the chains at hooks of network devices, which are not read.
+func (t *Tracer) Devices() []string { return names(t.rules.Devices) }
+
+// names returns the chains as nft names them.
+func names(chains []nfnetlink.ChainID) (all []string) {
+	for _, c := range chains {
+		all = append(all, c.Family.String()+" "+nfnetlink.Printable(c.Table)+" "+nfnetlink.Printable(c.Name))
+	}
+	return all
+}
+
 // Mark returns the mark that a packet has when it is routed, as far as rules set it, and the bits
 // that are not certain. Where a packet of the node itself is routed again, by chains of type route
 // alone, nothing is certain.

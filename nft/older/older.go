@@ -61,7 +61,7 @@ type Chain struct {
 
 // A Listing is what [Find] searches.
 type Listing struct {
-	Chains  []nfnetlink.Chain          // of ip, ip6 and inet, in this order
+	Chains  []nfnetlink.Chain          // of ip, ip6, inet and netdev, in this order
 	dormant map[nfnetlink.ChainID]bool // tables, which have no name of a chain
 	// EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
 	EachRule func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
@@ -78,7 +78,7 @@ func List(c *nfnetlink.Conn) (Listing, error) {
 		l.dormant[nfnetlink.ChainID{Family: t.Family, Table: t.Name}] = t.Dormant()
 	}
 	all, err := c.Chains(nfnetlink.AnyFamily)
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
+	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet, unix.NFPROTO_NETDEV} {
 		for _, c := range all {
 			if c.Family == f {
 				l.Chains = append(l.Chains, c)

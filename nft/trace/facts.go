@@ -177,14 +177,14 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 		f = named(p.Out, false)
 	case "ct state":
 		switch before := t.beforeTracking(); {
-		case before == Yes && t.untracked == No:
+		case before == Yes && t.Untracked == No:
 			f = number(stateInvalid, allBits)
 		case before == Maybe:
-		case t.untracked == Yes, !p.Known && t.untracked == No:
-			f = number([...]uint32{No: stateNew, Yes: stateUntracked}[t.untracked], allBits)
+		case t.Untracked == Yes, !p.Known && t.Untracked == No:
+			f = number([...]uint32{No: stateNew, Yes: stateUntracked}[t.Untracked], allBits)
 		}
 	case "ct status":
-		if t.untracked != Yes && t.beforeTracking() != Maybe {
+		if t.Untracked != Yes && t.beforeTracking() != Maybe {
 			f = p.status()
 		}
 	default:
@@ -299,7 +299,7 @@ var byLoopback = map[string]Truth{`oifname "lo"`: No, `oif "lo"`: No, `oifname !
 // holds reports whether the packet satisfies a comparison.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
 	is := t.compare(c, s)
-	if (s.Field == "ct status" || s.Field == "ct mark") && (t.untracked == Yes || t.beforeTracking() == Yes) {
+	if (s.Field == "ct status" || s.Field == "ct mark") && (t.Untracked == Yes || t.beforeTracking() == Yes) {
 		return No // without a connection the kernel breaks the rule off
 	}
 	if strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST {
@@ -364,6 +364,9 @@ func (m Mark) set(to rule.NewMark, sure bool) Mark {
 	return Mark{value & known, known, changed}
 }
 
+// without returns the mark if rules may have changed some of its bits, or not.
+func (m Mark) without(bits uint32) Mark { return Mark{m.Value &^ bits, m.Known &^ bits, m.changed | bits} }
+
 // marked returns what is known of the mark where a chain compares some of its bits. Only a
 // comparison of exactly the bit of kube-proxy or portmap is about their marks.
 func (t *Tracer) marked(c *Chain, mask []byte) fact {
@@ -383,7 +386,8 @@ func (t *Tracer) marked(c *Chain, mask []byte) fact {
 		c.Name == "ts-postrouting" && (t.packet.In.Name != "" || t.packet.FromNode || t.packet.SrcType != unix.RTN_UNSPEC):
 		unset = compared
 	}
-	return number(t.mark.Value, t.mark.Known|unset&^t.mark.changed)
+	m := t.Mark.without(t.others)
+	return number(m.Value, m.Known|unset&^m.changed)
 }
 
 // families reports whether a chain or an expression of a family meets the packet.

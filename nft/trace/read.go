@@ -19,6 +19,8 @@ type Rules struct {
 	// Generation is that of the ruleset when reading began.
 	Generation uint32
 	Chains     []*Chain
+	// Devices are the chains with rules at the hooks of network devices, ingress and egress, which are not read.
+	Devices []nfnetlink.ChainID
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
@@ -37,6 +39,8 @@ const (
 	maxSetSize  = 10_000
 	maxElements = 200_000
 )
+
+const ingress = 5 // NF_INET_INGRESS
 
 // A Chain is a chain with its rules.
 type Chain struct {
@@ -139,7 +143,14 @@ func (r *reader) read() (err error) {
 	var first []*Chain
 	for _, c := range r.listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
-		if r.chains[idOf(c, c.Name)] = known; r.listing.InForce(c) && r.Reads(c) {
+		r.chains[idOf(c, c.Name)] = known
+		switch {
+		case !r.listing.InForce(c):
+		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
+			if c.Use > 0 || c.Policy == drop {
+				r.Devices = append(r.Devices, c.ID())
+			}
+		case r.Reads(c):
 			first = append(first, known)
 		}
 	}

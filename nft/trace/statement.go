@@ -30,6 +30,8 @@ const (
 	returns Code = "returns"
 	chooses Code = "chooses" // by a map of verdicts
 	marks   Code = "marks"
+	// connection tracking is told something about the packet, such as its zone
+	templates Code = "templates"
 )
 
 const (
@@ -98,11 +100,13 @@ func other(s rule.Statement) (effect, Truth) {
 		name, _, _ = strings.Cut(s.String(), " name ")
 	}
 	switch name {
-	case "counter", "log", "last", "meta", "ct", "dup", "flow_offload", "payload", "-m comment", "-j LOG", "-j NFLOG",
+	case "counter", "log", "last", "meta", "dup", "flow_offload", "payload", "-m comment", "-j LOG", "-j NFLOG",
 		"-j TCPMSS", "-j CHECKSUM", "-j CLASSIFY", "-j DSCP", "-j TOS", "-j TTL", "-j HL", "-j TEE", "-j AUDIT", "-j TRACE",
-		"-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK", "-j CT", "-j CONNMARK", "-j TCPOPTSTRIP",
-		"-j ECN", "ct helper set", "ct timeout set", "ct expectation set", "meta secmark set":
+		"-j IDLETIMER", "-j LED", "-j RATEEST", "-j SECMARK", "-j CONNSECMARK", "-j CONNMARK", "-j TCPOPTSTRIP",
+		"-j ECN", "ct helper set", "ct expectation set", "meta secmark set":
 		return effect{}, Yes
+	case "ct", "-j CT", "ct timeout set":
+		return effect{code: templates}, Yes
 	case "limit", "quota", "connlimit", "ct count", "dynset", "exthdr", "rt", "socket", "osf", "cmp", "range", "lookup":
 		return effect{}, Maybe
 	case "reject", "-j REJECT", "-j TARPIT", "-j DELUDE":

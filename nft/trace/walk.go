@@ -38,7 +38,6 @@ type Finding struct {
 	Own       bool     // the rule is this agent's
 	InNAT     bool     // it is in a chain of type nat
 	ofSources bool     // and it translates sources
-	left      []string // conditions by which earlier rules of the base chain may have ended the way to it
 }
 
 // A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
@@ -141,28 +140,36 @@ const TooMany = "too many rules to follow"
 type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
-	Has       func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits    int // of statements, by all packets
-	bases     []*Chain
-	packet    Packet
-	mark      Mark
-	untracked Truth
-	base      *Chain
-	result    Result
-	last      int      // visit of the packet
-	left      []string // conditions by which rules of the base chain may have ended the way; only appended to
-	decoded   int
+	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
+	Visits  int        // of statements, by all packets
+	bases   [][]*Chain // of a hook and a priority
+	decoded int
+	passage
+}
+
+// A passage is the packet at hand on its way.
+type passage struct {
+	Result
+	packet   Packet
+	template bool   // connection tracking may have been told about it: it has a zone, and cannot be untracked
+	others   uint32 // bits of the mark that chains of equal priority may have changed or not
+	base     *Chain
+	last     int      // visit of the packet
+	left     []string // conditions by which rules of the base chain may have ended the way
 }
 
 // New returns a Tracer for rules that were read.
 func New(r *Rules) *Tracer {
 	t := &Tracer{Rules: r}
-	for _, c := range r.Chains {
-		if c.Hook != nil {
-			t.bases = append(t.bases, c)
+	all := slices.DeleteFunc(slices.Clone(r.Chains), func(c *Chain) bool { return c.Hook == nil })
+	slices.SortStableFunc(all, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
+	for i, c := range all {
+		if i == 0 || !slices.Equal(all[i-1].when(), c.when()) {
+			t.bases = append(t.bases, nil)
 		}
+		last := &t.bases[len(t.bases)-1]
+		*last = append(*last, c)
 	}
-	slices.SortStableFunc(t.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
 	return t
 }
 
@@ -178,22 +185,19 @@ const (
 	anywhere = on | back | past | gone
 )
 
-// A way is what is known of the way of the packet to a rule.
+// A way is what is known of the way of the packet to a rule, as a finding says it.
 type way struct {
-	reach  Truth
-	open   []string
-	direct bool
-	via    []nfnetlink.Rule
-	chain  *Chain
-	rule   nfnetlink.Rule
+	Finding
+	reach Truth
+	chain *Chain
 }
 
 // under returns the way past a condition of a statement.
 func (w way) under(is Truth, s rule.Statement) way {
-	w.direct = w.direct || s.Op == "==" && isDestination(s.Field) ||
+	w.Direct = w.Direct || s.Op == "==" && isDestination(s.Field) ||
 		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
-	if is == Maybe && len(w.open) < maxUnknown {
-		w.open = append(slices.Clip(w.open), s.String())
+	if is == Maybe && len(w.Open) < maxUnknown {
+		w.Open = append(slices.Clip(w.Open), s.String())
 	}
 	return w.sure(is == Yes)
 }
@@ -238,15 +242,11 @@ func (p Packet) first() (early Packet, hook uint32) {
 // program has set its mark.
 func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
 	p.redirected = true
-	t.mark, t.untracked, t.last = by.Mark, destination.Untracked, t.Visits+maxVisits
 	early, first := p.first()
-	t.packet, t.result = early, Result{Keeps: Yes}
-	for _, c := range t.bases {
-		if c.Hook.Number == first && t.ofFamily(c.Family) && !c.nat() && c.Hook.Priority > dstPriority {
-			t.enter(c, Yes)
-		}
-	}
-	destination.Findings = slices.Concat(destination.Findings, t.result.Findings)
+	t.start(early)
+	t.Mark, t.Untracked = by.Mark, destination.Untracked
+	t.atHook(first)
+	destination.Findings, destination.Unknown = slices.Concat(destination.Findings, t.Findings), t.Unknown
 	return t.past(destination, p)
 }
 
@@ -259,10 +259,10 @@ func (t *Tracer) past(destination Result, p Packet) Result {
 	case p.Delivered():
 		hooks, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
 	}
-	t.packet, t.result = p, Result{Keeps: Yes}
+	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, nil, slices.Clip(destination.Unknown)
 	for _, f := range destination.Findings { // what concerns its source too
 		if !f.OfDestination && f.Code != Accepts {
-			t.result.Findings = append(t.result.Findings, f)
+			t.Findings = append(t.Findings, f)
 		}
 	}
 	return t.pass(hooks)
@@ -270,9 +270,12 @@ func (t *Tracer) past(destination Result, p Packet) Result {
 
 // At follows a packet through the base chains of some hooks.
 func (t *Tracer) At(p Packet, hooks ...uint32) Result {
-	t.packet, t.mark, t.untracked, t.last = p, Mark{}, No, t.Visits+maxVisits
-	t.result = Result{Keeps: Yes}
+	t.start(p)
 	return t.pass(hooks)
+}
+
+func (t *Tracer) start(p Packet) {
+	t.passage = passage{Result: Result{Keeps: Yes}, packet: p, last: t.Visits + maxVisits}
 }
 
 func (t *Tracer) pass(hooks []uint32) Result {
@@ -282,31 +285,21 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		}
 		t.atHook(hook)
 	}
-	r := &t.result
-	r.Keeps, r.Untracked, r.Mark = max(r.Keeps, t.untracked), t.untracked, t.mark
-	for _, f := range r.Findings {
-		switch {
-		case f.Code == Untracks && t.untracked == Maybe:
+	t.Keeps = max(t.Keeps, t.Untracked)
+	for _, f := range t.Findings {
+		if f.Code == Untracks && t.Untracked == Maybe {
 			t.unknown("whether connection tracking is off, by " + f.RuleText())
-		case f.InNAT && f.Code == Unknown:
-			t.unknown(f.Open...)
-			t.unknown(f.RuleText())
-		case f.InNAT, f.Code == Rewrites && !f.OfDestination:
-			t.unknown(f.Open...)
-			if !f.Sure {
-				t.unknown(f.left...)
-			}
 		}
 	}
 	if t.spent() {
 		t.unknown(TooMany)
-		r.Keeps = max(r.Keeps, Maybe)
+		t.Keeps = max(t.Keeps, Maybe)
 	}
-	return *r
+	return t.Result
 }
 
 // spent reports whether the packet has met too many rules.
-func (t *Tracer) spent() bool { return t.Visits > t.last || len(t.result.Findings) >= maxFindings }
+func (t *Tracer) spent() bool { return t.Visits > t.last || len(t.Findings) >= maxFindings }
 
 // ConntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has passed it is
 // tracked.
@@ -320,47 +313,71 @@ const (
 
 // atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
-	var keeps Truth
-	var last []int32
-	first, start := 0, len(t.result.Findings) // the finding of chains of this priority, and of this hook
+	start := len(t.Findings)
+	early := hook == unix.NF_INET_PRE_ROUTING || hook == unix.NF_INET_LOCAL_OUT
 	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
-	for _, c := range t.bases {
-		if c.Hook.Number != hook || !t.ofFamily(c.Family) {
-			continue
+	for _, all := range t.bases {
+		equal := slices.DeleteFunc(slices.Clone(all), func(c *Chain) bool {
+			return c.Hook.Number != hook || !t.ofFamily(c.Family)
+		})
+		others, several := t.changes(equal)
+		keeps, first, translate := t.Keeps, len(t.Findings), 0
+		for i, c := range equal {
+			switch at := c.Hook.Priority; {
+			case c.nat() && (t.Untracked == Yes || keeps == No), t.packet.redirected && early && at <= dstPriority:
+				continue
+			case c.nat():
+			case early && at > dstPriority && t.Keeps == No:
+				return // these chains see another destination: see Onward
+			case !early && at >= srcPriority && t.packet.natted == No:
+				t.becomes(t.Findings[start:], at > srcPriority)
+			}
+			met := len(t.Findings)
+			t.others = others[i]
+			if t.enter(c, keeps); slices.ContainsFunc(t.Findings[met:], translates) {
+				translate++
+			}
 		}
-		if when := c.when(); !slices.Equal(when, last) {
-			keeps, first, last = t.result.Keeps, len(t.result.Findings), when
-		}
-		if c.nat() && (t.untracked == Yes || keeps == No) {
-			continue
-		}
-		early := hook == unix.NF_INET_PRE_ROUTING || hook == unix.NF_INET_LOCAL_OUT
-		if early && !c.nat() && c.Hook.Priority > dstPriority && t.result.Keeps == No {
-			return // these chains see another destination: see Onward
-		}
-		if !early && !c.nat() && c.Hook.Priority >= srcPriority && t.packet.natted == No {
-			t.becomes(t.result.Findings[start:], c.Hook.Priority > srcPriority)
-		}
-		earlier := len(t.result.Findings) - first
-		t.enter(c, keeps)
-		equal := t.result.Findings[first:]
-		if slices.ContainsFunc(equal[:earlier], translates) && slices.ContainsFunc(equal[earlier:], translates) {
+		t.Mark = t.Mark.without(several)
+		if translate > 1 {
 			t.unknown("which of the chains of equal priority was registered last")
-			for i, f := range equal {
-				equal[i].Sure = f.Sure && !translates(f)
+			for i, f := range t.Findings[first:] {
+				t.Findings[first+i].Sure = f.Sure && !translates(f)
 			}
 		}
 	}
+}
+
+// changes returns, for each of several chains that run in an unknown order, the bits of the mark that
+// others may change before it, and those that more than one may change.
+func (t *Tracer) changes(equal []*Chain) (others []uint32, several uint32) {
+	others = make([]uint32, len(equal))
+	if len(equal) < 2 {
+		return others, 0
+	}
+	some := uint32(0)
+	for i, c := range equal {
+		before := t.passage
+		t.enter(c, t.Keeps)
+		now, was := t.Mark, before.Mark
+		t.passage = before
+		others[i] = now.changed&^was.changed | now.Value ^ was.Value | now.Known ^ was.Known
+		several, some = several|some&others[i], some|others[i]
+	}
+	for i, own := range others {
+		others[i] = several | some&^own
+	}
+	return others, several
 }
 
 // becomes replaces the source of the packet by that to which rules of this hook translated it, if it is
 // known: chains after NAT see that.
 func (t *Tracer) becomes(found []Finding, after bool) {
 	ours := slices.ContainsFunc(found, func(f Finding) bool { return f.Code == Ours && f.InNAT }) // which may translate it
-	if t.result.Keeps == Yes && !ours {
+	if t.Keeps == Yes && !ours {
 		return
 	}
-	own, to, sure := t.packet.Src, netip.Addr{}, after && max(t.result.Keeps, t.untracked) == No
+	own, to, sure := t.packet.Src, netip.Addr{}, after && max(t.Keeps, t.Untracked) == No
 	for _, f := range found {
 		if !f.OfSource() || !f.InNAT {
 			continue
@@ -385,7 +402,7 @@ func (t *Tracer) becomes(found []Finding, after bool) {
 	}
 }
 
-// when returns the priority at which the kernel runs a base chain, and its own.
+// when returns the hook at which the kernel runs a base chain, the priority, and its own.
 func (c *Chain) when() []int32 {
 	at := c.Hook.Priority
 	switch {
@@ -394,7 +411,7 @@ func (c *Chain) when() []int32 {
 	case c.nat():
 		at = dstPriority
 	}
-	return []int32{at, c.Hook.Priority}
+	return []int32{int32(c.Hook.Number), at, c.Hook.Priority} //nolint:gosec // NF_INET_…
 }
 
 func (c *Chain) nat() bool { return c.Hook.Type == "nat" }
@@ -407,9 +424,10 @@ func (c *Chain) ofSources() bool {
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
 	t.base, t.left = c, nil
-	w := way{reach: Yes}
-	if c.nat() {
-		w.reach = min(keeps, Yes-t.untracked)
+	met, w := len(t.Findings), way{reach: Yes}
+	w.Base, w.Priority, w.InNAT, w.ofSources = c.Name, c.Hook.Priority, c.nat(), c.ofSources()
+	if w.InNAT {
+		w.reach = min(keeps, Yes-t.Untracked)
 	}
 	to := t.walk(c, w)
 	if to&back != 0 && c.Policy == drop {
@@ -417,30 +435,40 @@ func (t *Tracer) enter(c *Chain, keeps Truth) {
 		to = to&^back | gone
 	}
 	switch { // whether it does not get past it as it was
-	case !c.nat():
+	case !w.InNAT:
 	case to&(back|past) == 0:
-		t.result.Keeps = No
+		t.Keeps = No
 	case to&gone != 0:
-		t.result.Keeps = min(t.result.Keeps, Maybe)
+		t.Keeps = min(t.Keeps, Maybe)
+	}
+	for _, f := range t.Findings[met:] {
+		if !w.InNAT && (f.Code != Rewrites || f.OfDestination) {
+			continue
+		}
+		if t.unknown(f.Open...); f.Code == Unknown {
+			t.unknown(f.RuleText())
+		} else if !f.Sure {
+			t.unknown(t.left...)
+		}
 	}
 }
 
 // rest returns the way to what is no rule of a chain.
 func (c *Chain) rest(w way) way {
-	w.chain, w.rule = c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
+	w.chain, w.Rule = c, nfnetlink.Rule{Family: c.Family, Table: c.Table, Chain: c.Name}
 	return w
 }
 
 // walk follows the packet through a chain, and returns where it may be then.
 func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	switch {
-	case c == nil, len(w.via) > maxDepth:
+	case c == nil, len(w.Via) > maxDepth:
 		return back
 	case c.Own && c.statements == nil:
 		t.find(c.rest(w), Ours)
 		return back
 	case c.Unread > 0:
-		t.mark = Mark{changed: allBits}
+		t.Mark = Mark{changed: allBits}
 		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
 	}
 	src, meets := t.packet.Src, t.meets(c)
@@ -449,7 +477,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 		if t.spent() {
 			return anywhere &^ on
 		}
-		w.chain, w.rule = c, c.Rules[i]
+		w.chain, w.Rule = c, c.Rules[i]
 		next := t.rule(i, w)
 		if to |= next &^ on; next&on == 0 {
 			return to
@@ -477,7 +505,7 @@ func (t *Tracer) rule(i int, w way) (to flow) {
 		}
 		next := t.do(w, e, s)
 		if next != on {
-			t.left = add(t.left, w.open...)
+			t.left = add(t.left, w.Open...)
 		}
 		if next&on == 0 {
 			return to | next | maybe
@@ -492,17 +520,17 @@ func (t *Tracer) rule(i int, w way) (to flow) {
 func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	switch e.code {
 	case marks:
-		t.mark = t.mark.set(*s.NewMark, w.reach == Yes)
+		t.Mark = t.Mark.set(*s.NewMark, w.reach == Yes)
 	case chooses:
 		return t.choose(w, s)
 	case Masquerades, Translates:
 		return t.translate(w, e.code, s)
 	case jumps, goes:
-		w.via = append(slices.Clip(w.via), w.rule)
+		w.Via = append(slices.Clip(w.Via), w.Rule)
 		before := len(t.left)
 		to := t.walk(t.chains[idOf(w.chain.Chain, e.chain)], w)
 		if to&(to-1) == 0 { // wherever the packet leaves the chain, it is in the same place
-			t.left = slices.Clip(t.left[:before])
+			t.left = t.left[:before]
 		}
 		if e.code == jumps && to&back != 0 {
 			to = to&^back | on
@@ -511,8 +539,8 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case Rewrites:
 		t.write(w, s.Write)
 	case Untracks:
-		if before := t.beforeTracking(); before != No && t.untracked != Yes {
-			t.untracked = max(t.untracked, min(w.reach, before))
+		if before := t.beforeTracking(); before != No && t.Untracked != Yes {
+			t.Untracked = max(t.Untracked, min(w.reach, before))
 			t.find(w.sure(before == Yes), Untracks)
 		}
 	case Unknown:
@@ -525,22 +553,24 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		t.accepts(w)
 		return past
 	case returns:
-		if len(w.via) == 0 {
+		if len(w.Via) == 0 {
 			t.accepts(w)
 		}
 		return back
+	case templates:
+		t.template = true
 	case nothing, Ours:
 	}
 	return on
 }
 
 // beforeTracking reports whether connection tracking comes after the base chain at hand. At its own
-// priority, whichever was registered last is the first.
+// priority, whichever was registered last is the first. A packet with a template looks tracked before.
 func (t *Tracer) beforeTracking() Truth {
 	switch h := t.base.Hook; {
 	case h.Number != unix.NF_INET_PRE_ROUTING && h.Number != unix.NF_INET_LOCAL_OUT, h.Priority > ConntrackPriority:
 		return No
-	case h.Priority == ConntrackPriority:
+	case h.Priority == ConntrackPriority, t.template:
 		return Maybe
 	}
 	return Yes
@@ -553,17 +583,15 @@ func (t *Tracer) accepts(w way) {
 	}
 }
 
-// find adds a finding, and the conditions on which it depends.
+// find adds a finding.
 func (t *Tracer) find(w way, code Code) *Finding {
-	t.result.Findings = append(t.result.Findings, Finding{
-		Code: code, Place: Place{w.rule, t.base.Name, t.base.Hook.Priority}, Via: w.via, Sure: w.reach == Yes, Open: w.open,
-		Direct: w.direct, Own: w.chain.Own, InNAT: t.base.nat(),
-		ofSources: t.base.ofSources(), left: slices.Clip(t.left),
-	})
-	return &t.result.Findings[len(t.result.Findings)-1]
+	f := w.Finding
+	f.Code, f.Own, f.Sure = code, w.chain.Own, w.reach == Yes
+	t.Findings = append(t.Findings, f)
+	return &t.Findings[len(t.Findings)-1]
 }
 
-func (t *Tracer) unknown(words ...string) { t.result.Unknown = add(t.result.Unknown, words...) }
+func (t *Tracer) unknown(words ...string) { t.Unknown = add(t.Unknown, words...) }
 
 // add adds the words that a list does not have.
 func add(to []string, words ...string) []string {
@@ -628,7 +656,7 @@ func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
 		}
 	}
 	f := t.find(w.under(has, s), code)
-	f.Mark, f.OfDestination, f.Keeps = t.mark, !source, s.ToMap == "" && source && isSource(s.ToField)
+	f.Mark, f.OfDestination, f.Keeps = t.Mark.without(t.others), !source, s.ToMap == "" && source && isSource(s.ToField)
 	for _, r := range to {
 		if s.Flags&nfnetlink.NATPrefix != 0 {
 			r = prefixed(r, of)

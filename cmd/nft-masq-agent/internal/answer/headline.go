@@ -61,18 +61,27 @@ func (x *Explanation) Follow(paths []neighbors.Path) {
 	if len(all) == 1 {
 		return
 	}
-	why.Unknown = distinct(why.Unknown)
-	on := strings.Join(why.Unknown, "; ")
-	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.to, on)
-	x.Sees, x.Possible = "", nil
+	var possible []string
 	for _, y := range all {
-		why.Rules = append(why.Rules, y.Why.Rules...)
-		if y.Why.Code != "unknown" {
-			y.Possible = []string{strings.TrimPrefix(y.Headline, x.to+" sees ")}
-		}
-		x.Possible = append(x.Possible, y.Possible...)
+		why.Rules, possible = append(why.Rules, y.Why.Rules...), append(possible, y.possible()...)
 	}
-	x.Why = why
+	x.Why, x.Possible = why, possible
+	x.dependsOn(distinct(why.Unknown))
+}
+
+// possible is what the destination may see.
+func (x *Explanation) possible() []string {
+	if x.Why.Code == "unknown" {
+		return x.Possible
+	}
+	return []string{strings.TrimPrefix(x.Headline, x.to+" sees ")}
+}
+
+// dependsOn says that the answer is not certain.
+func (x *Explanation) dependsOn(conditions []string) {
+	x.Why.Code, x.Why.Unknown, x.Sees = "unknown", conditions, ""
+	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.to,
+		cmp.Or(strings.Join(conditions, "; "), "a translation that the rule does not name"))
 }
 
 // FollowEach is Follow for a connection whose destination rules translate to one of several
@@ -126,9 +135,44 @@ func leads(n neighbors.Path) bool {
 	return !n.Packet.Delivered() && n.Packet.DstType != unix.RTN_UNSPEC
 }
 
-// follow is Follow for one path.
+// follow is Follow for one path. What may happen before makes the answer depend on that.
 func (x *Explanation) follow(n neighbors.Path) {
-	defer func() { x.Why.Interface = n.Out() }()
+	x.answer(n)
+	switch x.Why.Code {
+	default:
+		x.mayMiss(n)
+	case string(trace.Drops), string(trace.Rejects), "translated-first", "no-route":
+	}
+	x.Why.Interface = n.Out()
+}
+
+// mayMiss makes the answer depend on the rules that may translate the destination, or do anything.
+func (x *Explanation) mayMiss(n neighbors.Path) {
+	var on, otherwise []string
+	rules := x.Why.Rules
+	for _, f := range slices.Concat(n.Destination.Findings, n.Source.Findings) {
+		means := "nothing, if its destination is translated: "
+		switch {
+		case f.Code == trace.Unknown && !f.OfSource():
+			means, on = "whatever another program makes of it, or nothing: ", append(on, f.RuleText())
+		case !f.OfDestination:
+			continue
+		}
+		r := newWay(f, n)
+		if means += r.String(); !slices.Contains(otherwise, means) {
+			on, otherwise, rules = append(on, f.Open...), append(otherwise, means), append(rules, r)
+		}
+	}
+	if len(otherwise) == 0 {
+		return
+	}
+	on = append(on, x.Why.Unknown...)
+	x.Possible, x.Why.Rules, x.Details = append(x.possible(), otherwise...), rules, ""
+	x.dependsOn(distinct(on))
+}
+
+// answer says what the destination sees on a path, if it is reached.
+func (x *Explanation) answer(n neighbors.Path) {
 	for _, f := range n.Source.Findings {
 		if f.Ends() && f.Sure {
 			x.ends(f, n)
@@ -296,15 +340,21 @@ func (x *Explanation) SetNotForwarded(what, remedy string) {
 }
 
 // SetLegacy makes the headline unknown because of tables of legacy ip_tables that decide, too.
-// open counts the open connections to the destination by the source that it sees.
-func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]int) {
-	if len(tables) == 0 {
-		return
-	}
-	names := texts(tables)
+// open counts the open connections to the destination by the source that it sees. It returns whether it did so.
+func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]int) bool {
+	return len(tables) > 0 && x.unread("in legacy ip_tables", texts(tables), health.LegacyDetails(tables), open)
+}
+
+// SetDevices is SetLegacy for chains at network devices.
+func (x *Explanation) SetDevices(chains []string, open map[netip.Addr]int) bool {
+	return len(chains) > 0 && x.unread("at network devices", chains, "nft list chain "+strings.Join(chains, "\nnft list chain "),
+		open)
+}
+
+func (x *Explanation) unread(where string, names []string, details string, open map[netip.Addr]int) bool {
 	without := x.Headline
-	x.Headline = fmt.Sprintf("unknown: rules in legacy ip_tables (%s) decide, too", strings.Join(names, ", "))
-	x.Details = health.LegacyDetails(tables)
+	x.Headline = fmt.Sprintf("unknown: rules %s (%s) decide, too", where, strings.Join(names, ", "))
+	x.Details = details
 	x.Why, x.Sees, x.Possible = Why{Code: "unknown", Unknown: names}, "", nil
 	for _, seen := range slices.SortedFunc(maps.Keys(open), netip.Addr.Compare) {
 		x.Possible = append(x.Possible, fmt.Sprintf("%s %s seen as %s", Plural(open[seen], "open connection"),
@@ -313,6 +363,7 @@ func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]
 	if without != "" {
 		x.Possible = append(x.Possible, "without them: "+without)
 	}
+	return true
 }
 
 // mayEnd notes the rules that end the connection if a condition is true that is unknown.
@@ -320,7 +371,7 @@ func (x *Explanation) mayEnd(n neighbors.Path) {
 	const most = 3
 	found := 0
 	for _, f := range n.Source.Findings {
-		if !f.Ends() && f.Code != trace.Unknown || f.OfSource() {
+		if !f.Ends() || f.OfSource() {
 			continue
 		}
 		if found++; found > most {
@@ -334,9 +385,7 @@ func (x *Explanation) mayEnd(n neighbors.Path) {
 
 // cannotKnow describes what the answer depends on.
 func (x *Explanation) cannotKnow(n neighbors.Path, by []trace.Finding, itself bool) {
-	x.Why.Code, x.Why.Unknown = "unknown", n.Source.Unknown
-	on := cmp.Or(strings.Join(n.Source.Unknown, "; "), "a translation that the rule does not name")
-	x.Headline = fmt.Sprintf("What %s sees cannot be determined here: it depends on %s.", x.to, on)
+	x.dependsOn(n.Source.Unknown)
 	for i, r := range x.Why.Rules {
 		sees := r.Sees
 		switch to := by[i].To; {

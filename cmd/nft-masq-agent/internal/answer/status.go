@@ -256,6 +256,10 @@ func (r *Status) SetOthers(others neighbors.Others) {
 		r.Add(config.Warning, "rules-unread", "%d rules of other programs were too many to examine; their effect is unknown",
 			others.Unread)
 	}
+	if len(others.Devices) > 0 {
+		r.Add(config.Warning, "rules-unread", "not read: rules at network devices (%s); their effect is unknown",
+			strings.Join(others.Devices, ", "))
+	}
 	if others.Unasked > 0 {
 		r.Add(config.Warning, "rules-unasked", "rules of other programs name too many addresses to ask about each: "+
 			"%d packets were not asked about", others.Unasked)
