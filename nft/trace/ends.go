@@ -26,26 +26,22 @@ type Ends struct {
 func (t *Tracer) Ends(perSet int) (e Ends) {
 	known := map[string]bool{} // sets by what is looked up in them
 	for _, c := range t.Chains {
+		t.base = t.bases[0] // any, to know how long fields are
 		for i := range c.Rules {
 			all := t.statements(c, i)
 			from, _ := prefixes(all)
 			for s := range all {
-				if isSource(s.Field) || isDestination(s.Field) {
-					r, ok := s.Range()
-					if e.Exact = e.Exact || !ok && (s.Set == "" || s.Mask != nil); ok {
-						e.add(s.Field, r, from)
+				key, elements := slices.Concat(s.Key, s.ToKey), []element(nil)
+				at := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set()))
+				if of := t.sets[at]; of != nil {
+					e.Exact = e.Exact || of.large
+					if use := fmt.Sprint(at, key, from); !known[use] {
+						known[use], elements = true, of.elements[:min(perSet, len(of.elements))]
 					}
+				} else if r, _ := s.Range(); isSource(s.Field) || isDestination(s.Field) {
+					key, elements = []rule.Part{{Field: s.Field}}, []element{{from: r.From.AsSlice(), to: r.To.AsSlice()}}
 				}
-				at, key := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set())), slices.Concat(s.Key, s.ToKey)
-				of := t.sets[at]
-				e.Exact = e.Exact || t.large[at]
-				if of == nil {
-					continue
-				}
-				if use := fmt.Sprint(at, key, from); !known[use] {
-					known[use] = true
-					e.keys(of.elements[:min(perSet, len(of.elements))], key, from)
-				}
+				e.add(t, c, elements, key, from)
 			}
 		}
 	}
@@ -60,43 +56,35 @@ func Sorted(of []netip.Addr) []netip.Addr {
 	return slices.Compact(of)
 }
 
-// keys adds the ends of the keys of a set. An element with a source is only for that.
-func (e *Ends) keys(all []element, key []rule.Part, from netip.Prefix) {
+// add adds the ends of what a key is compared with. An element with a source is only for that.
+func (e *Ends) add(t *Tracer, c *Chain, all []element, key []rule.Part, from netip.Prefix) {
 	for _, of := range all {
 		at, from := 0, from
 		for _, p := range key {
-			size := sizes[p.Field]
+			size := t.fact(c, p).size
 			if size == 0 || at+size > min(len(of.from), len(of.to)) { // what comes after it is somewhere
 				e.Exact = true
 				break
 			}
-			if isDestination(p.Field) || isSource(p.Field) {
-				e.Exact = e.Exact || p.Mask != nil
-				first, _ := netip.AddrFromSlice(of.from[at : at+size])
-				last, _ := netip.AddrFromSlice(of.to[at : at+size])
-				r := iprange.Range{From: first, To: last}
-				if e.add(p.Field, r, from); isSource(p.Field) && p.Mask == nil {
-					if only, ok := r.Prefix(); ok {
-						from = only
-					}
+			first, _ := netip.AddrFromSlice(of.from[at : at+size])
+			last, _ := netip.AddrFromSlice(of.to[at : at+size])
+			ends := []netip.Addr{first}
+			if next := last.Next(); next.IsValid() {
+				ends = append(ends, next)
+			}
+			switch only, one := (iprange.Range{From: first, To: last}).Prefix(); {
+			case isDestination(p.Field):
+				e.Exact, e.Dst = e.Exact || p.Mask != nil, append(e.Dst, ends...)
+				e.of.add(from, ends...)
+			case isSource(p.Field):
+				e.Exact, e.Src = e.Exact || p.Mask != nil, append(e.Src, ends...)
+				if one && p.Mask == nil {
+					from = only
 				}
 			}
 			at = (at + size + 3) &^ 3
 		}
 	}
-}
-
-func (e *Ends) add(field string, r iprange.Range, from netip.Prefix) {
-	ends := []netip.Addr{r.From}
-	if next := r.To.Next(); next.IsValid() {
-		ends = append(ends, next)
-	}
-	if isSource(field) {
-		e.Src = append(e.Src, ends...)
-		return
-	}
-	e.Dst = append(e.Dst, ends...)
-	e.of.add(from, ends...)
 }
 
 // Of returns the destinations that rules for a source alone compare with.

@@ -37,5 +37,10 @@ func (r *Rules) Content() (chains, sets int) {
 			chains++
 		}
 	}
-	return chains, len(r.sets)
+	for _, s := range r.sets {
+		if s.read {
+			sets++
+		}
+	}
+	return chains, sets
 }

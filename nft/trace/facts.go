@@ -88,10 +88,25 @@ type fact struct {
 	first        uint32
 }
 
-func factOf(b []byte) (f fact) {
-	f.size = copy(f.value[:], b)
-	for i := range f.size {
-		f.known[i] = 0xff
+// address returns what is known of a field that has an address, if it is of its family.
+func address(a netip.Addr, field string) (f fact) {
+	f.size = 4
+	if strings.HasPrefix(field, "ip6") {
+		f.size = 16
+	}
+	if b := a.AsSlice(); len(b) == f.size {
+		copy(f.value[:], b)
+		copy(f.known[:], allOnes)
+	}
+	return f
+}
+
+// ordered returns a number in network order; 0 is not known.
+func ordered(n uint32, size int) (f fact) {
+	f.size = size
+	if n != 0 {
+		copy(f.value[:], binary.BigEndian.AppendUint32(nil, n)[4-size:])
+		copy(f.known[:size], allOnes)
 	}
 	return f
 }
@@ -142,14 +157,9 @@ func (f fact) within(from, to []byte) Truth {
 	return Maybe
 }
 
-// sizes are those of the fields that can be known.
-var sizes = map[string]int{
-	"ip saddr": 4, "ip daddr": 4, "ip6 saddr": 16, "ip6 daddr": 16, "iifname": unix.IFNAMSIZ, "oifname": unix.IFNAMSIZ,
-	"iif": 4, "oif": 4, "meta nfproto": 1, "meta protocol": 2, "meta l4proto": 1, "ip protocol": 1, "th sport": 2,
-	"th dport": 2, "fib saddr type": 4, "fib daddr type": 4, "ct state": 4, "ct status": 4, "ct mark": 4, metaMark: 4,
-}
-
 const metaMark = "meta mark"
+
+var allOnes = bytes.Repeat([]byte{0xff}, 16)
 
 // The states and the status of a connection: NF_CT_STATE_BIT(IP_CT_NEW) of nft, untracked, and
 // IPS_DST_NAT.
@@ -168,33 +178,34 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 	case metaMark:
 		f = t.marked(c, of.Mask)
 	case "ip saddr", "ip6 saddr":
-		f = factOf(p.Src.AsSlice())
+		f = address(p.Src, field)
 	case "ip daddr", "ip6 daddr":
-		f = factOf(p.Dst.AsSlice())
+		f = address(p.Dst, field)
 	case "iifname":
 		f = named(p.In, p.FromNode || p.Bridged)
 	case "oifname":
 		f = named(p.Out, false)
 	case "ct state":
+		f.size = 4
 		switch before := t.beforeTracking(); {
-		case before == Yes && t.Untracked == No:
+		case before == Maybe, t.Untracked == Maybe:
+		case t.Untracked == Yes:
+			f = number(stateUntracked, allBits)
+		case before == Yes:
 			f = number(stateInvalid, allBits)
-		case before == Maybe:
-		case t.Untracked == Yes, !p.Known && t.Untracked == No:
-			f = number([...]uint32{No: stateNew, Yes: stateUntracked}[t.Untracked], allBits)
+		case !p.Known:
+			f = number(stateNew, allBits)
 		}
 	case "ct status":
-		if t.Untracked != Yes && t.beforeTracking() != Maybe {
+		f.size = 4
+		if t.Untracked == No && t.beforeTracking() != Maybe {
 			f = p.status()
 		}
 	default:
 		f = p.number(field)
 	}
-	switch {
-	case of.Modulus > 0:
+	if of.Modulus > 0 {
 		f = fact{size: 4, values: of.Modulus, first: of.Offset}
-	case f.size != sizes[of.Field]: // not known, or of the other family
-		f = fact{size: sizes[of.Field]}
 	}
 	return f.masked(of.Mask)
 }
@@ -238,32 +249,33 @@ func (p Packet) number(field string) fact {
 	n := uint32(0)
 	switch field {
 	case "meta nfproto":
-		n = p.of(unix.NFPROTO_IPV4, unix.NFPROTO_IPV6)
+		return ordered(p.of(unix.NFPROTO_IPV4, unix.NFPROTO_IPV6), 1)
 	case "meta protocol":
-		n = p.of(unix.ETH_P_IP, unix.ETH_P_IPV6)
+		return ordered(p.of(unix.ETH_P_IP, unix.ETH_P_IPV6), 2)
 	case "meta l4proto", "ip protocol":
-		n = uint32(p.Protocol)
+		return ordered(uint32(p.Protocol), 1)
+	case "th sport":
+		return fact{size: 2}
 	case "th dport":
-		n = uint32(p.Port)
+		return ordered(uint32(p.Port), 2)
 	case "fib saddr type":
 		n = uint32(p.SrcType)
 	case "fib daddr type":
 		n = uint32(p.DstType)
 	case "iif":
-		n = p.In.Index
+		if n = p.In.Index; n == 0 && (p.FromNode || p.Bridged) { // it was received on none
+			return number(0, allBits)
+		}
 	case "oif":
 		n = p.Out.Index
-	}
-	switch size := sizes[field]; {
-	case field == "iif" && n == 0 && (p.FromNode || p.Bridged): // it was received on none
-		return number(0, allBits)
-	case n == 0:
+	case "ct mark":
+	default:
 		return fact{}
-	case size == 4:
-		return number(n, allBits)
-	default: // in network order
-		return factOf(binary.BigEndian.AppendUint32(nil, n)[4-size:])
 	}
+	if n == 0 {
+		return fact{size: 4}
+	}
+	return number(n, allBits)
 }
 
 // of returns the number of the packet's family.
@@ -288,26 +300,22 @@ func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
 	case s.Op == "<=", s.Op == ">":
 		from, not = make([]byte, len(to)), s.Op == ">"
 	default:
-		to, not = bytes.Repeat([]byte{0xff}, len(from)), s.Op == "<"
+		to, not = allOnes[:min(len(from), len(allOnes))], s.Op == "<"
 	}
 	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(from, to).unless(not)
 }
 
-// byLoopback is whether a packet leaves by the loopback interface. One to another host does not.
-var byLoopback = map[string]Truth{`oifname "lo"`: No, `oif "lo"`: No, `oifname != "lo"`: Yes, `oif != "lo"`: Yes}
-
-// holds reports whether the packet satisfies a comparison.
+// holds reports whether the packet satisfies a comparison. One to another host does not leave by the
+// loopback interface.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
-	is := t.compare(c, s)
-	if (s.Field == "ct status" || s.Field == "ct mark") && (t.Untracked == Yes || t.beforeTracking() == Yes) {
+	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
+	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
+	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST &&
+		strings.HasSuffix(s.String(), ` "lo"`):
+		return truthOf(s.Op == "!=")
 	}
-	if strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST {
-		if leaves, ok := byLoopback[s.String()]; ok {
-			return leaves
-		}
-	}
-	return is
+	return t.compare(c, s)
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.
@@ -316,7 +324,7 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
 	_, has := t.lookup(c, s.Set, s.Key)
-	if t.Has == nil || !t.large[idOf(c.Chain, s.Set)] || len(s.Key) != 1 {
+	if of := t.sets[idOf(c.Chain, s.Set)]; t.Has == nil || of == nil || !of.large || len(s.Key) != 1 {
 		return has
 	}
 	of := t.fact(c, s.Key[0])
@@ -332,7 +340,7 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 // one that was not read, it may have any: then there are none.
 func (t *Tracer) lookup(c *Chain, name string, parts []rule.Part) ([]element, Truth) {
 	of := t.sets[idOf(c.Chain, name)]
-	if of == nil {
+	if of == nil || !of.read {
 		return nil, Maybe
 	}
 	var key []fact
@@ -365,7 +373,9 @@ func (m Mark) set(to rule.NewMark, sure bool) Mark {
 }
 
 // without returns the mark if rules may have changed some of its bits, or not.
-func (m Mark) without(bits uint32) Mark { return Mark{m.Value &^ bits, m.Known &^ bits, m.changed | bits} }
+func (m Mark) without(bits uint32) Mark {
+	return Mark{m.Value &^ bits, m.Known &^ bits, m.changed | bits}
+}
 
 // marked returns what is known of the mark where a chain compares some of its bits. Only a
 // comparison of exactly the bit of kube-proxy or portmap is about their marks.

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,8 +25,7 @@ type Rules struct {
 	Unread  int
 	listing older.Listing
 	chains  map[id]*Chain
-	sets    map[id]*set
-	large   map[id]bool // sets that were not read because they are too large
+	sets    map[id]*set // all, of which those are read that rules refer to
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -115,15 +113,13 @@ type reader struct {
 	Scope
 	ctx      context.Context
 	conn     *nfnetlink.Conn
-	listed   map[id]nfnetlink.Set // sets that were not read
-	rules    int                  // the number of rules read
-	memory   int                  // that they take, in bytes
-	elements int                  // in sets and maps
+	rules    int // the number of rules read
+	memory   int // that they take, in bytes
+	elements int // in sets and maps
 }
 
 func newReader(ctx context.Context, c *nfnetlink.Conn, of Scope) *reader {
-	r := &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}, large: map[id]bool{}}
-	return &reader{Rules: r, Scope: of, ctx: ctx, conn: c, listed: map[id]nfnetlink.Set{}}
+	return &reader{Rules: &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}}, Scope: of, ctx: ctx, conn: c}
 }
 
 func (r *reader) read() (err error) {
@@ -138,7 +134,7 @@ func (r *reader) read() (err error) {
 		return err
 	}
 	for _, s := range sets {
-		r.listed[id{s.Family, s.Table, s.Name}] = s
+		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
 	}
 	var first []*Chain
 	for _, c := range r.listing.Chains {
@@ -156,10 +152,7 @@ func (r *reader) read() (err error) {
 	}
 	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
 	slices.SortStableFunc(first, func(a, b *Chain) int {
-		return cmp.Or(
-			cmp.Compare(slices.Index(types, a.Hook.Type), slices.Index(types, b.Hook.Type)),
-			cmp.Compare(a.Hook.Priority, b.Hook.Priority),
-		)
+		return slices.Index(types, a.Hook.Type) - slices.Index(types, b.Hook.Type)
 	})
 	for _, c := range first {
 		if err := r.follow(c); err != nil {
@@ -169,25 +162,30 @@ func (r *reader) read() (err error) {
 	return r.ctx.Err()
 }
 
-// follow reads a chain and all chains that it leads to.
-func (r *reader) follow(from *Chain) error {
-	for next := []*Chain{from}; len(next) > 0; next = next[1:] {
-		c := next[0]
-		if c.met {
-			continue
+// follow reads a chain, the sets and maps of its rules, and all chains that it leads to.
+func (r *reader) follow(c *Chain) error {
+	if c == nil || c.met {
+		return nil
+	}
+	if err := r.readChain(c); err != nil {
+		return err
+	}
+	for _, each := range c.Rules {
+		var targets []string
+		if chain, ok := facts.Target(each); ok {
+			targets = append(targets, chain)
 		}
-		if err := r.readChain(c); err != nil {
-			return err
-		}
-		for _, each := range c.Rules {
-			targets, err := r.refers(each)
-			if err != nil {
-				return err
-			}
-			for _, name := range targets {
-				if to := r.chains[idOf(c.Chain, name)]; to != nil {
-					next = append(next, to)
+		for _, name := range facts.Sets(each) {
+			if s := r.sets[idOf(c.Chain, name)]; s != nil {
+				if err := r.readSet(s); err != nil && !nfnetlink.IsNotExist(err) {
+					return err
 				}
+				targets = append(targets, s.chains()...)
+			}
+		}
+		for _, name := range targets {
+			if err := r.follow(r.chains[idOf(c.Chain, name)]); err != nil {
+				return err
 			}
 		}
 	}
@@ -226,41 +224,18 @@ func (r *reader) readChain(c *Chain) error {
 	return r.ctx.Err()
 }
 
-// refers reads the sets and maps of a rule, and returns the chains that it leads to.
-func (r *reader) refers(from nfnetlink.Rule) (targets []string, err error) {
-	if chain, ok := facts.Target(from); ok {
-		targets = append(targets, chain)
-	}
-	for _, name := range facts.Sets(from) {
-		at := id{from.Family, from.Table, name}
-		if s, ok := r.listed[at]; ok {
-			delete(r.listed, at)
-			if err := r.readSet(at, s); err != nil && !nfnetlink.IsNotExist(err) {
-				return nil, err
-			}
-		}
-		if s := r.sets[at]; s != nil {
-			targets = append(targets, s.chains()...)
-		}
-	}
-	return targets, nil
-}
-
 // readSet reads a set or a map, unless it is too large or packets change its elements.
-func (r *reader) readSet(at id, s nfnetlink.Set) error {
-	if s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
+func (r *reader) readSet(s *set) error {
+	if s.met || s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
 		return nil
 	}
-	if s.Count > maxSetSize {
-		r.large[at] = true
+	if s.met, s.large = true, s.Count > maxSetSize; s.large {
 		return nil
 	}
 	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, min(2*maxSetSize, maxElements-r.elements))
-	if err != nil || more {
-		r.large[at] = more
-		return err
+	if s.large = more; err == nil && !more {
+		r.elements += len(elements)
+		s.pair(elements)
 	}
-	r.elements += len(elements)
-	r.sets[at] = newSet(elements, s.Flags&unix.NFT_SET_INTERVAL != 0)
-	return nil
+	return err
 }

@@ -3,17 +3,22 @@ package trace
 import (
 	"bytes"
 	"slices"
-	"sort"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A set is the content of a set or a map.
+// A set is a set or a map.
 type set struct {
-	elements []element // sorted by from
-	rest     []element // the catch-all element *, if there is one
-	single   bool      // each has one key
+	nfnetlink.Set
+	met, read, large bool      // whether reading has come to it, was done, or was not because it is too large
+	elements         []element // sorted by from
+	rest             []element // the catch-all element *, if there is one
 }
+
+// interval reports whether its elements have more than one key.
+func (s *set) interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
 
 // An element is for keys from one to another: each component, which is padded to four bytes
 // if there are several.
@@ -22,9 +27,9 @@ type element struct {
 	nfnetlink.Element
 }
 
-// newSet pairs the bounds of intervals: an element begins one, and that with End is the key
-// after it. An interval without end reaches to the last key.
-func newSet(all []nfnetlink.Element, interval bool) *set {
+// pair takes the elements that were read. Of the bounds of intervals an element begins one, and that with
+// End is the key after it. An interval without end reaches to the last key.
+func (s *set) pair(all []nfnetlink.Element) {
 	slices.SortStableFunc(all, func(a, b nfnetlink.Element) int {
 		if order := bytes.Compare(a.Key, b.Key); order != 0 || a.End == b.End {
 			return order
@@ -34,25 +39,26 @@ func newSet(all []nfnetlink.Element, interval bool) *set {
 		}
 		return 1
 	})
-	s := &set{single: !interval}
+	s.read = true
 	for i, e := range all {
 		switch {
 		case e.End:
 		case len(e.Key) == 0:
 			s.rest = []element{{Element: e}}
-		case !interval:
-			s.elements = append(s.elements, element{e.Key, e.Key, e})
-		case e.Last != nil:
-			s.elements = append(s.elements, element{e.Key, e.Last, e})
 		default:
-			to := bytes.Repeat([]byte{0xff}, len(e.Key))
-			if i+1 < len(all) {
+			to := e.Last
+			switch {
+			case !s.interval():
+				to = e.Key
+			case to != nil:
+			case i+1 < len(all):
 				to = before(all[i+1].Key)
+			default:
+				to = bytes.Repeat([]byte{0xff}, len(e.Key))
 			}
 			s.elements = append(s.elements, element{e.Key, to, e})
 		}
 	}
-	return s
 }
 
 // before returns the key before another.
@@ -79,9 +85,9 @@ func (s *set) chains() (all []string) {
 // lookup returns the elements that a key may have, and whether it has one.
 func (s *set) lookup(key []fact) (found []element, has Truth) {
 	first, sure := 0, []byte(nil)
-	if s.single && key[0].whole() {
+	if !s.interval() && key[0].whole() {
 		sure = key[0].value[:key[0].size]
-		first = sort.Search(len(s.elements), func(i int) bool { return bytes.Compare(s.elements[i].from, sure) >= 0 })
+		first, _ = slices.BinarySearchFunc(s.elements, sure, func(e element, k []byte) int { return bytes.Compare(e.from, k) })
 	}
 	certain := uint32(0) // elements that a number has if it has their value
 	for _, e := range s.elements[first:] {
@@ -97,7 +103,7 @@ func (s *set) lookup(key []fact) (found []element, has Truth) {
 		}
 		found, has = append(found, e), max(has, e.limited(is))
 	}
-	if s.single && len(key) == 1 && certain > 0 && certain == key[0].values {
+	if !s.interval() && len(key) == 1 && certain > 0 && certain == key[0].values {
 		has = Yes // there is one for each value that it may have
 	}
 	if has == Yes || len(s.rest) == 0 {

@@ -35,9 +35,9 @@ type Finding struct {
 	// Direct means that a condition leading to the rule names the packet's destination: only then is
 	// the rule known to be for this address.
 	Direct    bool
-	Own       bool     // the rule is this agent's
-	InNAT     bool     // it is in a chain of type nat
-	ofSources bool     // and it translates sources
+	Own       bool // the rule is this agent's
+	InNAT     bool // it is in a chain of type nat
+	ofSources bool // and it translates sources
 }
 
 // A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
@@ -83,6 +83,17 @@ func (f Finding) OfSource() bool {
 		return f.ofSources
 	}
 	return false
+}
+
+// Address returns the new source that the rule gives a packet, the zero address if that is not known.
+func (f Finding) Address(masqueraded netip.Addr) netip.Addr {
+	switch {
+	case f.Code == Masquerades:
+		return masqueraded
+	case len(f.To) == 1 && f.To[0].From == f.To[0].To:
+		return f.To[0].From
+	}
+	return netip.Addr{}
 }
 
 // A Result is what rules do to a packet.
@@ -141,8 +152,8 @@ type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
 	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits  int        // of statements, by all packets
-	bases   [][]*Chain // of a hook and a priority
+	Visits  int      // of statements, by all packets
+	bases   []*Chain // in their order
 	decoded int
 	passage
 }
@@ -160,17 +171,9 @@ type passage struct {
 
 // New returns a Tracer for rules that were read.
 func New(r *Rules) *Tracer {
-	t := &Tracer{Rules: r}
-	all := slices.DeleteFunc(slices.Clone(r.Chains), func(c *Chain) bool { return c.Hook == nil })
-	slices.SortStableFunc(all, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
-	for i, c := range all {
-		if i == 0 || !slices.Equal(all[i-1].when(), c.when()) {
-			t.bases = append(t.bases, nil)
-		}
-		last := &t.bases[len(t.bases)-1]
-		*last = append(*last, c)
-	}
-	return t
+	bases := slices.DeleteFunc(slices.Clone(r.Chains), func(c *Chain) bool { return c.Hook == nil })
+	slices.SortStableFunc(bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
+	return &Tracer{Rules: r, bases: bases}
 }
 
 // A flow is where the packet may be after a rule or a chain: one bit for each.
@@ -301,36 +304,34 @@ func (t *Tracer) pass(hooks []uint32) Result {
 // spent reports whether the packet has met too many rules.
 func (t *Tracer) spent() bool { return t.Visits > t.last || len(t.Findings) >= maxFindings }
 
-// ConntrackPriority is that of connection tracking, NF_IP_PRI_CONNTRACK: what has passed it is
-// tracked.
-const ConntrackPriority = -200
-
-// Chains of type nat are asked by NAT, at NF_IP_PRI_NAT_DST or NF_IP_PRI_NAT_SRC.
+// Priorities of connection tracking, and of NAT, which asks the chains of type nat.
 const (
-	dstPriority = -100
-	srcPriority = 100
+	conntrackPriority = -200 // NF_IP_PRI_CONNTRACK
+	dstPriority       = -100 // NF_IP_PRI_NAT_DST
+	srcPriority       = 100  // NF_IP_PRI_NAT_SRC
 )
 
 // atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
-	start := len(t.Findings)
-	early := hook == unix.NF_INET_PRE_ROUTING || hook == unix.NF_INET_LOCAL_OUT
 	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
-	for _, all := range t.bases {
-		equal := slices.DeleteFunc(slices.Clone(all), func(c *Chain) bool {
-			return c.Hook.Number != hook || !t.ofFamily(c.Family)
-		})
+	all := slices.DeleteFunc(slices.Clone(t.bases), func(c *Chain) bool {
+		return c.Hook.Number != hook || !t.ofFamily(c.Family)
+	})
+	for n := 0; len(all) > 0; all = all[n:] {
+		for n = 1; n < len(all) && slices.Equal(all[n].when(), all[0].when()); n++ {
+		}
+		equal := all[:n]
 		others, several := t.changes(equal)
 		keeps, first, translate := t.Keeps, len(t.Findings), 0
 		for i, c := range equal {
 			switch at := c.Hook.Priority; {
-			case c.nat() && (t.Untracked == Yes || keeps == No), t.packet.redirected && early && at <= dstPriority:
+			case c.nat() && (t.Untracked == Yes || keeps == No), t.packet.redirected && c.early() && at <= dstPriority:
 				continue
 			case c.nat():
-			case early && at > dstPriority && t.Keeps == No:
+			case c.early() && at > dstPriority && t.Keeps == No:
 				return // these chains see another destination: see Onward
-			case !early && at >= srcPriority && t.packet.natted == No:
-				t.becomes(t.Findings[start:], at > srcPriority)
+			case !c.early() && at >= srcPriority && t.packet.natted == No:
+				t.becomes(at > srcPriority)
 			}
 			met := len(t.Findings)
 			t.others = others[i]
@@ -370,39 +371,24 @@ func (t *Tracer) changes(equal []*Chain) (others []uint32, several uint32) {
 	return others, several
 }
 
-// becomes replaces the source of the packet by that to which rules of this hook translated it, if it is
-// known: chains after NAT see that.
-func (t *Tracer) becomes(found []Finding, after bool) {
-	ours := slices.ContainsFunc(found, func(f Finding) bool { return f.Code == Ours && f.InNAT }) // which may translate it
-	if t.Keeps == Yes && !ours {
+// becomes replaces the source of the packet by that to which a rule certainly translated it: chains after
+// NAT see that. Our own chain, if it was not read, may do so, too.
+func (t *Tracer) becomes(after bool) {
+	ours := func(f Finding) bool { return f.Code == Ours && f.InNAT }
+	if t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours) {
 		return
 	}
-	own, to, sure := t.packet.Src, netip.Addr{}, after && max(t.Keeps, t.Untracked) == No
-	for _, f := range found {
-		if !f.OfSource() || !f.InNAT {
-			continue
-		}
-		one := netip.Addr{}
-		switch {
-		case f.Keeps:
-			one = own
-		case f.Code == Masquerades:
-			one = t.packet.Masqueraded
-		case len(f.To) == 1 && f.To[0].From == f.To[0].To:
-			one = f.To[0].From
-		}
-		sure = sure && one.IsValid() && (!to.IsValid() || to == one)
-		to = one
+	by, itself := t.Seen()
+	t.packet.natted = Maybe
+	if certain := after && len(by) == 1 && !itself && t.Untracked == No; !certain {
+		t.packet.Src = netip.Addr{}
+	} else if f := by[0]; !f.Keeps {
+		t.packet.natted, t.packet.Src = Yes, f.Address(t.packet.Masqueraded)
 	}
-	if t.packet.natted, t.packet.Src = Maybe, (netip.Addr{}); sure {
-		t.packet.natted, t.packet.Src = truthOf(to != own), to
-	}
-	if t.packet.natted != No {
-		t.packet.SrcType = unix.RTN_UNSPEC
-	}
+	t.packet.SrcType = unix.RTN_UNSPEC
 }
 
-// when returns the hook at which the kernel runs a base chain, the priority, and its own.
+// when returns the priority at which the kernel runs a base chain, and its own.
 func (c *Chain) when() []int32 {
 	at := c.Hook.Priority
 	switch {
@@ -411,15 +397,18 @@ func (c *Chain) when() []int32 {
 	case c.nat():
 		at = dstPriority
 	}
-	return []int32{int32(c.Hook.Number), at, c.Hook.Priority} //nolint:gosec // NF_INET_…
+	return []int32{at, c.Hook.Priority}
 }
 
 func (c *Chain) nat() bool { return c.Hook.Type == "nat" }
 
-// ofSources reports whether a base chain of type nat translates sources.
-func (c *Chain) ofSources() bool {
-	return c.nat() && (c.Hook.Number == unix.NF_INET_POST_ROUTING || c.Hook.Number == unix.NF_INET_LOCAL_IN)
+// early reports whether a base chain is at the first hook of packets.
+func (c *Chain) early() bool {
+	return c.Hook.Number == unix.NF_INET_PRE_ROUTING || c.Hook.Number == unix.NF_INET_LOCAL_OUT
 }
+
+// ofSources reports whether a base chain of type nat translates sources, and not destinations.
+func (c *Chain) ofSources() bool { return c.nat() && !c.early() }
 
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
@@ -549,14 +538,14 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case Drops, Rejects:
 		t.find(w, e.code)
 		return gone
-	case Accepts:
-		t.accepts(w)
-		return past
-	case returns:
-		if len(w.Via) == 0 {
-			t.accepts(w)
+	case Accepts, returns:
+		if t.base.nat() && (e.code == Accepts || len(w.Via) == 0) { // it ends a base chain of type nat early
+			t.find(w, Accepts)
 		}
-		return back
+		if e.code == returns {
+			return back
+		}
+		return past
 	case templates:
 		t.template = true
 	case nothing, Ours:
@@ -567,20 +556,13 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 // beforeTracking reports whether connection tracking comes after the base chain at hand. At its own
 // priority, whichever was registered last is the first. A packet with a template looks tracked before.
 func (t *Tracer) beforeTracking() Truth {
-	switch h := t.base.Hook; {
-	case h.Number != unix.NF_INET_PRE_ROUTING && h.Number != unix.NF_INET_LOCAL_OUT, h.Priority > ConntrackPriority:
+	switch at := t.base.Hook.Priority; {
+	case !t.base.early(), at > conntrackPriority:
 		return No
-	case h.Priority == ConntrackPriority, t.template:
+	case at == conntrackPriority, t.template:
 		return Maybe
 	}
 	return Yes
-}
-
-// accepts notes a rule that ends a base chain of type nat early.
-func (t *Tracer) accepts(w way) {
-	if t.base.nat() {
-		t.find(w, Accepts)
-	}
 }
 
 // find adds a finding.
@@ -693,14 +675,10 @@ func (t *Tracer) addresses(c *Chain, s rule.Statement) (all []iprange.Range, has
 // prefixed returns an address in another network, with its host part: the bits in which the
 // first and the last address of the network differ.
 func prefixed(to iprange.Range, a netip.Addr) iprange.Range {
-	from, last, have := to.From.AsSlice(), to.To.AsSlice(), a.AsSlice()
-	if len(from) != len(last) || len(from) != len(have) {
-		return iprange.Range{}
+	made, last, have := to.From.AsSlice(), to.To.AsSlice(), a.AsSlice()
+	for i := range min(len(made), len(last), len(have)) {
+		made[i] |= have[i] & (made[i] ^ last[i])
 	}
-	for i := range from {
-		host := from[i] ^ last[i]
-		from[i] = have[i]&host | from[i]&^host
-	}
-	made, _ := netip.AddrFromSlice(from)
-	return iprange.Range{From: made, To: made}
+	to.From, _ = netip.AddrFromSlice(made)
+	return iprange.Range{From: to.From, To: to.From}
 }

@@ -432,13 +432,13 @@ func newWay(f trace.Finding, n neighbors.Path) Rule {
 		r.Kind, r.Sees = "drops", "nothing"
 	case f.Keeps:
 		r.Kind, r.Sees = "keeps", n.Packet.Src.String()
-	case f.Code == trace.Masquerades:
-		r.Kind = neighbors.Masquerades.String()
-		if n.Masqueraded.IsValid() {
-			r.Sees = n.Masqueraded.String()
+	default:
+		if a := f.Address(n.Masqueraded); a.IsValid() {
+			r.Sees = a.String()
 		}
-	case len(f.To) == 1 && f.To[0].From == f.To[0].To:
-		r.Sees = f.To[0].From.String()
+	}
+	if f.Code == trace.Masquerades {
+		r.Kind = neighbors.Masquerades.String()
 	}
 	if f.Code == trace.Rewrites {
 		r.Kind = neighbors.Writes.String()
