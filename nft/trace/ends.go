@@ -30,7 +30,7 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 		for i := range c.Rules {
 			all := t.statements(c, i)
 			from, _ := prefixes(all)
-			for s := range all {
+			for _, s := range all {
 				key, elements := slices.Concat(s.Key, s.ToKey), []element(nil)
 				at := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set()))
 				if of := t.sets[at]; of != nil {

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -63,8 +62,8 @@ func (t *Tracer) meets(c *Chain) []int {
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.
-func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
-	for s := range of {
+func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
+	for _, s := range of {
 		r, ok := s.Range()
 		p, is := r.Prefix()
 		switch {
@@ -81,13 +80,13 @@ func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
 }
 
 // statements returns those of a rule, of which the first rules are kept decoded.
-func (t *Tracer) statements(c *Chain, i int) iter.Seq[rule.Statement] {
-	if c.statements[i] == nil && t.decoded < maxDecoded {
-		t.decoded++
-		c.statements[i] = slices.Collect(rule.Statements(c.Rules[i]))
+func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
+	all := c.statements[i]
+	if all == nil {
+		all = slices.Collect(rule.Statements(c.Rules[i]))
+		if t.decoded++; t.decoded <= maxDecoded {
+			c.statements[i] = all
+		}
 	}
-	if all := c.statements[i]; all != nil {
-		return slices.Values(all)
-	}
-	return rule.Statements(c.Rules[i])
+	return all
 }
