@@ -53,7 +53,8 @@ func TestMarksOfPreroutingLeadToConflicts(t *testing.T) {
 		by, _ := tracer.Trace(c.Src, c.Dst, routes.Routes{
 			Ways: []routes.Route{{Type: unix.RTN_UNICAST}}, Back: routes.Route{Type: unix.RTN_UNICAST},
 		})[0].Source.Seen()
-		if !slices.ContainsFunc(by, func(f trace.Finding) bool { return f.Rule.Handle == c.Rule.Handle && f.Sure == c.Sure }) {
+		says := func(f trace.Finding) bool { return f.Rule.Handle == c.Rule.Handle && f.Sure == c.Sure }
+		if !slices.ContainsFunc(by, says) {
 			t.Errorf("%s, %s: %+v, traced was %+v", tt.early, tt.late, c, by)
 		}
 	}

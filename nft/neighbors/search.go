@@ -128,7 +128,8 @@ func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
 // that the packets are no pods'.
 func (s *search) masqueraded(p packets, elsewhere bool) {
 	known := len(s.all)
-	s.ask(p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}, func(packet trace.Packet, r trace.Result) bool {
+	hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_POST_ROUTING}
+	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		for _, f := range r.Findings {
 			if f.Own || f.Keeps || f.Code != trace.Masquerades && f.Code != trace.Translates {
 				continue

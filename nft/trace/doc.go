@@ -2,8 +2,8 @@
 // programs' rules do to it: [Tracer.Trace]. Which packets the rules treat alike follows from
 // what they compare addresses with: [Tracer.Ends].
 //
-// At equal priority any chain may be the first, and no translation there is certain. A mark that one
-// of them sets counts as if they ran in the order in which they are listed.
+// At equal priority any chain may be the first: no translation there is certain, nor for one of them a
+// mark that another may change.
 //
 // The addresses of the packet are known; every other fact is known or not. A [Truth] is how
 // certain something is, and there is no other word for that: of a condition, whether the packet
@@ -22,9 +22,9 @@
 //	iif, oif, iifname, oifname       where the packet has passed them       maybe: the route is not known before
 //	fib saddr type, daddr type       without an interface                   maybe: that depends on the table
 //	ct state, ct status              of a new connection; before            maybe, if the connection exists,
-//	                                 connection tracking the state is       or may be untracked
-//	                                 invalid, and there is no status
-//	meta mark                        what rules have set; not set:          maybe: other programs, tc and sockets set marks
+//	                                 connection tracking the state is       may be untracked, or has a zone or a
+//	                                 invalid, and there is no status        timeout already: then notrack is maybe
+//	meta mark                        what rules have set; not set:          maybe: others, tc and sockets set marks
 //	                                 exactly the bit 0x4000 (kube-proxy)
 //	                                 or 0x2000 (portmap) alone
 //	numgen, jhash mod n              one of n values                        maybe one of them; each of them: yes
@@ -50,5 +50,5 @@
 // accept, but the next one is still asked.
 //
 // Not read are rules in legacy ip_tables, families other than ip, ip6 and inet, hooks of devices (ingress,
-// egress), connection tracking zones, and NAT outside netfilter.
+// egress), which [Rules] names, connection tracking zones, and NAT outside netfilter.
 package trace

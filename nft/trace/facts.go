@@ -311,8 +311,8 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
 	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
 	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
-	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) && t.packet.DstType == unix.RTN_UNICAST &&
-		strings.HasSuffix(s.String(), ` "lo"`):
+	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) &&
+		t.packet.DstType == unix.RTN_UNICAST && strings.HasSuffix(s.String(), ` "lo"`):
 		return truthOf(s.Op == "!=")
 	}
 	return t.compare(c, s)

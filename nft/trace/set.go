@@ -87,7 +87,9 @@ func (s *set) lookup(key []fact) (found []element, has Truth) {
 	first, sure := 0, []byte(nil)
 	if !s.interval() && key[0].whole() {
 		sure = key[0].value[:key[0].size]
-		first, _ = slices.BinarySearchFunc(s.elements, sure, func(e element, k []byte) int { return bytes.Compare(e.from, k) })
+		first, _ = slices.BinarySearchFunc(s.elements, sure, func(e element, key []byte) int {
+			return bytes.Compare(e.from, key)
+		})
 	}
 	certain := uint32(0) // elements that a number has if it has their value
 	for _, e := range s.elements[first:] {

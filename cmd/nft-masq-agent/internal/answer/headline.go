@@ -347,8 +347,8 @@ func (x *Explanation) SetLegacy(tables []older.LegacyTable, open map[netip.Addr]
 
 // SetDevices is SetLegacy for chains at network devices.
 func (x *Explanation) SetDevices(chains []string, open map[netip.Addr]int) bool {
-	return len(chains) > 0 && x.unread("at network devices", chains, "nft list chain "+strings.Join(chains, "\nnft list chain "),
-		open)
+	const list = "nft list chain "
+	return len(chains) > 0 && x.unread("at network devices", chains, list+strings.Join(chains, "\n"+list), open)
 }
 
 func (x *Explanation) unread(where string, names []string, details string, open map[netip.Addr]int) bool {
