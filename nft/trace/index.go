@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -44,7 +45,7 @@ func (t *Tracer) meets(c *Chain) []int {
 	if c.index == nil {
 		c.index = &index{}
 		for i := range c.Rules {
-			if src, dst := prefixes(t.statements(c, i)); src.Bits() > dst.Bits() {
+			if src, dst := prefixes(c.Rules[i]); src.Bits() > dst.Bits() {
 				c.index.src.add(src, i)
 			} else {
 				c.index.dst.add(dst, i)
@@ -62,8 +63,8 @@ func (t *Tracer) meets(c *Chain) []int {
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.
-func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
-	for _, s := range of {
+func prefixes(of nfnetlink.Rule) (src, dst netip.Prefix) {
+	for s := range rule.Statements(of) {
 		r, ok := s.Range()
 		p, is := r.Prefix()
 		switch {
@@ -79,7 +80,7 @@ func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
 	return src, dst
 }
 
-// statements returns those of a rule, of which the first rules are kept decoded.
+// statements returns those of a rule, of which the first that packets met are kept decoded.
 func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
 	all := c.statements[i]
 	if all == nil {
