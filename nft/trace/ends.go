@@ -27,9 +27,10 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 	known := map[string]bool{} // sets by what is looked up in them
 	for _, c := range t.Chains {
 		t.base = t.bases[0] // any, to know how long fields are
-		for _, r := range c.Rules {
-			from, _ := prefixes(r)
-			for s := range rule.Statements(r) {
+		for i := range c.Rules {
+			all := t.statements(c, i)
+			from, _ := prefixes(all)
+			for s := range all {
 				key, elements := slices.Concat(s.Key, s.ToKey), []element(nil)
 				at := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set()))
 				if of := t.sets[at]; of != nil {

@@ -1,10 +1,10 @@
 package trace
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -45,7 +45,7 @@ func (t *Tracer) meets(c *Chain) []int {
 	if c.index == nil {
 		c.index = &index{}
 		for i := range c.Rules {
-			if src, dst := prefixes(c.Rules[i]); src.Bits() > dst.Bits() {
+			if src, dst := prefixes(t.statements(c, i)); src.Bits() > dst.Bits() {
 				c.index.src.add(src, i)
 			} else {
 				c.index.dst.add(dst, i)
@@ -63,8 +63,8 @@ func (t *Tracer) meets(c *Chain) []int {
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.
-func prefixes(of nfnetlink.Rule) (src, dst netip.Prefix) {
-	for s := range rule.Statements(of) {
+func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
+	for s := range of {
 		r, ok := s.Range()
 		p, is := r.Prefix()
 		switch {
@@ -80,14 +80,14 @@ func prefixes(of nfnetlink.Rule) (src, dst netip.Prefix) {
 	return src, dst
 }
 
-// statements returns those of a rule, of which the first that packets met are kept decoded.
-func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
-	all := c.statements[i]
-	if all == nil {
-		all = slices.Collect(rule.Statements(c.Rules[i]))
-		if t.decoded++; t.decoded <= maxDecoded {
-			c.statements[i] = all
-		}
+// statements returns those of a rule, of which the first rules are kept decoded.
+func (t *Tracer) statements(c *Chain, i int) iter.Seq[rule.Statement] {
+	if c.statements[i] == nil && t.decoded < maxDecoded {
+		t.decoded++
+		c.statements[i] = slices.Collect(rule.Statements(c.Rules[i]))
 	}
-	return all
+	if all := c.statements[i]; all != nil {
+		return slices.Values(all)
+	}
+	return rule.Statements(c.Rules[i])
 }

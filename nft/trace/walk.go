@@ -483,7 +483,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 // rule follows the packet through a rule.
 func (t *Tracer) rule(i int, w way) (to flow) {
 	maybe := flow(0)
-	for _, s := range t.statements(w.chain, i) {
+	for s := range t.statements(w.chain, i) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
