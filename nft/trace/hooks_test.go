@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -137,6 +138,81 @@ func TestTraceOfNATAtEachHook(t *testing.T) {
 		destination, source := tracer.Trace(p)
 		if got := traced(destination, true) + ", " + traced(source, false); got != want {
 			t.Errorf("%+v: %s, want %s", p, got, want)
+		}
+	}
+}
+
+// Chains after NAT see the source that a rule certainly gave the packet, and any source if that is not certain.
+func TestTraceAfterTheSourceWasTranslated(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	const (
+		snat  = "snat to 192.0.2.7"
+		drops = "dropped"
+		may   = "dropped?"
+	)
+	for _, tt := range []struct{ nat, priority, late, want string }{
+		{snat, "120", "ip saddr 192.0.2.7 drop", drops},
+		{snat, "120", "ip saddr 10.244.1.2 drop", ""},
+		{snat, "120", "ct status snat drop", drops},
+		{snat, "100", "ip saddr 192.0.2.7 drop", may},
+		{snat, "100", "ip saddr 10.244.1.2 drop", may},
+		{snat, "99", "ip saddr 10.244.1.2 drop", drops},
+		{snat, "120", "fib saddr type unicast drop", may},
+		{"masquerade", "120", "ip saddr 192.0.2.1 drop", drops},
+		{"snat to ip saddr", "120", "ip saddr 10.244.1.2 drop", drops},
+		{"snat to ip saddr", "120", "ct status snat drop", ""},
+		{"snat to 192.0.2.7-192.0.2.9", "120", "ip saddr 192.0.2.7 drop", may},
+		{"meta l4proto tcp " + snat, "120", "ip saddr 192.0.2.7 drop", may},
+		{"meta l4proto tcp " + snat + "; snat to 192.0.2.8", "120", "ip saddr 10.244.1.2 drop", may},
+		{"counter", "120", "ip saddr 10.244.1.2 drop", drops},
+		{"counter", "120", "ct status snat drop", ""},
+	} {
+		nfttest.NFT(t, ns, "flush ruleset; table ip t { chain nat { type nat hook postrouting priority 100; "+tt.nat+"; }; "+
+			"chain late { type filter hook postrouting priority "+tt.priority+"; "+tt.late+"; }; }", "-f", "-")
+		p := packet()
+		p.Masqueraded = netip.MustParseAddr("192.0.2.1")
+		got := ""
+		for _, f := range trace.New(read(t, c)).At(p, unix.NF_INET_POST_ROUTING).Findings {
+			if f.Code == trace.Drops {
+				got = drops
+				if !f.Sure {
+					got = may
+				}
+			}
+		}
+		if got != tt.want {
+			t.Errorf("%s, then at %s %s: %q, want %q", tt.nat, tt.priority, tt.late, got, tt.want)
+		}
+	}
+}
+
+// The set of ours by which packets from a pod to itself are recognized forgets: it is never read.
+func TestPairsInOursAreThoseOfAnAddressWithItself(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	nfttest.NFT(t, ns, `table ip t {
+		set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }
+		set other { type ipv4_addr . inet_proto; size 9; flags dynamic; }
+		chain pairs { type nat hook postrouting priority 100; ip saddr . ip daddr @self masquerade; }
+		chain rest { type nat hook postrouting priority 110; ip saddr . meta l4proto @other masquerade; }
+	}`, "-f", "-")
+	of := everything
+	of.Own, of.Ours = func(nfnetlink.Chain) bool { return true }, true
+	rules, err := trace.Read(t.Context(), c, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dst, want := range map[string]string{
+		"10.244.1.2":  "foreign-masquerade, keeps no",
+		"203.0.113.9": "foreign-masquerade?, keeps maybe",
+	} {
+		p := packet()
+		p.Dst = netip.MustParseAddr(dst)
+		if got := words(trace.New(rules).At(p, unix.NF_INET_POST_ROUTING)); got != want {
+			t.Errorf("to %s: %s, want %s", dst, got, want)
 		}
 	}
 }

@@ -379,11 +379,13 @@ func (t *Tracer) becomes(after bool) {
 		return
 	}
 	by, itself := t.Seen()
-	t.packet.natted = Maybe
-	if certain := after && len(by) == 1 && !itself && t.Untracked == No; !certain {
-		t.packet.Src = netip.Addr{}
-	} else if f := by[0]; !f.Keeps {
-		t.packet.natted, t.packet.Src = Yes, f.Address(t.packet.Masqueraded)
+	switch certain := after && len(by) == 1 && !itself && t.Untracked == No; {
+	case !certain:
+		t.packet.natted, t.packet.Src = Maybe, netip.Addr{}
+	case by[0].Keeps:
+		return
+	default:
+		t.packet.natted, t.packet.Src = Yes, by[0].Address(t.packet.Masqueraded)
 	}
 	t.packet.SrcType = unix.RTN_UNSPEC
 }
