@@ -353,6 +353,12 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 			"masquerade; 192.0.2.2; if meta mark 0x7",
 		},
 		{"priority 100; meta mark set 7", "priority 110; meta mark 7 masquerade", "masquerade"},
+		{"priority 100; meta mark set 7", "priority 100; meta mark 7 masquerade", "masquerade; passes; if meta mark 0x7"},
+		{"priority 100; meta mark 7 masquerade", "priority 100; meta mark set 7", "masquerade; passes; if meta mark 0x7"},
+		{
+			"priority 100; meta mark set 0x4000", "priority 100; meta mark & 0x4000 == 0x4000 masquerade",
+			"masquerade; passes; if meta mark & 0x4000 == 0x4000",
+		},
 		{"priority 110; meta mark set 7", "priority 100; meta mark 7 masquerade", "masquerade; passes; if meta mark 0x7"},
 	} {
 		ns, c := dialNS(t)
