@@ -277,9 +277,7 @@ func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	for i, name := range []string{"veth1", "wg0", "veth*", "cni0", "wg0", "veth1*"} {
 		names = append(names, config.Interface{Name: name, Pos: config.At("f", i+1, 1)})
 	}
-	p := nft.NewPolicy(config.Config{
-		MasqueradeOutInterfaces: names,
-	}, nft.Options{Layout: native.Layout{}})
+	p := nft.NewPolicy(config.Config{MasqueradeOutInterfaces: names}, nft.Options{Layout: native.Layout{}})
 	var kept []string
 	for _, q := range p.Families[0].Questions {
 		for _, i := range q.Interfaces {

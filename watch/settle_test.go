@@ -211,11 +211,7 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 		steps []string
 		want  []string
 	}{
-		{
-			"the first at once, nothing after it",
-			nil,
-			[]string{"0 one"},
-		}, {
+		{"the first at once, nothing after it", nil, []string{"0 one"}}, {
 			"a file just written is read twice at start",
 			[]string{"0 silently tw", "20 write two"},
 			[]string{"70 two"},

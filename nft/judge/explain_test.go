@@ -71,13 +71,9 @@ func connection(src, dst string, toNode bool) nft.Connection {
 
 func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
 	c := config.Config{
-		NonMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.At("a", 2, 5)},
-		},
-		ForceMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.At("b", 7, 5)},
-		},
-		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
+		NonMasqueradeCIDRs:   []config.CIDR{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.At("a", 2, 5)}},
+		ForceMasqueradeCIDRs: []config.CIDR{{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.At("b", 7, 5)}},
+		MasqueradeSrcCIDRs:   cases.CIDRs("10.244.0.0/16"),
 	}
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
 	const toNode = "to an address of this node"

@@ -276,9 +276,7 @@ func TestMapsAreReadBackAsCreated(t *testing.T) {
 	v4 := []nfnetlink.Mapping{
 		mapping(addr("0.0.0.0"), addr("198.51.100.11")), mapping(addr("0.0.0.7"), addr("198.51.100.12")),
 	}
-	v6 := []nfnetlink.Mapping{
-		mapping(addr("::"), addr("2001:db8::11")), mapping(addr("::ff"), addr("2001:db8::12")),
-	}
+	v6 := []nfnetlink.Mapping{mapping(addr("::"), addr("2001:db8::11")), mapping(addr("::ff"), addr("2001:db8::12"))}
 	for i := range 1500 {
 		v6 = append(v6, mapping(netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), addr("2001:db8::13")))
 	}

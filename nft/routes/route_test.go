@@ -146,10 +146,7 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		{name: "source", rules: from, want: eth1},
 		{name: "network of the source", rules: "from RANGE lookup 100", want: eth1},
 		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", mark: 0x10, want: "type 0"},
-		{
-			name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0",
-			on: "ip rule 9",
-		},
+		{name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0", on: "ip rule 9"},
 		{
 			name: "to a proxy on the node by its mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200", mark: 0x10,
 			want: "lo type 2 192.0.2.1",

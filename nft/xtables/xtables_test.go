@@ -147,9 +147,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 		{"no tables", "", "delete table ip nat; delete table ip6 nat", []string{
 			"table ip nat has no chain POSTROUTING", "table ip6 nat has no chain POSTROUTING",
 		}, true},
-		{"empty table", "", "delete table ip nat; add table ip nat", []string{
-			"table ip nat has no chain POSTROUTING",
-		}, true},
+		{"empty table", "", "delete table ip nat; add table ip nat", []string{"table ip nat has no chain POSTROUTING"}, true},
 		{"dormant", "", "add table ip nat { flags dormant; }", []string{"table ip nat is dormant"}, false},
 		{"no jump", "-D" + jump[2:], "", []string{at + "POSTROUTING has no jump to A"}, false},
 		{"another jump", "-A POSTROUTING -j A\n", "", []string{at + "POSTROUTING has 1 other jumps to A"}, false},
@@ -386,9 +384,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			[]string{six},
 			"table ip nat {\n\tchain A-MASQ {…",
 		},
-		{
-			"another program added a rule to this mode's", "-A A -j ACCEPT\n", "", none, layout.Ours, both, "",
-		},
+		{"another program added a rule to this mode's", "-A A -j ACCEPT\n", "", none, layout.Ours, both, ""},
 		{
 			"another program added as many rules as are read", "", strings.Repeat("add rule ip nat A-SRC return; ", 4999),
 			none, layout.Ours, both, "",
@@ -655,10 +651,7 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 		},
 		{
 			"one more of IPv6",
-			config.Config{
-				NonMasqueradeCIDRs:   slices.Concat(four[:10], six[:2]),
-				ForceMasqueradeCIDRs: six[2:1001],
-			},
+			config.Config{NonMasqueradeCIDRs: slices.Concat(four[:10], six[:2]), ForceMasqueradeCIDRs: six[2:1001]},
 			"1001 IPv6 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
 		},
 		{
