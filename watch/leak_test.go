@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // A volume is a directory that is updated as the kubelet does.
@@ -156,66 +154,6 @@ func inotifyWatches(t *testing.T) (count int) {
 		f.Close()
 	}
 	return count
-}
-
-func TestDirectoriesOfFilesAndLinksAreWatched(t *testing.T) {
-	for _, tt := range []struct {
-		name, path string
-		setup      []string
-		want       []string
-	}{
-		{
-			"a file", "/etc/config/file",
-			[]string{"mkdir /etc/config", "write /etc/config/file"},
-			[]string{"/etc/config", "/etc/config/file"},
-		},
-		{"no file", "/etc/config/file", []string{"mkdir /etc/config"}, []string{"/etc/config"}},
-		{"no directory", "/etc/config/file", []string{"mkdir /etc"}, nil},
-		{
-			"a volume", "/etc/config/file",
-			[]string{
-				"mkdir /etc/config/..1", "write /etc/config/..1/file",
-				"symlink ..1 /etc/config/..data", "symlink ..data/file /etc/config/file",
-			},
-			[]string{"/etc/config", "/etc/config/..1", "/etc/config/..1/file"},
-		},
-		{
-			"a directory", "/etc/config",
-			[]string{
-				"mkdir /etc/config/sub", "mkdir /other",
-				"write /etc/config/a", "write /other/b", "symlink /other/b /etc/config/b",
-			},
-			[]string{"/etc", "/etc/config", "/other"},
-		},
-		{"an empty directory", "/etc/config", []string{"mkdir /etc/config"}, []string{"/etc", "/etc/config"}},
-		{
-			"a dangling link", "/etc/config/file",
-			[]string{"mkdir /etc/config", "symlink /nowhere /etc/config/file"},
-			[]string{"/etc/config"},
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newScript(t)
-			for _, line := range tt.setup {
-				args := strings.Fields(line)
-				check(t, commands[args[0]](s, args[1:]))
-			}
-			o := newObserver(s.path(tt.path), reader(s.path(tt.path)), make(chan string, 1))
-			defer o.close()
-			o.check(true, nil)
-			var got []string
-			for _, path := range o.inotify.WatchList() {
-				got = append(got, strings.TrimPrefix(path, s.root))
-			}
-			slices.Sort(got)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("watched (-want +got):\n%s", diff)
-			}
-			if len(o.warnings) > 0 {
-				t.Errorf("warns: %v", <-o.warnings)
-			}
-		})
-	}
 }
 
 func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
