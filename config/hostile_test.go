@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // hostileInputs are inputs that have made such parsers use more than linear time
@@ -155,18 +158,20 @@ func allocated(f func()) uint64 {
 
 // Each of these ends in well under a second; with much more than linear time it
 // would exceed the time limit of the test binary. The largest sizes are rejected
-// before a tree is built, the smaller ones just fit.
+// before a tree is built, the smaller ones just fit. Unless LONG is set, each input has one of the sizes.
 func TestHostileInputStaysWithinMemoryLimit(t *testing.T) {
-	for name, input := range hostileInputs() {
+	inputs := hostileInputs()
+	for i, name := range slices.Sorted(maps.Keys(inputs)) {
 		t.Run(name, func(t *testing.T) {
 			sizes := []int{hostileSize / 4, maxSize - 100, hostileSize, 1 << 20}
 			if testing.Short() {
 				sizes = []int{hostileSize / 32}
+			} else if !nfttest.Long() {
+				sizes = sizes[i%len(sizes):][:1]
 			}
 			for _, size := range sizes {
-				data := []byte(input(size))
-				bytes := allocated(func() { parseHostile(t, data) })
-				if bytes > mostAllocated {
+				data := []byte(inputs[name](size))
+				if bytes := allocated(func() { parseHostile(t, data) }); bytes > mostAllocated {
 					t.Errorf("%d bytes of text: %d MB", len(data), bytes>>20)
 				}
 			}
@@ -187,10 +192,7 @@ func parseHostile(t *testing.T, data []byte) {
 
 // A ConfigMap holds 1 MiB.
 func TestLargestConfigMapIsParsed(t *testing.T) {
-	size := 1 << 20
-	if testing.Short() {
-		size >>= 4
-	}
+	size := 1 << nfttest.Rounds(16, 18, 20)
 	// cidrs returns as many entries as fit.
 	cidrs := func(format string) string { return manyCIDRs(size/len(fmt.Sprintf(format, "10.10.100.0", 24)), format) }
 	for name, file := range map[string]string{
@@ -225,10 +227,7 @@ func TestLargestConfigMapIsParsed(t *testing.T) {
 // Sorting the settings of a key while they are read would move most of them each
 // time.
 func TestSpellingsOfAKeyAreSortedOnce(t *testing.T) {
-	n := 50_000
-	if testing.Short() {
-		n = 2_000
-	}
+	n := nfttest.Rounds(2_000, 10_000, 50_000)
 	p := &parser{nodes: maxNodes, set: map[string]Position{}}
 	f := &file{text: newText(Source{Name: "f", Data: []byte(spellings(n, ": x\n"))}), parser: p}
 	f.mapping(f.root())
