@@ -67,46 +67,6 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	}
 }
 
-// The jump leads to our chain again, and nothing to the one that was ours.
-func TestRenamedChainIsRestored(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft")
-	was := cases.Load(t, "to-ports-force")
-	for name, want := range map[string]nft.Ruleset{
-		"the same config": was.Compile(nft.ModeIPTables),
-		"another config":  cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
-		"the new name":    nft.Compile(was.Config, nft.Options{Layout: xtables.Layout{Name: "RENAMED"}}),
-	} {
-		for _, depth := range []layout.Depth{layout.Ours, layout.Everything} {
-			if want.Chain() == "RENAMED" && depth == layout.Ours {
-				continue // the agent reads everything when its settings change
-			}
-			t.Run(fmt.Sprintf("%s, depth %d", name, depth), func(t *testing.T) {
-				t.Parallel()
-				ns := nfttest.NewNS(t, "node")
-				loadForeign(t, ns)
-				k := open(t, ns)
-				apply(t, k, was.Compile(nft.ModeIPTables), layout.Ours)
-				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-d", "192.0.2.99", "-j", "ACCEPT")
-				before := notOurs(t, ns, cases.DefaultChain)
-				iptables(t, ns, nfnetlink.IPv4, "-E", cases.DefaultChain, "RENAMED")
-				if len(apply(t, k, want, depth)) == 0 {
-					t.Error("nothing found")
-				}
-				inSync(t, ns, want)
-				rules := iptables(t, ns, nfnetlink.IPv4, "-S", xtables.Postrouting)
-				if strings.Contains(rules, "-j RENAMED") != (want.Chain() == "RENAMED") {
-					t.Errorf("the jumps:\n%s", rules)
-				}
-				renamed := func(line string) bool { return strings.Contains(line, "RENAMED") }
-				if diff := cmp.Diff(before, slices.DeleteFunc(notOurs(t, ns, cases.DefaultChain), renamed)); diff != "" {
-					t.Errorf("what is not ours (-before +after):\n%s", diff)
-				}
-			})
-		}
-	}
-}
-
 // The kernel does not delete a chain to which another program's rule or map
 // refers. An empty one has no effect.
 func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {

@@ -76,58 +76,6 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 	}
 }
 
-func TestVariantsOfTheJumpAreReplaced(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "iptables-nft")
-	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
-		"IP-MASQ-AGENT chain"
-	variants := map[string][]string{
-		"exact": {
-			"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain,
-		},
-		"literal quotes": {"-m", "comment", "--comment", `"` + text + `"`, "-j", cases.DefaultChain},
-		"older text": {
-			"-m", "comment", "--comment", strings.Replace(text, "ip-masq-agent:", "non-masquerade-daemon:", 1),
-			"-j", cases.DefaultChain,
-		},
-		"no comment": {"-j", cases.DefaultChain},
-		"goto":       {"-o", "eth0", "-g", cases.DefaultChain},
-	}
-	for _, names := range [][]string{
-		nil,
-		{"exact"},
-		{"literal quotes"},
-		{"older text"},
-		{"no comment"},
-		{"goto"},
-		{"exact", "exact"},
-		{"literal quotes", "exact", "goto"},
-	} {
-		t.Run(strings.Join(names, ", "), func(t *testing.T) {
-			t.Parallel()
-			ns := nfttest.NewNS(t, "node")
-			loadForeign(t, ns)
-			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
-			for _, name := range names {
-				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", xtables.Postrouting}, variants[name]...)...)
-				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-d", "198.18.0.1", "-j", "ACCEPT")
-			}
-			k, before := open(t, ns), notOurs(t, ns, cases.DefaultChain)
-			for _, want := range []nft.Ruleset{
-				xtOf(config.Default(config.Defaults{})), xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10")}),
-			} {
-				if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
-					t.Error("nothing found")
-				}
-				inSync(t, ns, want)
-			}
-			if diff := cmp.Diff(before, notOurs(t, ns, cases.DefaultChain)); diff != "" {
-				t.Errorf("foreign rules (-before +after):\n%s", diff)
-			}
-		})
-	}
-}
-
 // jumps returns the positions in POSTROUTING of the jumps to our chain.
 func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	t.Helper()

@@ -3,7 +3,6 @@ package kernel
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -92,17 +91,4 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	}
 	apply(t, k, other, layout.Frame)
 	inSync(t, ns, other)
-}
-
-func TestTableOfTheOtherModeIsRemoved(t *testing.T) {
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	k, want := open(t, ns), xtOf(tamperConfig(10))
-	apply(t, k, want, layout.Ours)
-	nfttest.NFT(t, ns, "table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110; "+
-		"masquerade; }; }", "-f", "-")
-	if diffs := apply(t, k, want, everything); !slices.Equal(diffs, []string{"leftover table inet nft-masq-agent"}) {
-		t.Errorf("found %q", diffs)
-	}
-	inSync(t, ns, want)
 }

@@ -12,7 +12,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -215,54 +214,5 @@ func TestInvalidPacketsAreDroppedWhateverTheirRouteDependsOn(t *testing.T) {
 		if !isDropped(t, w, c, flow) {
 			t.Errorf("%s to %s is not dropped", f.src, f.dst)
 		}
-	}
-}
-
-// Each condition of a policy decides about invalid packets as about connections.
-func TestInvalidPacketsAreDroppedWhereRandomPoliciesMasquerade(t *testing.T) {
-	t.Parallel()
-	w := newWire(t)
-	k, c := open(t, w.Node), connect(t, w.Node)
-	m := cases.NewMaker(31)
-	verdicts := map[bool]int{}
-	for range nfttest.Rounds(2, 20, 300) {
-		conf := m.Config()
-		conf.DropInvalid, conf.Enforce = &config.Position{}, nil
-		if m.IntN(2) == 0 { // otherwise the pod is hardly ever one
-			conf.MasqueradeSrcCIDRs = append(conf.MasqueradeSrcCIDRs, cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48")...)
-		} else {
-			conf.MasqueradeSrcCIDRs, conf.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
-		}
-		want := nft.Compile(conf, enforcingOptions()).On(m.Addresses())
-		apply(t, k, want, layout.Ours)
-		for _, f := range want.Policy.Families {
-			src, dst := w.PodV4, netip.MustParseAddr("203.0.113.8")
-			if f.IPv6 {
-				src, dst = w.PodV6, netip.MustParseAddr("2001:db8:77::8")
-			}
-			// One address outside all lists, and one in each.
-			all := []netip.Addr{dst}
-			for _, q := range f.Questions {
-				if prefixes := q.Prefixes(); len(prefixes) > 0 && q.Asks == config.DestinationAddress {
-					all = append(all, prefixes[m.IntN(len(prefixes))].Addr())
-				}
-			}
-			for _, dst := range all {
-				if !usable(dst) {
-					continue
-				}
-				flow := nfttest.Flow{Proto: nfttest.TCP, From: w.Pod, Flags: rst}
-				flow.Src, flow.Dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
-				verdict := judge.Decide(want.Policy, nft.Connection{Src: src, Dst: dst, In: "pod0", Out: "eth0"})
-				drop := verdict == nft.Masqueraded && f.KnowsPods()
-				if got := isDropped(t, w, c, flow); got != drop {
-					t.Errorf("%s to %s: dropped %t, verdict %s:\n%s", src, dst, got, verdict, want)
-				}
-				verdicts[drop]++
-			}
-		}
-	}
-	if verdicts[true] == 0 || verdicts[false] == 0 {
-		t.Errorf("dropped or not: %v", verdicts)
 	}
 }

@@ -516,18 +516,38 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 	}
 }
 
-func TestCommentsNameTheAgentThatHasTheChain(t *testing.T) {
+// Each entry of the file has its rule, in the order of the file: also one that another covers, or that is there twice.
+// Comments name the agent that has the chain.
+func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
+	lists := [][]string{
+		{"10.1.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16"},
+		{"192.0.2.0/24", "169.254.0.0/16", "10.0.0.0/8", "169.254.169.254/32"},
+		{"0.0.0.0/0", "10.0.0.0/8", "0.0.0.0/0"},
+	}
 	for chain, agent := range map[string]string{
 		"IP-MASQ-AGENT": "ip-masq-agent", "OTHER": "ip-masq-agent", "NON-MASQUERADE-DAEMON": "non-masquerade-daemon",
 	} {
-		text := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: chain}}).String()
-		for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` .*--comment "([^:]*):`).FindAllStringSubmatch(text, -1) {
-			if m[1] != agent {
-				t.Errorf("%s: %s", chain, m[0])
+		for _, list := range lists {
+			c := config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}
+			text := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}).String()
+			var got []string
+			for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` (?:-d (\S+) )?-m comment --comment "`+agent+`: (\S+)`).
+				FindAllStringSubmatch(text, -1) {
+				if m[1] == "" {
+					m[1] = "0.0.0.0/0"
+				}
+				got = append(got, m[2]+" "+m[1])
 			}
-		}
-		if n := strings.Count(text, `"`+agent+": "); n < 5 {
-			t.Errorf("%s: %d comments\n%s", chain, n, text)
+			want := []string{"cluster-local 169.254.0.0/16"}
+			for _, cidr := range list {
+				want = append(want, "cluster-local "+cidr)
+			}
+			if want = append(want, "outbound 0.0.0.0/0"); !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", chain, got, want)
+			}
+			if n := strings.Count(text, "--comment"); n != strings.Count(text, `"`+agent+": ") {
+				t.Errorf("%s: %d comments, not all of %s\n%s", chain, n, agent, text)
+			}
 		}
 	}
 }
