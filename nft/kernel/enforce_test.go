@@ -149,7 +149,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
 			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			for range nfttest.Rounds(10, 100, 2000) {
+			for range nfttest.FullRounds(20, 2000) {
 				nfttest.NFT(t, top.Node, again, "-f", "-")
 			}
 			wait(t, h, 100)
@@ -321,7 +321,7 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 		t.Error("full: the pod reaches itself, so the set is not full")
 	}
 	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a", "-f", "-")
-	spoof(t, w.Pod, nfttest.Rounds(2_000, 70_000, 70_000))
+	spoof(t, w.Pod, nfttest.FullRounds(2_000, 70_000))
 	others("flooded")
 	for end := time.Now().Add(nfttest.Patient(time.Minute)); !reachesItself(); {
 		if time.Now().After(end) {

@@ -68,7 +68,7 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 			k := open(t, top.Node)
 			apply(t, k, tt.rulesets[0], layout.Ours)
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads, tt.reloads*25) {
+			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads/4, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)],
 					map[bool]layout.Depth{true: layout.Everything}[tt.name == "both modes"]); len(diffs) == 0 {
@@ -113,7 +113,7 @@ func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
 			k := open(t, top.Node)
 			// Masqueraded targets are wrong while nothing is installed.
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
-			for range nfttest.Rounds(tt.installations/10, tt.installations, tt.installations*20) {
+			for range nfttest.FullRounds(tt.installations/5, tt.installations*20) {
 				apply(t, k, tt.Ruleset, layout.Ours)
 				if _, err := k.Cleanup(t.Context(), Ours); err != nil {
 					t.Fatal(err)

@@ -96,7 +96,7 @@ func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k, m := open(t, ns), cases.NewMaker(3)
-			for i := range nfttest.Rounds(10, 60, 150) {
+			for i := range nfttest.Rounds(10, 30, 150) {
 				c, o := m.Config(), m.Options(mode)
 				if i < 2 {
 					c = config.Config{EnableIPv6: i == 0} // valid, too
