@@ -34,34 +34,10 @@ func snatPolicy(has string) nft.Policy {
 	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses)
 }
 
-func TestSourceOfAConnection(t *testing.T) {
-	const pool, other, partner, world = "10.244.8.2", "10.244.9.2", "203.0.113.9", "192.0.2.99"
+// TestPolicyMatchesTheSpecification has the sources themselves.
+func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	const all = "198.51.100.9 198.51.100.8 198.51.100.30 198.51.100.40 198.51.100.51 198.51.100.50 2001:db8:6::1 " +
 		"2001:db8:5::9 198.51.100.8 127.0.0.1 192.0.2.1"
-	for _, tt := range []struct {
-		has, src, dst, out string
-		want               string
-	}{
-		{all, pool, partner, "eth0", "1 [198.51.100.30]"},
-		{all, pool, world, "eth0", "5 [198.51.100.50 198.51.100.51]"},
-		{all, other, partner, "eth0", "5 [198.51.100.50 198.51.100.51]"},
-		{all, pool, world, "wan0", "2 [198.51.100.40]"},
-		{all, "10.9.9.9", world, "eth0", "0 [198.51.100.8 198.51.100.9]"},
-		{all, "fd00:8::2", "2001:db8:1::9", "eth0", "3 [2001:db8:6::1]"},
-		{all, "fd00:9::2", "2001:db8:1::9", "eth0", "0 [2001:db8:5::9]"},
-		{"198.51.100.50", pool, partner, "wan0", "5 [198.51.100.50]"},
-		{"192.0.2.1", pool, partner, "wan0", "0 []"},
-	} {
-		c := nft.Connection{Src: netip.MustParseAddr(tt.src), Dst: netip.MustParseAddr(tt.dst), Out: tt.out}
-		s, r := judge.SourceOf(snatPolicy(tt.has), c)
-		place := 0
-		if len(r) > 0 && len(r[len(r)-1].Present) > 0 {
-			place = r[len(r)-1].Place
-		}
-		if got := fmt.Sprint(place, " ", s.Present); got != tt.want {
-			t.Errorf("%s to %s by %s: %s, want %s", tt.src, tt.dst, tt.out, got, tt.want)
-		}
-	}
 	p, none := snatPolicy(all), snatPolicy("192.0.2.1")
 	present, absent := p.SNATRules()
 	if present != 4 || absent != 0 {
@@ -102,7 +78,7 @@ func TestSourceOfAConnection(t *testing.T) {
 	if got := fmt.Sprint(present, absent, four.Families[0].Sources()); got != "1 0 [198.51.100.30 198.51.100.90]" {
 		t.Errorf("only of IPv4: %s", got)
 	}
-	if _, some := none.SNATOf(false).Of(netip.MustParseAddr(pool)); some {
+	if _, some := none.SNATOf(false).Of(netip.MustParseAddr("10.244.8.2")); some {
 		t.Error("an address that the node does not have")
 	}
 }
