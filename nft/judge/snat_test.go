@@ -3,7 +3,6 @@ package judge_test
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -80,46 +79,6 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	}
 	if _, some := none.SNATOf(false).Of(netip.MustParseAddr("10.244.8.2")); some {
 		t.Error("an address that the node does not have")
-	}
-}
-
-func TestSourcesThatConnectionsMayHaveLeftFrom(t *testing.T) {
-	const pool, other, partner, world = "10.244.8.2", "10.9.9.9", "203.0.113.9", "192.0.2.99"
-	const all = "198.51.100.8 198.51.100.30 198.51.100.40 198.51.100.50"
-	for _, tt := range []struct {
-		has, src, dst, from string
-		want                bool
-		temporary           string // that the node has, and that SNAT never uses
-	}{
-		{"192.0.2.1", pool, world, "198.51.100.51", true, "198.51.100.51"},
-		{"192.0.2.1", pool, world, "198.51.100.51", false, ""},
-		{"198.51.100.50", other, world, "198.51.100.51", true, "198.51.100.51"},
-		{"198.51.100.50", other, world, "198.51.100.51", false, ""},
-		{"198.51.100.50", pool, world, "198.51.100.51", false, "198.51.100.51"}, // the entry has another one
-		{all, other, world, "198.51.100.51", false, "198.51.100.51"},            // so has snatAddresses
-		{all, pool, partner, "198.51.100.30", true, ""},
-		{all, pool, world, "198.51.100.30", false, ""},
-		{all, pool, partner, "198.51.100.40", false, ""}, // the entry before has no interface
-		{all, pool, world, "198.51.100.40", true, ""},
-		{all, pool, world, "198.51.100.50", true, ""},
-		{all, pool, world, "198.51.100.51", false, ""},
-		{all, pool, world, "198.51.100.8", false, ""},
-		{all, other, world, "198.51.100.8", true, ""},
-		{all, other, world, "198.51.100.9", false, ""},
-		{all, other, world, "192.0.2.1", false, ""},
-		{"192.0.2.1", other, world, "192.0.2.1", true, ""},
-		{"192.0.2.1", other, world, "198.51.100.8", false, ""},
-		{"192.0.2.1", other, world, "198.51.100.30", false, ""},
-		{"198.51.100.30", other, world, "198.51.100.30", true, ""}, // by masquerading
-		{"198.51.100.50", pool, partner, "198.51.100.50", true, ""},
-		{"198.51.100.50", pool, partner, "192.0.2.1", false, ""},
-	} {
-		got := judge.AllowsSource(snatPolicy(tt.has).Families[0],
-			netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), netip.MustParseAddr(tt.from),
-			slices.Contains(strings.Fields(tt.has+" "+tt.temporary), tt.from))
-		if got != tt.want {
-			t.Errorf("with %s, %s to %s from %s: %t", tt.has, tt.src, tt.dst, tt.from, got)
-		}
 	}
 }
 
