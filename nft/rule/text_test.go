@@ -1,10 +1,8 @@
 package rule_test
 
 import (
-	"encoding/binary"
 	"os"
 	"runtime"
-	"slices"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -28,27 +26,6 @@ func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
 	})
 	t.Cleanup(func() { c.Close() })
 	return ns, c
-}
-
-// iptables before 1.8.8 put marks into a match of xtables.
-func TestXTablesMarkIsComparedLikeANativeOne(t *testing.T) {
-	native := binary.NativeEndian
-	info := native.AppendUint32(native.AppendUint32(nil, 0x4000), 0x4000)
-	info = append(info, 1, 0, 0, 0) // inverted
-	data, err := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_MATCH_NAME, Data: []byte("mark\x00")}, {Type: unix.NFTA_MATCH_INFO, Data: info},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: "match", Attrs: data}}}
-	if got, want := rule.String(r), "-m mark ! --mark 0x4000/0x4000"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	s := slices.Collect(rule.Statements(r))[0]
-	if s.Field != "meta mark" || s.Op != "!=" {
-		t.Errorf("got %+v", s)
-	}
 }
 
 func FuzzRuleText(f *testing.F) {
