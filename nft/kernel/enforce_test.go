@@ -165,46 +165,15 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	}
 }
 
-// hairpins are chains of programs that let a pod reach itself through a Service or a host
-// port without a mark: its own address as source would not work.
-var hairpins = map[string]string{
-	"portmap": "srcnat; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr " +
-		"fd00:10:244:1::2 masquerade;",
-	"kube-proxy, ipvs": "srcnat; ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { " +
-		"fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
-	"at the priority of kindnet": "srcnat - 10; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; " +
-		"ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
-	"everything DNATed": "srcnat; ct status dnat masquerade;",
-	"CRI-O":             "srcnat;", // iptables' own rules, below
-}
-
-// crioHairpins are the rules that CRI-O's hostport manager has for a pod's own host ports.
-const crioHairpins = `*nat
-:CRIO-MASQ-ABCDEF - [0:0]
--A POSTROUTING -m comment --comment "pod_default: 8080" -j CRIO-MASQ-ABCDEF
--A CRIO-MASQ-ABCDEF -s POD -d POD -m comment --comment "pod_default: 8080" -j MASQUERADE
-COMMIT
-`
-
-// services have the endpoints of three Services: the pod itself, another pod on this node,
-// and one elsewhere. IPVS changes the destination without ct status dnat, as this does
-// before conntrack sees the packet.
-var services = map[string]string{
-	"DNAT": "type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat ip to 10.244.1.2; " +
-		"ip daddr 10.96.0.2 dnat ip to 10.244.1.3; ip daddr 10.96.0.3 dnat ip to 10.9.0.9; " +
-		"ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2; ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3; " +
-		"ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9;",
-	"no status": "type filter hook prerouting priority raw; ip daddr 10.96.0.1 ip daddr set 10.244.1.2; " +
-		"ip daddr 10.96.0.2 ip daddr set 10.244.1.3; ip daddr 10.96.0.3 ip daddr set 10.9.0.9; " +
-		"ip6 daddr fd00:96::1 ip6 daddr set fd00:10:244:1::2; ip6 daddr fd00:96::2 ip6 daddr set fd00:10:244:1::3; " +
-		"ip6 daddr fd00:96::3 ip6 daddr set fd00:9::9;",
-}
-
+// testdata/hairpins.txt has chains of programs that let a pod reach itself through a Service or a host port without a
+// mark: its own address as source would not work. The rules of CRI-O are iptables' own. testdata/services.txt has the
+// endpoints of three Services: the pod itself, another pod on this node, and one elsewhere. IPVS changes the destination
+// without ct status dnat, as the second one does before conntrack sees the packet.
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for name, rules := range hairpins {
-		for status, translate := range services {
+	for name, rules := range paragraphs(t, "hairpins.txt") {
+		for status, translate := range paragraphs(t, "services.txt") {
 			if status != "DNAT" && name == "everything DNATed" {
 				continue
 			}
@@ -222,7 +191,7 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 					for program, pod := range map[string]string{
 						"iptables-nft-restore": w.PodV4.String(), "ip6tables-nft-restore": w.PodV6.String(),
 					} {
-						nfttest.Run(t, w.Node, strings.ReplaceAll(crioHairpins, "POD", pod), program, "--noflush")
+						nfttest.Run(t, w.Node, strings.ReplaceAll(testdata(t, "crio-hairpins.iptables"), "POD", pod), program, "--noflush")
 					}
 				}
 				k := open(t, w.Node)
@@ -234,8 +203,8 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 					want := nft.Compile(c, enforcingOptions())
 					apply(t, k, want, everything)
 					// The other program comes after us.
-					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services { chain pre { "+
-						translate+" }; chain post { type nat hook postrouting priority "+rules+" }; }", "-f", "-")
+					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services {\nchain pre {\n"+
+						translate+"\n}\nchain post {\ntype nat hook postrouting priority "+rules+"\n}\n}", "-f", "-")
 					w.hairpins(t, c.Enforce != nil, name == "everything DNATed", status != "DNAT")
 					inSync(t, w.Node, want) // with the pairs that the packets added
 				}
@@ -278,8 +247,8 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)
-	nfttest.NFT(t, w.Node, "table inet services { chain pre { "+services["DNAT"]+" }; chain post { type nat hook "+
-		"postrouting priority "+hairpins["portmap"]+" }; }", "-f", "-")
+	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+paragraphs(t, "services.txt")["DNAT"]+"\n}\nchain post {\n"+
+		"type nat hook postrouting priority "+paragraphs(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
 	k := open(t, w.Node)
 	c := enforcing()
 	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}

@@ -21,16 +21,6 @@ import (
 	"nft-masq-agent/nft/rule"
 )
 
-// kubeFirewall are the rules of kubelet on a node: packets from elsewhere to a
-// loopback address are dropped.
-const kubeFirewall = `*filter
-:KUBE-FIREWALL - [0:0]
--A INPUT -j KUBE-FIREWALL
--A OUTPUT -j KUBE-FIREWALL
--A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
-COMMIT
-`
-
 func TestLoopbackWorks(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
@@ -44,7 +34,8 @@ func TestLoopbackWorks(t *testing.T) {
 	exempt.ExemptHost = &config.Position{}
 	lonely := nfttest.NewNS(t, "lonely")
 	top := nfttest.NewTopology(t)
-	nfttest.Run(t, top.Node, kubeFirewall, "iptables-nft-restore", "--noflush")
+	// kubelet drops packets from elsewhere to a loopback address.
+	nfttest.Run(t, top.Node, testdata(t, "kube-firewall.iptables"), "iptables-nft-restore", "--noflush")
 	for _, ns := range []*nfttest.NS{lonely, top.Node} {
 		k := open(t, ns)
 		for _, mode := range cases.Modes() {
