@@ -317,21 +317,6 @@ func TestTooManyValuesAreAnError(t *testing.T) {
 	}
 }
 
-func TestWarningsBeyondAHundredAreCounted(t *testing.T) {
-	var file strings.Builder
-	for i := range 150 {
-		fmt.Fprintf(&file, "unknown%d:\n", i)
-	}
-	long, short := Source{Name: "f", Data: []byte(file.String())}, Source{Name: "g", Data: []byte("a: b")}
-	_, problems := Parse(Defaults{}, long, short)
-	if problems.Err() != nil || len(problems) != 101 {
-		t.Fatal(problems.Err(), len(problems))
-	}
-	if diff := cmp.Diff("and 51 more warnings", problems[100].Error()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
 // Each file from the fuzzer is repeated, so that expensive input stands out.
 func FuzzParseStaysWithinMemoryLimit(f *testing.F) {
 	for _, text := range []string{

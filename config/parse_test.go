@@ -221,45 +221,6 @@ func TestCharactersThatYAMLForbidsAreNamed(t *testing.T) {
 	}
 }
 
-func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
-	slips := map[string]string{
-		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs,
-		"noMasqueradeCIDRs":  KeyNonMasqueradeCIDRs,
-		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs,
-		"nonMasqCIDRs":         KeyNonMasqueradeCIDRs,
-		"nonMasqueradeSrcCIDR": KeyNonMasqueradeSrcCIDRs, "nonMasqueradeSourceCIDRs": KeyNonMasqueradeSrcCIDRs,
-		"masqueradeSrcCidr": KeyMasqueradeSrcCIDRs, "forceMasqCIDRs": KeyForceMasqueradeCIDRs,
-		"forcedMasqueradeCIDRs": KeyForceMasqueradeCIDRs,
-		"masqLinklLocal":        keyMasqLinkLocal, "masqLinkLocl": keyMasqLinkLocal, "masqueradeLinkLocal": keyMasqLinkLocal,
-		"masqLinkLocalIP6": keyMasqLinkLocalIPv6, "masqLinkLocalV6": keyMasqLinkLocalIPv6,
-		"enableIP6": keyEnableIPv6, "enabledIPv6": keyEnableIPv6, "enable_ipv6": keyEnableIPv6,
-		"resyncIntervall": keyResyncInterval, "syncInterval": keyResyncInterval, "resync-interval": keyResyncInterval,
-		"masqueradeCIDRs": KeyForceMasqueradeCIDRs, "MasqueradeExceptionCIDRs": KeyForceMasqueradeCIDRs,
-		"outputInterface": keyMasqueradeOutInterfaces, "outputAddress": KeySNATAddresses,
-		"outputAddressIPv6": KeySNATAddresses,
-		"cidrLimits":        keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
-	}
-	for name, want := range slips {
-		if got := likelyKey(name); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-	}
-	others := []string{
-		"", "a", "apiVersion", "kind", "metadata", "data", "x-note",
-		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
-		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
-		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit",
-		"resyncPeriod", "resyncIntervalSeconds", "interval",
-		"masq", "masqChain",
-		strings.Repeat("nonMasqueradeCIDRs", 1000),
-	}
-	for _, name := range others {
-		if got := likelyKey(name); got != "" {
-			t.Errorf("%s is taken for a misspelling of %s", name, got)
-		}
-	}
-}
-
 func TestInterfacesMatchByTheirNameOrItsBeginning(t *testing.T) {
 	for pattern, matches := range map[string]string{"eth0": "eth0", "eth*": "eth0 eth1 eth", "eth01": ""} {
 		for _, name := range []string{"eth0", "eth1", "eth", "et", "xeth0"} {
