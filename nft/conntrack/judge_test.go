@@ -72,14 +72,6 @@ func TestStaleConnections(t *testing.T) {
 		judge                       *Judge
 		stale                       bool
 	}{
-		{name: "exempt and translated", src: pod, dst: exempt, seenAs: node, stale: true},
-		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod},
-		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, stale: true},
-		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node},
-		{name: "IPv6, exempt and translated", src: pod6, dst: exempt6, seenAs: node6, stale: true},
-		{name: "IPv6, exempt, not translated", src: pod6, dst: exempt6, seenAs: pod6},
-		{name: "IPv6, masqueraded, not translated", src: pod6, dst: other6, seenAs: pod6, stale: true},
-		{name: "IPv6, masqueraded and translated", src: pod6, dst: other6, seenAs: node6},
 		{name: "IPv6, which is off, and translated", src: pod6, dst: other6, seenAs: node6, judge: off, stale: true},
 		{name: "IPv6, which is off, not translated", src: pod6, dst: other6, seenAs: pod6, judge: off},
 
