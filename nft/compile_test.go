@@ -32,7 +32,10 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 		{"masqLinkLocal: 1\nmasqLinklLocal: true", "", cases.Modes(), config.Error, "wrongValue,misspelledKey", ""},
 		{"masqueradeHost: false", "", native, config.Note, "", "to this node"},
 		{"masqueradeHost: false", "", iptables, config.Error, "needsNFTables", ""},
-		{"masqueradeHost: false\nx: 1\nx: 1", "", iptables, config.Error, "unknownKey,duplicateKey,unknownKey,needsNFTables", ""},
+		{
+			"masqueradeHost: false\nx: 1\nx: 1", "", iptables, config.Error,
+			"unknownKey,duplicateKey,unknownKey,needsNFTables", "",
+		},
 		{"masqueradeSrcCIDRs: [10.0.0.0/8]", long, iptables, config.Error, "kernel", ""},
 		{
 			"masqueradeSrcCIDRs: [10.0.0.0/8]\nx: 1\nx: 1", long, iptables, config.Error,

@@ -735,7 +735,9 @@ func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
 			to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), uint16(n>>16))
 		}
 		return &Entry{
-			Key:    Key{Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP}},
+			Key: Key{
+				Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP},
+			},
 			Status: SrcNAT,
 		}
 	}

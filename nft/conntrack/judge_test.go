@@ -119,8 +119,8 @@ func TestStaleConnections(t *testing.T) {
 }
 
 // A connection is stale only if the policy gives none that its entry can be of, by whatever interfaces, the address
-// that was seen. If no address depends on interfaces, it then is. Pods keep an address that the node has, whichever they
-// would get now; masquerading may choose any that is in no list, or that the node has.
+// that was seen. If no address depends on interfaces, it then is. Pods keep an address that the node has, whichever
+// they would get now; masquerading may choose any that is in no list, or that the node has.
 func TestConnectionsAreStaleIfThePolicyCannotHaveMadeThem(t *testing.T) {
 	t.Parallel()
 	m := cases.NewMaker(51)
@@ -163,7 +163,9 @@ func TestConnectionsAreStaleIfThePolicyCannotHaveMadeThem(t *testing.T) {
 
 // possibleSources returns whether a connection between two addresses may leave from an address, according to the
 // specification: with each value of what an entry does not tell.
-func possibleSources(m cases.Maker, c config.Config, src, dst netip.Addr, node, local []netip.Addr) func(netip.Addr) bool {
+func possibleSources(
+	m cases.Maker, c config.Config, src, dst netip.Addr, node, local []netip.Addr,
+) func(netip.Addr) bool {
 	listed := slices.Clone(c.SNATAddresses)
 	ofFamily := func(list []config.CIDR) bool {
 		return len(list) == 0 || slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Addr().Is6() == dst.Is6() })

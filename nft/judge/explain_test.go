@@ -13,8 +13,8 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// What is known of a policy is what is specified: the verdict for each connection, the region of those that it masquerades,
-// the address that these leave from, and which keep their own whatever other programs do.
+// What is known of a policy is what is specified: the verdict for each connection, the region of those that it
+// masquerades, the address that these leave from, and which keep their own whatever other programs do.
 func TestPolicyMatchesTheSpecification(t *testing.T) {
 	t.Parallel()
 	m := cases.NewMaker(1)
@@ -116,7 +116,8 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 	}{
 		{names, "10.244.1.2", "203.0.113.9", nft.Connection{FromNode: true}, []string{node + " yes f:1:1 decides: exempt"}},
 		{names, "10.244.1.2", "203.0.113.9", from("veth1", "eth0"), []string{
-			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " yes f:5:1 *", "anything else yes decides: masqueraded",
+			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " yes f:5:1 *",
+			"anything else yes decides: masqueraded",
 		}},
 		{names, "::ffff:10.244.9.2", "::ffff:203.0.113.9", from("veth1", "eth0"), []string{
 			node + " f:1:1", received + " yes f:3:1 veth1", source + " yes 10.244.9.0/24 decides: exempt",
@@ -124,13 +125,19 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 		{names, "10.244.1.2", "203.0.113.9", from("cni0", "wg0"), []string{
 			node + " f:1:1", received + " yes f:2:1 cni*", source, tunnel + " yes f:4:1 wg* decides: exempt",
 		}},
-		{names, "10.244.1.2", "203.0.113.9", from("docker0", "eth0"), []string{node + " f:1:1", received + " decides: exempt"}},
+		{names, "10.244.1.2", "203.0.113.9", from("docker0", "eth0"), []string{
+			node + " f:1:1", received + " decides: exempt",
+		}},
 		{names, "10.244.1.2", "203.0.113.9", from("veth1", ""), []string{
 			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " decides: exempt",
 		}},
 		{lists, "10.1.1.1", "198.51.100.8", from("", ""), []string{"source in masqueradeSrcCIDRs decides: exempt"}},
-		{lists, "10.244.1.2", "10.9.1.1", from("", ""), []string{pod, forced + " yes 10.9.0.0/16 f:7:1 decides: masqueraded"}},
-		{lists, "10.244.1.2", "10.8.1.1", from("", ""), []string{pod, forced, exempt + " yes 10.0.0.0/8 f:6:1 decides: exempt"}},
+		{lists, "10.244.1.2", "10.9.1.1", from("", ""), []string{
+			pod, forced + " yes 10.9.0.0/16 f:7:1 decides: masqueraded",
+		}},
+		{lists, "10.244.1.2", "10.8.1.1", from("", ""), []string{
+			pod, forced, exempt + " yes 10.0.0.0/8 f:6:1 decides: exempt",
+		}},
 		{lists, "10.244.1.2", "198.51.100.8", from("", ""), []string{
 			pod, forced, exempt, "anything else yes decides: masqueraded",
 		}},

@@ -167,8 +167,8 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 
 // testdata/hairpins.txt has chains of programs that let a pod reach itself through a Service or a host port without a
 // mark: its own address as source would not work. The rules of CRI-O are iptables' own. testdata/services.txt has the
-// endpoints of three Services: the pod itself, another pod on this node, and one elsewhere. IPVS changes the destination
-// without ct status dnat, as the second one does before conntrack sees the packet.
+// endpoints of three Services: the pod itself, another pod on this node, and one elsewhere. IPVS changes the
+// destination without ct status dnat, as the second one does before conntrack sees the packet.
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
@@ -191,7 +191,8 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 					for program, pod := range map[string]string{
 						"iptables-nft-restore": w.PodV4.String(), "ip6tables-nft-restore": w.PodV6.String(),
 					} {
-						nfttest.Run(t, w.Node, strings.ReplaceAll(testdata(t, "crio-hairpins.iptables"), "POD", pod), program, "--noflush")
+						rules := strings.ReplaceAll(testdata(t, "crio-hairpins.iptables"), "POD", pod)
+						nfttest.Run(t, w.Node, rules, program, "--noflush")
 					}
 				}
 				k := open(t, w.Node)
@@ -247,8 +248,8 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)
-	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+paragraphs(t, "services.txt")["DNAT"]+"\n}\nchain post {\n"+
-		"type nat hook postrouting priority "+paragraphs(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
+	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+paragraphs(t, "services.txt")["DNAT"]+"\n}\n"+
+		"chain post {\ntype nat hook postrouting priority "+paragraphs(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
 	k := open(t, w.Node)
 	c := enforcing()
 	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}

@@ -129,7 +129,7 @@ func (f follower) check(c nft.Connection) {
 		f.t.Errorf("%+v is %s, expected from %s: the rules translate it to %s by %d rules, or not: %t", c, want, expected,
 			to, len(by), itself)
 	}
-	if c.Src != c.Dst && enforced != (judge.Enforced(f.Policy, c)) {
+	if c.Src != c.Dst && enforced != judge.Enforced(f.Policy, c) {
 		f.t.Errorf("%+v: the rules keep its address: %t", c, enforced)
 	} else if enforced {
 		f.seen["enforced"]++

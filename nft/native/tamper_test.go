@@ -262,7 +262,8 @@ func tampered() map[string]nft.Ruleset {
 		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.211/32")},
 	}
 	return map[string]nft.Ruleset{
-		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o), "drop-invalid": nft.Compile(drops, o),
+		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o),
+		"drop-invalid": nft.Compile(drops, o),
 		"snat": nft.Compile(snat, o).On(addresses("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
 	}
 }

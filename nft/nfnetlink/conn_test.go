@@ -216,8 +216,8 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	}
 }
 
-// Tables, chains with and without hooks, rules, sets, maps and counters, those of random configs in both modes, are read
-// back as they were written: none differs.
+// Tables, chains with and without hooks, rules, sets, maps and counters, those of random configs in both modes, are
+// read back as they were written: none differs.
 func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 	t.Parallel()
 	m, nodes := cases.NewMaker(61), map[nft.Mode]*modes.Node{

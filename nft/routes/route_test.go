@@ -87,8 +87,9 @@ func both(commands string) (all string) {
 	return all
 }
 
-// testdata/lookups.txt has a paragraph for each: its name, commands of ip for both families (rules have the priorities 9,
-// 10 and so on; without routes, there are two default ones), the query, its ways ("> "), and what they depend on ("? ").
+// testdata/lookups.txt has a paragraph for each: its name, commands of ip for both families (rules have the priorities
+// 9, 10 and so on; without routes, there are two default ones), the query, its ways ("> "), and what they depend on
+// ("? ").
 func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/lookups.txt")
