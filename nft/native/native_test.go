@@ -291,7 +291,8 @@ func TestBaseChainsStayEmpty(t *testing.T) {
 	n := modes.New(t, native.Read)
 	n.Apply(t, small(), layout.Ours)
 	handle := func() string {
-		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset"))
+		text := nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset")
+		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(text)
 	}
 	before := handle()
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})

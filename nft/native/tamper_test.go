@@ -264,7 +264,7 @@ func tampered() map[string]nft.Ruleset {
 	return map[string]nft.Ruleset{
 		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o),
 		"drop-invalid": nft.Compile(drops, o),
-		"snat": nft.Compile(snat, o).On(addresses("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
+		"snat":         nft.Compile(snat, o).On(addresses("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
 	}
 }
 

@@ -133,7 +133,8 @@ COMMIT
 `
 
 // A change is a paragraph of a file in testdata: its name, what another program does (lines of nft, and of
-// iptables-restore, which begin with "-"), all differences ("= "), and what is left ("| "). "…" at an end is any rest.
+// iptables-restore, which begin with "-"), all differences ("= "), and what is left ("| "). "…" at an end is any
+// rest.
 type change struct {
 	name, nft, iptables string
 	finds               []string
