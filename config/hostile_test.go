@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
@@ -188,6 +189,16 @@ func parseHostile(t *testing.T, data []byte) {
 	for _, p := range problems {
 		_ = p.Caret()
 	}
+}
+
+// manyCIDRs returns n networks, each written by format.
+func manyCIDRs(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		v := uint32(10)<<24 + uint32(i)<<8
+		fmt.Fprintf(&b, format, netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8)}), 24)
+	}
+	return b.String()
 }
 
 // A ConfigMap holds 1 MiB.

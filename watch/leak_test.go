@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +14,8 @@ import (
 
 // A volume is a directory that is updated as the kubelet does.
 type volume struct {
-	dir    string
-	count  int
-	turned time.Time
+	dir   string
+	count int
 }
 
 // swap writes a new set of files, switches "..data" to it and removes the old one.
@@ -34,7 +32,6 @@ func (v *volume) turnTo(t testing.TB, content string) {
 	check(t, os.Mkdir(v.join(next), 0o755))
 	check(t, os.WriteFile(v.join(next, "file"), []byte(content), 0o644))
 	check(t, os.Symlink(next, v.join("..data_tmp")))
-	v.turned = time.Now()
 	check(t, os.Rename(v.join("..data_tmp"), v.join("..data")))
 }
 
@@ -265,22 +262,4 @@ func TestRelativePathIsFollowed(t *testing.T) {
 			}
 		}
 	}
-}
-
-// BenchmarkSwap measures from the rename of "..data" to the content.
-func BenchmarkSwap(b *testing.B) {
-	v := newVolume(b, "")
-	path := v.join("file")
-	w := start(b.Context(), unpaced(), path)
-	<-w.content
-	var took []time.Duration
-	for b.Loop() {
-		check(b, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
-		v.turnTo(b, fmt.Sprint(v.count))
-		<-w.content
-		took = append(took, time.Since(v.turned))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs/median")
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs/p99")
 }

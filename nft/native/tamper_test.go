@@ -284,10 +284,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i, paragraph := range strings.Split(string(text), "\n\n") {
-				if i%nfttest.Rounds(4, 1, 1) > 0 {
-					continue
-				}
+			for paragraph := range strings.SplitSeq(string(text), "\n\n") {
 				name, rest, _ := strings.Cut(strings.TrimPrefix(paragraph, "# "), "\n")
 				script, finds, exactly := strings.Cut(rest, "\n= ")
 				if !exactly {
