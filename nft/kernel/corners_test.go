@@ -27,20 +27,17 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 		cases.Load(t, "both-families").Compile(nft.ModeNFTables)
 	for _, family := range []string{"ip", "ip6"} {
 		for hook, says := range map[string]string{
-			"type nat hook postrouting priority 50;": "has nat hook postrouting priority 50, not nat hook postrouting " +
-				"priority 100",
-			"type nat hook output priority 100;": "has nat hook output priority 100, not nat hook postrouting " +
-				"priority 100",
-			"type filter hook postrouting priority 100;": "has filter hook postrouting priority 100, not nat hook " +
-				"postrouting priority 100",
-			"": "has no hook, not nat hook postrouting priority 100",
+			"type nat hook postrouting priority 50;":     "nat hook postrouting priority 50",
+			"type nat hook output priority 100;":         "nat hook output priority 100",
+			"type filter hook postrouting priority 100;": "filter hook postrouting priority 100",
+			"": "no hook",
 		} {
 			t.Run(family+" "+hook, func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
 				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }",
 					family, hook), "-f", "-")
-				says := fmt.Sprintf("table %s nat: chain POSTROUTING %s", family, says)
+				says := fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not nat hook postrouting priority 100", family, says)
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)

@@ -20,13 +20,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// loadSample loads another program's rules from testdata/foreign, with some
-// addresses and interfaces replaced by those of the topology.
-func loadSample(t *testing.T, ns *nfttest.NS, name string, replace ...string) {
-	t.Helper()
-	nfttest.LoadForeign(t, ns, filepath.Join("../../testdata/foreign", name), strings.NewReplacer(replace...).Replace)
-}
-
 // enforcing exempts 10.0.0.0/8 and fd00::/8 for pods of 10.244.0.0/16 and
 // fd00:10:244::/48.
 func enforcing() config.Config {
@@ -55,27 +48,21 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
-	for _, tt := range []struct {
-		sample  string
-		replace []string
-		marking string // by iptables or nft
-	}{
-		{"kube-proxy-iptables", nil, "0x4000"},
-		{"kube-proxy-nftables", nil, "0x4000"},
-		{"cni-portmap", nil, "0x2000"},
+	for sample, marking := range map[string]string{
+		"kube-proxy-iptables": "0x4000", "kube-proxy-nftables": "0x4000", "cni-portmap": "0x2000",
 	} {
-		t.Run(tt.sample, func(t *testing.T) {
+		t.Run(sample, func(t *testing.T) {
 			t.Parallel()
 			w := newWire(t)
-			loadSample(t, w.Node, tt.sample, tt.replace...)
+			nfttest.LoadForeign(t, w.Node, filepath.Join("../../testdata/foreign", sample), func(s string) string { return s })
 			// A Service whose endpoint is the pod or a host outside: to 10.96.0.7 with a
 			// mark, to 10.96.0.8 without. Likewise two node ports: of the node, and of 198.18.5.5.
 			nfttest.NFT(t, w.Node, `table ip services {
 				chain pre { type nat hook prerouting priority dstnat - 1; policy accept;
-					ip daddr 10.96.0.7 meta mark set meta mark or `+tt.marking+`
+					ip daddr 10.96.0.7 meta mark set meta mark or `+marking+`
 					ip daddr 10.96.0.7 dnat to 10.244.1.2
 					ip daddr 10.96.0.8 dnat to 10.9.0.9
-					ip daddr 192.0.2.1 udp dport 7777 meta mark set meta mark or `+tt.marking+`
+					ip daddr 192.0.2.1 udp dport 7777 meta mark set meta mark or `+marking+`
 					ip daddr 192.0.2.1 udp dport 7777 dnat to 10.244.1.2
 					ip daddr 198.18.5.5 dnat to 10.244.1.2
 				}

@@ -20,6 +20,20 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
+// commits returns what another program does that commits to its own table.
+func commits(t *testing.T, ns *nfttest.NS) func() {
+	t.Helper()
+	other := connect(t, ns)
+	return func() {
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.Inet, "other")
+		b.DelTable(nfnetlink.Inet, "other")
+		if err := other.Commit(&b, 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // interpose opens a Kernel that lets another program act before each transaction. They are
 // counted from 1.
 func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {

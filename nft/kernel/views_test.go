@@ -19,8 +19,9 @@ import (
 func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft", "iptables-nft-save")
-	only10 := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
-	masqLinkLocal := only10
+	defaults, only10 := config.Default(config.Defaults{}), config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
+	six := config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}
+	masqLinkLocal, ours := only10, xtables.Layout{Name: cases.DefaultChain}
 	masqLinkLocal.MasqLinkLocal = true
 	ports := []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}
 	for _, tt := range []struct {
@@ -28,26 +29,13 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 		config  config.Config
 		options nft.Options
 	}{
-		{"default", config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
-		{"only-10", only10, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
-		{"masq-link-local", masqLinkLocal, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}}},
-		{
-			"random-fully", config.Default(config.Defaults{}),
-			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, RandomFully: true},
-		},
-		{
-			"to-ports", config.Default(config.Defaults{}),
-			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports},
-		},
-		{
-			"non-masquerade-daemon", config.Default(config.Defaults{}),
-			nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}},
-		},
-		{
-			"ipv6",
-			config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true},
-			nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}},
-		},
+		{"default", defaults, nft.Options{Layout: ours}},
+		{"only-10", only10, nft.Options{Layout: ours}},
+		{"masq-link-local", masqLinkLocal, nft.Options{Layout: ours}},
+		{"random-fully", defaults, nft.Options{Layout: ours, RandomFully: true}},
+		{"to-ports", defaults, nft.Options{Layout: ours, Ports: ports}},
+		{"non-masquerade-daemon", defaults, nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}}},
+		{"ipv6", six, nft.Options{Layout: ours}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
