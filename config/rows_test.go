@@ -40,7 +40,7 @@ func TestRowsMeanWhatTheySay(t *testing.T) {
 // unwrapped.
 func changes(d Defaults, files []string) string {
 	var b strings.Builder
-	print := func(texts string) {
+	add := func(texts string) {
 		for line := range strings.Lines(texts) {
 			b.WriteString("> " + line)
 		}
@@ -51,7 +51,7 @@ func changes(d Defaults, files []string) string {
 		if err != nil {
 			return fmt.Sprintf("> error: %v\n", err)
 		} else if note != nil {
-			print(lines(Problems{*note}))
+			add(lines(Problems{*note}))
 		}
 		sources = append(sources, s)
 	}
@@ -60,9 +60,9 @@ func changes(d Defaults, files []string) string {
 	for i := range reflect.TypeFor[Config]().NumField() {
 		field := func(c Config) string { return fmt.Sprint(reflect.Indirect(reflect.ValueOf(c).Field(i))) }
 		if problems.Worst() != Error && field(was) != field(c) {
-			print(reflect.TypeFor[Config]().Field(i).Name + ": " + field(c) + "\n")
+			add(reflect.TypeFor[Config]().Field(i).Name + ": " + field(c) + "\n")
 		}
 	}
-	print(lines(NeedsNFTables(c)) + lines(problems))
+	add(lines(NeedsNFTables(c)) + lines(problems))
 	return b.String()
 }

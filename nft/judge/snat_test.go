@@ -26,11 +26,7 @@ func snatPolicy(has string) nft.Policy {
 		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("2001:db8:6::2/128")}, // for no family
 		{From: cases.CIDRs("10.244.0.0/16"), Addresses: cases.CIDRs("198.51.100.50/31")},
 	}
-	var addresses []netip.Addr
-	for a := range strings.FieldsSeq(has) {
-		addresses = append(addresses, netip.MustParseAddr(a))
-	}
-	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses)
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(strings.Fields(has)...))
 }
 
 // TestPolicyMatchesTheSpecification has the sources themselves.
@@ -70,9 +66,7 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 		SNATRules: []config.SNATRule{{
 			Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("198.51.100.30/32", "2001:db8:6::1/128"),
 		}},
-	}, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{
-		netip.MustParseAddr("198.51.100.90"), netip.MustParseAddr("198.51.100.30"),
-	})
+	}, nft.Options{Layout: native.Layout{}}).On(cases.Addrs("198.51.100.90", "198.51.100.30"))
 	present, absent = four.SNATRules()
 	if got := fmt.Sprint(present, absent, four.Families[0].Sources()); got != "1 0 [198.51.100.30 198.51.100.90]" {
 		t.Errorf("only of IPv4: %s", got)

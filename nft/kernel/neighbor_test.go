@@ -66,11 +66,8 @@ func neighborConfigs(mode nft.Mode, n int) (before, after nft.Ruleset) {
 		from.SNATAddresses = cases.CIDRs("198.51.100.8/31")
 	}
 	return nft.Compile(from, o).
-			On([]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("198.51.100.9")}),
-		nft.Compile(
-			of(30),
-			o,
-		)
+			On(cases.Addrs("198.51.100.8", "198.51.100.9")),
+		nft.Compile(of(30), o)
 }
 
 // Another program that commits before each of our transactions but the third attempt to

@@ -56,7 +56,7 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	c := tamperConfig(10)
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29")
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-	want = want.On([]netip.Addr{netip.MustParseAddr("198.51.100.211"), netip.MustParseAddr("198.51.100.212")})
+	want = want.On(cases.Addrs("198.51.100.211", "198.51.100.212"))
 	k := open(t, ns)
 	apply(t, k, want, layout.Ours)
 	for _, tt := range []struct{ do, finds string }{

@@ -89,11 +89,8 @@ func small() nft.Ruleset {
 		{From: cases.CIDRs("10.244.8.0/24"), Addresses: cases.CIDRs("198.51.100.20/32")},
 		{From: cases.CIDRs("10.244.10.0/24"), Addresses: cases.CIDRs("198.51.100.21/32")},
 	}
-	var addresses []netip.Addr
-	for _, a := range []string{"198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"} {
-		addresses = append(addresses, netip.MustParseAddr(a))
-	}
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(addresses)
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).
+		On(cases.Addrs("198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"))
 }
 
 // What the node itself sends is masqueraded if the policy is for it, too.
@@ -113,12 +110,12 @@ func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
 		c := config.Default(config.Defaults{})
 		c.SNATAddresses = cases.CIDRs("198.51.100.8/32")
 		tt.change(&c)
-		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs("198.51.100.8"))
 		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
 			t.Errorf("%s: %t\n%s", tt.name, got, r)
 		}
 		ports := nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}})
-		r = ports.On([]netip.Addr{netip.MustParseAddr("198.51.100.8")})
+		r = ports.On(cases.Addrs("198.51.100.8"))
 		if got := strings.Contains(r.String(), "chain to-ports"); got != tt.want {
 			t.Errorf("%s, to ports: %t\n%s", tt.name, got, r)
 		}

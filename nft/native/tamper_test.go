@@ -235,12 +235,6 @@ func (a *attacker) orphan(...string) {
 
 // tampered are rulesets by the file of testdata/tamperings that has attacks on them.
 func tampered() map[string]nft.Ruleset {
-	addresses := func(texts ...string) (all []netip.Addr) {
-		for _, a := range texts {
-			all = append(all, netip.MustParseAddr(a))
-		}
-		return all
-	}
 	o := nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: cases.Marks()}
 	plain := config.Config{MasqLinkLocal: true, EnableIPv6: true, NonMasqueradeCIDRs: cases.CIDRs("fd00::/8")}
 	for i := range 10 {
@@ -264,7 +258,7 @@ func tampered() map[string]nft.Ruleset {
 	return map[string]nft.Ruleset{
 		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o),
 		"drop-invalid": nft.Compile(drops, o),
-		"snat":         nft.Compile(snat, o).On(addresses("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
+		"snat":         nft.Compile(snat, o).On(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
 	}
 }
 
