@@ -203,167 +203,36 @@ func FuzzFilesOfOlderAgentsKeepTheirMeaning(f *testing.F) {
 	f.Fuzz(agreeWithOlderAgent)
 }
 
-// faults are lines of YAML that Parse rejects. The older agents accept a file with
-// a mistake.
-var faults = []struct {
-	level Level
-	line  string
-}{
-	{Mistake, `resyncIntervall: 30s`},
-	{Mistake, `nonMasqueradeCIDR: [198.51.100.0/24]`},
-	{Mistake, "foo: 1\nfoo: 2"},
-	{Mistake, "nonMasqueradeCIDRs: [198.51.100.0/24]\nnonMasqueradeCIDRs: [192.0.2.0/24]"},
-	{Mistake, "nonMasqueradeCIDRs: [192.0.2.0/24]\nNonMasqueradeCIDRs: [198.51.100.0/24]"},
-	{
-		Mistake,
-		"nonMasqueradeCIDRs: [192.0.2.0/24, 198.51.100.0/24]\nNONMASQUERADECIDRS: [203.0.113.0/24]\n" +
-			"nonmasqueradecidrs: [null]",
-	},
-	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8]\nnonMasqueradeCIDRs: []"},
-	{Mistake, "nonMasqueradeCIDRs: nothing\nnonMasqueradeCIDRs: "},
-	{Mistake, "masqLinkLocal: true\nMasqLinkLocal: false\nmasqlinklocal:"},
-	{Mistake, "masqLinkLocalIPv6: 1\nmasqLinkLocalIPv6: true"},
-	{Mistake, "masqLinkLocal: true\nmaſqLinkLocal: true"}, // a letter that differs only in case for encoding/json
-	{Mistake, "<<: {masqLinkLocal: true, MASQLINKLOCAL: false}\nMasqLinkLocal: false"},
-	{Mistake, "bar: 1\n---\nmasqLinkLocal: true"},
-	{Mistake, "bar: 1\n--- masqLinkLocal: true"},
-	{Mistake, "bar: 1\n---\tmasqLinkLocal: true"},
-	{Mistake, "bar: 1\n---\n\t- a"},
-	{Mistake, "bar: 1\n---\n@"},
-	{Mistake, "bar: 1\n---\n\""},
-	{Mistake, "bar: 1\n---\n# a\n[\n"},
-	{Mistake, "bar: 1\n---\n---\n...\n- a"},
-	{Mistake, "bar: 1\n... # a\n@"},
-	{Mistake, "bar: 1\r\n---\r\n\"\r\n"},
-	{Mistake, "bar: 1\r--- @\r"},
-	{Mistake, "bar: \"1\n  ---\n  2\"\n---\n'"},
-	{Mistake, "bar: |\n  1\n\n---\n`"},
-	{Error, "bar: \"1\n---\n2\""},
-	{Error, "bar: [1,\n---\n2]"},
-	{Error, "bar: [1\n---\n2"},
-	{Mistake, "bar: 1\n---\nfoo: ["},
-	{Mistake, "bar: 1\n...\nfoo\nbaz: 1"},
-	{Mistake, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [192.0.2.0/24]"},
-	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/010, 172.16.0.0/12, fd00::/010]"},
-	{Mistake, "nonMasqueradeCIDRs: [10.1.0.0/0017]"},
-	{Mistake, "nonMasqueradeCIDRs: [10.0.0.0/08]\nnonmasqueradecidrs: [192.0.2.0/24]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.0/08]"},
-	{Error, "nonMasqueradeCIDRs: [fd00::/09]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.0/018]"},
-	{Error, "nonMasqueradeCIDRs: [10.1.0.0/010]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.0/040]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.0/0x8]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.0/+8]"},
-	{Error, "nonMasqueradeSrcCIDRs: [10.0.0.0/010]"},
-	{Error, "masqueradeSrcCIDRs: [10.0.0.0/00]"},
-	{Error, "forceMasqueradeCIDRs: [fd00::/010]"},
-	{Error, "snatAddresses: [198.51.100.0/030]"},
-	{Error, "nonMasqueradeCIDRs: [10.0.0.1/8, foo]\nnonmasqueradecidrs: [null]"},
-	{Error, "nonMasqueradeCIDRs: [1]\nnonmasqueradecidrs: [192.0.2.0/24]"},
-	{Mistake, "resyncInterval: 0s"},
-	{Mistake, "resyncInterval: -5m"},
-	{Error, "resyncInterval: -5s\nmasqLinkLocal: 1"},
-	{Error, "masqLinkLocal: 1\nresyncInterval: -5s"},
-	{Mistake, "masqueradeCIDRs: [192.0.2.0/24]"},
-	{Mistake, "outputInterface: eth0"},
-	{Mistake, `resyncInterval: "0"`},
-	{Error, `resyncInterval: 0`},
-	{Error, `enableIPv6: "true"`},
-	{Error, `enableIPv6: [1]`},
-	{Error, `linkLocal: 7`},
-	{Mistake, "linkLocal: true\nmasqLinkLocal: true"},
-	{Error, `forceMasqueradeCIDRs: 10.0.0.0/8`},
-	{Error, `masqueradeSrcCIDRs: [10.0.0.1/8, foo]`},
-	{Error, `nonMasqueradeSrcCIDRs: [null]`},
-	{Mistake, `nonMasqueradeCIDRs: [null, 192.0.2.0/24, null]`},
-	{Error, `nonMasqueradeCIDRs: [192.0.2.0/24, null, 10.0.0.0/8, null]`},
-	{Error, `nonMasqueradeCIDRs: [10.0.0.1/8]`},
-	{Error, `nonMasqueradeCIDRs: [10.0.0.1]`},
-	{Error, `nonMasqueradeCIDRs: [10.0.0.0/33]`},
-	{Error, `nonMasqueradeCIDRs: [""]`},
-	{Error, `nonMasqueradeCIDRs: [1]`},
-	{Error, `nonMasqueradeCIDRs: {10.0.0.0/8: }`},
-	{Error, `nonMasqueradeCIDRs: 10.0.0.0/8`},
-	{Error, "masqLinkLocal: x\nmasqlinklocal: true"},
-	{Error, `masqLinkLocal: "true"`},
-	{Error, `masqLinkLocal: "yes"`},
-	{Error, `masqLinkLocal: 'on'`},
-	{Error, `masqLinkLocal: "y"`},
-	{Error, `masqLinkLocalIPv6: ! true`},
-	{Error, "masqLinkLocal: >-\n  no"},
-	{Error, `masqLinkLocal: !!str yes`},
-	{Error, `cidrLimit: ! 64`},
-	{Error, `resyncInterval:`},
-	{Error, `resyncInterval: ~`},
-	{Error, `resyncInterval: null`},
-	{Error, `masqLinkLocalIPv6: 0`},
-	{Error, `resyncInterval: 60`},
-	{Error, `resyncInterval: ""`},
-	{Error, `resyncInterval: soon`},
-	{Error, `cidrLimit: "64"`},
-	{Error, `cidrLimit: 1.5`},
-	{Error, `cidrLimit: 0`},
-	{Error, `cidrLimit: -1`},
-	{Error, `staleConnections: sometimes`},
-	{Error, `staleConnections: [udp]`},
-	{Error, `enforceNonMasquerade: true`},
-	{Error, `masqueradeSrcInterfaces: [a b]`},
-	{Error, `[a]: b`},
-	{Error, `<<: [a]`},
-	{Error, `foo: [`},
-	{Error, "\tfoo: 1"},
-	{Error, "foo"},
+// A fault is the text of a file, and how severe its problems are.
+type fault struct{ level, text string }
+
+// faults are texts that Parse rejects, or not although they look so. The older agents accept those that have
+// mistakes or are valid.
+func faults(t *testing.T) (all []fault) {
+	t.Helper()
+	rows, err := os.ReadFile(filepath.Join(corpus, "faults.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(rows)) {
+		level, quoted, _ := strings.Cut(strings.TrimSpace(line), " ")
+		text, err := strconv.Unquote(strings.TrimSpace(quoted))
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		all = append(all, fault{level, text})
+	}
+	return all
 }
 
 func TestFaultsAreTakenAsTheOlderAgentsTakeThem(t *testing.T) {
-	for _, fault := range faults {
-		for _, file := range []string{fault.line, "masqLinkLocalIPv6: true\n" + fault.line + "\n"} {
-			compareFaults(t, file, fault.level)
+	for _, f := range faults(t) {
+		compareFaults(t, f.text, f.level)
+		if f.level != valid && !strings.ContainsAny(f.text[:1], "{-") { // JSON, or a document's first line
+			compareFaults(t, "masqLinkLocalIPv6: true\n"+f.text+"\n", f.level)
 		}
-	}
-	for file, level := range map[string]Level{
-		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "NonMasqueradeCIDRs": ["198.51.100.0/24"]}`: Mistake,
-		`{"nonMasqueradeCIDRs": ["192.0.2.0/24"], "nonMasqueradeCIDRs": [null]}`:              Mistake,
-		`{"masqLinkLocal": true, "MASQLINKLOCAL": false, "masqLinkLocal": null}`:              Mistake,
-		`{"resyncInterval": "0s", "resyncIntervall": "1s"}`:                                   Mistake,
-		`{"enableIPv6": "true"}`:                                  Error,
-		`{"masqLinkLocal": 1, "masqLinkLocal": true}`:             Error,
-		`{"nonMasqueradeCIDRs": ["a"], "foo": 1,"foo":2}`:         Error,
-		`{"nonMasqueradeCIDRs": ["a"], "nonMasqueradeCIDRs": []}`: Mistake,
-		`{"nonMasqueradeCIDRs": [1], "nonMasqueradeCIDRs": []}`:   Error,
-		`{"masqLinkLocal": true} {}`:                              Error,
-		`{"masqLinkLocal": true,}`:                                Error,
-		"{\"masqLinkLocal\": true}\n---\n":                        Error,
-	} {
-		compareFaults(t, file, level)
-	}
-}
-
-// A line "---" is part of a text that is indented, and what follows the document
-// may be nothing.
-func TestDocumentsEndAsForTheOlderAgents(t *testing.T) {
-	for file, set := range map[string]bool{
-		"masqLinkLocal: true\n---\n":                              true,
-		"masqLinkLocal: true\n--- # a\n\n# b\n...\n---\t\n":       true,
-		"masqLinkLocal: true\n...\n":                              true,
-		"masqLinkLocal: true\n...\n# a":                           true,
-		"masqLinkLocal: true\r\n...\r\n\r\n":                      true,
-		"# a\n\n%YAML 1.1\n---\nmasqLinkLocal: true\n---\n":       true,
-		"--- # a\nmasqLinkLocal: true\n":                          true,
-		"---\tmasqLinkLocal: true\n":                              false,
-		"bar: |\n  ---\n  @\n  ...\nmasqLinkLocal: true\n":        true,
-		"bar: \"\n  ---\n  @\n  ...\"\nmasqLinkLocal: true\n":     true,
-		"bar: '\n ...\n'\nmasqLinkLocal: true\n":                  true,
-		"bar: a\n  ---\n  b\nmasqLinkLocal: true\n":               true,
-		"----: a\nmasqLinkLocal: true\n":                          true,
-		"...a: a\nmasqLinkLocal: true\n":                          true,
-		"bar: [\n ---a,\n --- ]\nmasqLinkLocal: true\n":           true,
-		"{\"a\": \"---\\n...\",\n \"masqLinkLocal\": true}\n\n\n": true,
-	} {
-		agreeWithOlderAgent(t, []byte(file))
-		c, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(file)})
-		if (problems.Err() == nil) != set || c.MasqLinkLocal != set {
-			t.Errorf("%q: %t %v", file, c.MasqLinkLocal, problems)
+		if c, _ := parse(f.text); f.level == valid && !c.MasqLinkLocal {
+			t.Errorf("%q: masqLinkLocal is not read", f.text)
 		}
 	}
 }
@@ -416,23 +285,21 @@ func TestPrefixLengthsMeanWhatIPTablesReads(t *testing.T) {
 
 // Any number of mistakes in any order is ignored if each of them is.
 func TestFaultsTogetherAreTakenAsTheOlderAgentsTakeThem(t *testing.T) {
-	random, files := rand.New(rand.NewPCG(1, 2)), 2000
-	if testing.Short() {
-		files = 200
-	}
-	for range files {
+	random, all := rand.New(rand.NewPCG(1, 2)), faults(t)
+	all = slices.DeleteFunc(all, func(f fault) bool { return f.level == valid || f.text[0] == '{' })
+	for range nfttest.Rounds(200, 500, 2000) {
 		var lines []string
-		for _, i := range random.Perm(len(faults))[:2+random.IntN(3)] {
-			if !strings.Contains(faults[i].line, "\n") || random.IntN(3) == 0 {
-				lines = append(lines, faults[i].line)
+		for _, i := range random.Perm(len(all))[:2+random.IntN(3)] {
+			if !strings.Contains(all[i].text, "\n") || random.IntN(3) == 0 {
+				lines = append(lines, all[i].text)
 			}
 		}
 		if len(lines) == 0 {
 			continue
 		}
-		file, level := strings.Join(lines, "\n"), Mistake
+		file, level := strings.Join(lines, "\n"), Mistake.String()
 		if _, err := readAsOlderAgent([]byte(file)); err != nil {
-			level = Error
+			level = Error.String()
 		}
 		if newerKeys.MatchString(file) {
 			agreeWithOlderAgent(t, []byte(file))
@@ -442,12 +309,19 @@ func TestFaultsTogetherAreTakenAsTheOlderAgentsTakeThem(t *testing.T) {
 	}
 }
 
-func compareFaults(t *testing.T, file string, level Level) {
+// valid is the level of a text without mistakes and errors.
+const valid = "valid"
+
+func compareFaults(t *testing.T, file, level string) {
 	t.Helper()
 	agreeWithOlderAgent(t, []byte(file))
 	_, olderErr := readAsOlderAgent([]byte(file))
-	_, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(file)})
-	if (olderErr != nil) != (level == Error) && !newerKeys.MatchString(file) || problems.Worst() != level {
-		t.Errorf("%q: want %s\nthe older agent: %v\ngot %s: %v", file, level, olderErr, problems.Worst(), problems)
+	_, problems := parse(file)
+	got := problems.Worst().String()
+	if problems.Err() == nil {
+		got = valid
+	}
+	if (olderErr != nil) != (level == Error.String()) && !newerKeys.MatchString(file) || got != level {
+		t.Errorf("%q: want %s\nthe older agent: %v\ngot %s: %v", file, level, olderErr, got, problems)
 	}
 }

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -61,236 +60,9 @@ func TestDefaultsApplyWithoutSources(t *testing.T) {
 	}
 }
 
-func TestFileOverridesFlags(t *testing.T) {
-	all := Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: time.Hour}
-	tests := []struct {
-		name, file string
-		d          Defaults
-		want       string
-	}{
-		{"IPv6 off", "enableIPv6: false", all, "ipv6=false every=1h0m0s ranges=11"},
-		{"IPv6 on", "enableIPv6: true", Defaults{}, "ipv6=true every=1m0s ranges=3"},
-		{"IPv6 null", "enableIPv6:", all, "ipv6=true every=1h0m0s ranges=11"},
-		{"interval", "resyncInterval: 2h", all, "ipv6=true every=2h0m0s ranges=11"},
-		{"list", "nonMasqueradeCIDRs: [10.0.0.0/8]", all, "ipv6=true every=1h0m0s ranges=1"},
-		{"empty list", "nonMasqueradeCIDRs: []", all, "ipv6=true every=1h0m0s ranges=0"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			c, problems := Parse(tt.d, Source{Name: "f", Data: []byte(tt.file)})
-			if err := problems.Err(); err != nil {
-				t.Fatal(err)
-			}
-			got := fmt.Sprintf("ipv6=%t every=%s ranges=%d", c.EnableIPv6, c.ResyncInterval, len(c.NonMasqueradeCIDRs))
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestFilesAreMerged(t *testing.T) {
-	tests := []struct {
-		name  string
-		files []string
-		want  string // the meaning in short, or the error
-	}{
-		{
-			"booleans are OR-ed",
-			[]string{"masqLinkLocal: true", "masqLinkLocal: false"},
-			"ll=true ll6=false ipv6=false every=1m0s " + rfc1918,
-		},
-		{
-			"a boolean that one file sets to false is false",
-			[]string{"enableIPv6: false", ""},
-			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
-		},
-		{
-			"linkLocal counts as its inverse",
-			[]string{"linkLocal: false", "linkLocal: true", ""},
-			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
-		},
-		{
-			"linkLocal: false alone masquerades",
-			[]string{"linkLocal: false", ""},
-			"ll=true ll6=false ipv6=false every=1m0s " + rfc1918,
-		},
-		{
-			"the shortest interval wins",
-			[]string{"resyncInterval: 2m", "resyncInterval: 90s", "resyncInterval: 1h"},
-			"ll=false ll6=false ipv6=false every=1m30s " + rfc1918,
-		},
-		{
-			"it overrides the flag even if longer",
-			[]string{"resyncInterval: 2m", "masqLinkLocal: false"},
-			"ll=false ll6=false ipv6=false every=2m0s " + rfc1918,
-		},
-		{
-			"duplicates are kept",
-			[]string{"nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8]"},
-			"ll=false ll6=false ipv6=false every=1m0s 10.0.0.0/8 10.0.0.0/8",
-		},
-		{
-			"equal limits agree",
-			[]string{"cidrLimit: 3", "cidrLimit: 3"},
-			"ll=false ll6=false ipv6=false every=1m0s " + rfc1918,
-		},
-		{
-			"the smallest limit applies",
-			[]string{"cidrLimit: 3", "cidrLimit: 2", "cidrLimit: 4"},
-			"f1:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries",
-		},
-		{
-			"the limit applies to the defaults",
-			[]string{"cidrLimit: 2", ""},
-			"f0:1:12: cidrLimit is 2, but nonMasqueradeCIDRs has 3 entries",
-		},
-		{
-			"an empty list is named where it is first set",
-			[]string{"masqLinkLocal: false", "#\nnonMasqueradeCIDRs: []", "nonMasqueradeCIDRs:"},
-			"ll=false ll6=false ipv6=false every=1m0s , f1:2:1: nonMasqueradeCIDRs is empty: not even the default ranges are " +
-				"exempt (to keep them, leave the key out)",
-		},
-		{
-			"ConfigMap of Tencent TKE, as documented",
-			[]string{"NonMasqueradeCIDRs:\n- 192.168.0.0/16\nNonMasqueradeSrcCIDRs:\n- 10.0.0.0/12\nMasqLinkLocal: true\n" +
-				"MasqLinkLocalIPv6: false\nResyncInterval: 1m0s\n"},
-			"ll=true ll6=false ipv6=false every=1m0s 192.168.0.0/16, not from 10.0.0.0/12",
-		},
-		{
-			"one bad file rejects all",
-			[]string{"masqLinkLocal: true", "foo: ["},
-			"f1:1:6: syntax: did not find expected node content: close the bracket, or put the value in quotes",
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var sources []Source
-			for i, f := range tt.files {
-				sources = append(sources, Source{Name: fmt.Sprintf("f%d", i), Data: []byte(f)})
-			}
-			c, problems := Parse(Defaults{}, sources...)
-			got := fmt.Sprintf("ll=%t ll6=%t ipv6=%t every=%s %s",
-				c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval, prefixes(c.NonMasqueradeCIDRs))
-			if len(c.NonMasqueradeSrcCIDRs) > 0 {
-				got += ", not from " + prefixes(c.NonMasqueradeSrcCIDRs)
-			}
-			if err := problems.Err(); err != nil {
-				got = err.Error()
-			}
-			for _, p := range problems {
-				if p.ID == "emptyList" {
-					got += ", " + p.Error()
-				}
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 // parse reads one file, with IPv6 on.
 func parse(text string) (Config, Problems) {
 	return Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(text)})
-}
-
-func TestEnforceNonMasqueradeNeedsSources(t *testing.T) {
-	for text, want := range map[string]string{
-		"enforceNonMasquerade: true":                                                   "error at 1:23",
-		"enforceNonMasquerade: true\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]":              "error at 1:23",
-		"enforceNonMasquerade: true\nmasqueradeOutInterfaces: [eth0]":                  "error at 1:23",
-		"enforceNonMasquerade: false":                                                  "",
-		"enforceNonMasquerade:":                                                        "",
-		"enforceNonMasquerade: true\nmasqueradeSrcInterfaces: [cni0]":                  "on at 1:23",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8, fd00::/8]":       "on at 1:23",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [fd00::/8]":                   "on at 1:23, no effect on IPv4",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8]":                 "on at 1:23, no effect on IPv6",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8]\nenableIPv6: no": "on at 1:23",
-	} {
-		c, problems := parse(text)
-		got := ""
-		if c.Enforce != nil {
-			got = fmt.Sprintf("on at %d:%d", c.Enforce.Line, c.Enforce.Col)
-		}
-		for _, p := range problems {
-			switch p.ID {
-			case "needsSources":
-				got = fmt.Sprintf("%s at %d:%d", p.Level, p.Pos.Line, p.Pos.Col)
-			case "noEffect":
-				got += ", " + regexp.MustCompile("no effect on IPv[46]").FindString(p.Msg)
-				if p.Level != Warning {
-					t.Errorf("%s: %s", text, p.Level)
-				}
-			default:
-				t.Errorf("%s: %v", text, p)
-			}
-		}
-		if got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
-	}
-}
-
-func TestKeysOfModeNFTablesAreErrorsInTheOther(t *testing.T) {
-	for text, want := range map[string]string{
-		"masqueradeHost: false":                                                  "1:17",
-		"masqueradeHost: true":                                                   "",
-		"masqueradeSrcInterfaces: [cni0, veth*]":                                 "1:27",
-		"masqueradeOutInterfaces: [eth0]":                                        "1:27",
-		"nonMasqueradeOutInterfaces: [eth0]":                                     "1:30",
-		"enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.0.0.0/8, fd00::/8]": "1:23",
-		"snatAddresses: [198.51.100.11]":                                         "1:17",
-		"staleConnections: udp":                                                  "1:19",
-		"staleConnections: ALL":                                                  "1:19",
-		"staleConnections: keep":                                                 "",
-		"forceMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeSrcCIDRs: [10.0.0.0/8]\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]": "",
-		"masqLinkLocal: true\nresyncInterval: 2m\ncidrLimit: 7\nenableIPv6: true":                                   "",
-	} {
-		c, problems := parse(text)
-		if err := problems.Err(); err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-		got := ""
-		for _, p := range NeedsNFTables(c) {
-			got += fmt.Sprintf("%d:%d", p.Pos.Line, p.Pos.Col)
-			if key, _, _ := strings.Cut(text, ":"); p.Msg != key+" needs mode nftables" || p.Level != Error {
-				t.Errorf("%s: %s %s", text, p.Level, p.Msg)
-			}
-		}
-		if got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
-	}
-}
-
-func TestStaleConnectionsThatDeletesMostApplies(t *testing.T) {
-	for _, tt := range []struct {
-		files []string
-		want  Stale
-		at    string
-	}{
-		{[]string{"udp"}, StaleUDP, "f0:1:19"},
-		{[]string{"All"}, StaleAll, "f0:1:19"},
-		{[]string{"keep"}, StaleKeep, ""},
-		{[]string{"", "udp"}, StaleUDP, "f1:1:19"},
-		{[]string{"keep", "udp", "keep"}, StaleUDP, "f1:1:19"},
-		{[]string{"udp", "all", "udp"}, StaleAll, "f1:1:19"},
-		{[]string{"all", "udp", "all", "keep"}, StaleAll, "f0:1:19"},
-	} {
-		var sources []Source
-		for i, value := range tt.files {
-			sources = append(sources, Source{Name: fmt.Sprintf("f%d", i), Data: []byte("staleConnections: " + value)})
-		}
-		c, problems := Parse(Defaults{}, sources...)
-		at := ""
-		for _, p := range NeedsNFTables(c) {
-			at = p.Pos.String()
-		}
-		if len(problems) > 0 || c.StaleConnections != tt.want || at != tt.at {
-			t.Errorf("%q: %q at %s, %v", tt.files, c.StaleConnections, at, problems)
-		}
-	}
 }
 
 func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
@@ -449,66 +221,7 @@ func TestCharactersThatYAMLForbidsAreNamed(t *testing.T) {
 	}
 }
 
-func TestMisspelledKeysAreDistinguishedFromUnknownOnes(t *testing.T) {
-	slips := map[string]string{
-		"nonMasqueradeCIDR": KeyNonMasqueradeCIDRs, "nonMasquaradeCIDRs": KeyNonMasqueradeCIDRs,
-		"noMasqueradeCIDRs":  KeyNonMasqueradeCIDRs,
-		"nonMasqueradeCDIRs": KeyNonMasqueradeCIDRs, "non-masquerade-cidrs": KeyNonMasqueradeCIDRs,
-		"nonMasqCIDRs":         KeyNonMasqueradeCIDRs,
-		"nonMasqueradeSrcCIDR": KeyNonMasqueradeSrcCIDRs, "nonMasqueradeSourceCIDRs": KeyNonMasqueradeSrcCIDRs,
-		"masqueradeSrcCidr": KeyMasqueradeSrcCIDRs, "forceMasqCIDRs": KeyForceMasqueradeCIDRs,
-		"forcedMasqueradeCIDRs": KeyForceMasqueradeCIDRs,
-		"masqLinklLocal":        keyMasqLinkLocal, "masqLinkLocl": keyMasqLinkLocal, "masqueradeLinkLocal": keyMasqLinkLocal,
-		"masqLinkLocalIP6": keyMasqLinkLocalIPv6, "masqLinkLocalV6": keyMasqLinkLocalIPv6,
-		"enableIP6": keyEnableIPv6, "enabledIPv6": keyEnableIPv6, "enable_ipv6": keyEnableIPv6,
-		"resyncIntervall": keyResyncInterval, "syncInterval": keyResyncInterval, "resync-interval": keyResyncInterval,
-		"masqueradeCIDRs": KeyForceMasqueradeCIDRs, "MasqueradeExceptionCIDRs": KeyForceMasqueradeCIDRs,
-		"outputInterface": keyMasqueradeOutInterfaces, "outputAddress": KeySNATAddresses,
-		"outputAddressIPv6": KeySNATAddresses,
-		"cidrLimits":        keyCIDRLimit, "cirdLimit": keyCIDRLimit, "linkLocals": keyLinkLocal,
-	}
-	for name, want := range slips {
-		if got := likelyKey(name); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-	}
-	others := []string{
-		"", "a", "apiVersion", "kind", "metadata", "data", "x-note",
-		"nonMasqueradeDstCIDRs", "nonMasqueradeIPs", "nonMasqueradeCIDRsIPv6", "nonMasqueradeCIDRs6",
-		"masqLinkLocalIPv4", "linkLocalIPv6", "noMasqLinkLocal", "nonMasqLinkLocal", "enableIPv4", "disableIPv6", "ipv6",
-		"cidrLi", "linkLoca6", "linkLoc", "noLinkLocal", "noEnableIPv6", "masqLinkLocal4", "cidrList", "limit",
-		"resyncPeriod", "resyncIntervalSeconds", "interval",
-		"masq", "masqChain",
-		strings.Repeat("nonMasqueradeCIDRs", 1000),
-	}
-	for _, name := range others {
-		if got := likelyKey(name); got != "" {
-			t.Errorf("%s is taken for a misspelling of %s", name, got)
-		}
-	}
-}
-
-func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
-	for name, want := range map[string]string{
-		`cni0`: "", `"eth0.7"`: "", `veth*`: "", `a`: "", `"*a"`: "only be the last", `fifteen-bytes-0`: "",
-		`fourteen-bytes*`:  "",
-		`sixteen-bytes-00`: "has 16 bytes", `"*"`: "every interface", `""`: `"" is not the name`,
-		`.`: "is not the name", `..`: "is not the name",
-		`...`: "", `a/b`: "is not the name", `"a:b"`: "is not the name", `'a"b'`: "is not the name", `a\b`: "is not the name",
-		`"a b"`: "is not the name", `"a\tb"`: "is not the name", `"a\u00a0b"`: "is not the name",
-		`wg**`: "only be the last", `a*b`: "only be the last",
-		`é`: "", `7`: "", `true`: "", `[a]`: "an entry is a list, want the name", `{a: }`: "a: is not the name",
-		`null`: "an empty entry",
-	} {
-		c, problems := parse("masqueradeOutInterfaces:\n- " + name + "\n")
-		list := c.MasqueradeOutInterfaces
-		if want == "" && (len(problems) > 0 || len(list) != 1 || list[0].Pos != At("f", 2, 3)) {
-			t.Errorf("%s: %v, %v", name, problems, list)
-		}
-		if want != "" && (len(problems) != 1 || !strings.Contains(strings.ReplaceAll(problems[0].Msg, `"a:"`, "a:"), want)) {
-			t.Errorf("%s: %v, want %q", name, problems, want)
-		}
-	}
+func TestInterfacesMatchByTheirNameOrItsBeginning(t *testing.T) {
 	for pattern, matches := range map[string]string{"eth0": "eth0", "eth*": "eth0 eth1 eth", "eth01": ""} {
 		for _, name := range []string{"eth0", "eth1", "eth", "et", "xeth0"} {
 			if want := slices.Contains(strings.Fields(matches), name); (Interface{Name: pattern}).Matches(name) != want {
@@ -521,26 +234,6 @@ func TestInterfaceNamesAreThoseOfTheKernel(t *testing.T) {
 		if (problems.Err() == nil) != want {
 			t.Errorf("%d names: %v", n, problems)
 		}
-	}
-}
-
-// A message quotes a value only if it is short and in one line.
-func TestValuesAreDescribedByTheirType(t *testing.T) {
-	long := strings.Repeat("7", maxQuoted)
-	for value, want := range map[string]string{
-		"x": `the text "x"`, "'é'": `the text "é"`, "[x]": "a list", "{x: y}": "a mapping", "5": "the number 5",
-		"5.5":  "the number 5.5",
-		"true": "true", "'true'": `the text "true"`, long: "the number " + long, long + "7": "a number",
-		"x" + long: "a text", `"a\nb"`: "a text", "[" + long + "7]": "a list",
-	} {
-		_, problems := parse("staleConnections: " + value)
-		if got := problems.Error(); got != "f:1:19: staleConnections is "+want+", want keep, udp or all" {
-			t.Errorf("%s: %s", value, got)
-		}
-	}
-	_, problems := parse("nonMasqueradeCIDRs: [x" + long + "]\nforceMasqueradeCIDRs: null\nenableIPv6: ~\n")
-	if got := problems.Error(); got != `f:1:22: a text of 65 bytes is not a CIDR: write one such as "10.0.0.0/8"` {
-		t.Error(got)
 	}
 }
 
@@ -585,15 +278,6 @@ func TestPositionsAreWithinTheText(t *testing.T) {
 	}
 }
 
-func TestFurtherDocumentsAreOneMistake(t *testing.T) {
-	for _, more := range []string{"---\nmasqLinkLocal: true\n", "---\na: 1\n---\nb: 2\n"} {
-		c, problems := parse("nonMasqueradeCIDRs: [10.0.0.0/8]\n" + more)
-		if len(problems) != 1 || problems[0].Level != Mistake || problems[0].Line != 3 || c.MasqLinkLocal {
-			t.Errorf("%q: %v, masqLinkLocal is %t", more, problems, c.MasqLinkLocal)
-		}
-	}
-}
-
 func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "[]", "1024-29999,32768-65535": "[1024-29999 32768-65535]", "7": "[7]", "7-7": "[7]", "0-9": "[1-9]",
@@ -612,64 +296,6 @@ func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
 	}
 	if n := (PortRange{1, 65535}).Size() + (PortRange{7, 7}).Size(); n != 65536 {
 		t.Errorf("%d ports", n)
-	}
-}
-
-func TestPortsOfAFileReplaceTheFlags(t *testing.T) {
-	for text, want := range map[string]string{
-		"": "<nil> <nil>", "toPorts: 1024-2047,4096": "[1024-2047 4096] <nil>", "toPorts: 7\nrandomFully: true": "[7] true",
-		`toPorts: ""`: "[] <nil>", "toPorts:\nrandomFully: false": "<nil> false",
-	} {
-		c, problems := parse(text)
-		ports, random := "<nil>", "<nil>"
-		if c.ToPorts != nil {
-			ports = fmt.Sprint(*c.ToPorts)
-		}
-		if c.RandomFully != nil {
-			random = fmt.Sprint(*c.RandomFully)
-		}
-		if got := ports + " " + random; got != want || problems.Err() != nil {
-			t.Errorf("%q: %s, want %s: %v", text, got, want, problems)
-		}
-	}
-}
-
-// Each message has the line of the slip, and what was meant.
-func TestSlipsAreNamedWithWhatWasMeant(t *testing.T) {
-	const list, rest = "nonMasqueradeCIDRs:\n", "resyncInterval: 60s\n"
-	const further = `this entry is indented further than the one in line 2, and a part of it: align the "-"`
-	for file, want := range map[string]string{
-		list + "- 10.0.0.0/8\n  - 172.16.0.0/12\n":               "3:3: " + further,
-		list + "  - 10.0.0.0/8\n\n    - 172.16.0.0/12\n" + rest:  "4:5: " + further,
-		list + "  - 10.0.0.0/8\n   - \"172.16.0.0/12\"\n" + rest: "3:4: " + further,
-		list + "- \"10.0.0.0/8\"\n  - 172.16.0.0/12\n" + rest: `3:3: syntax: did not find expected key: ` +
-			`align the "-" of all entries of a list`,
-		"{\"nonMasqueradeCIDRs\": [\"10.0.0.0/8\",\n]}": `1:37: JSON, as the file begins with "{": invalid character ` +
-			`']' looking for beginning of value: remove this comma, the last entry has none`,
-		"{\"masqLinkLocal\": true,\n}\n": `1:23: JSON, as the file begins with "{": invalid character '}' looking for ` +
-			`beginning of object key string: remove this comma, the last entry has none`,
-		"{\"masqLinkLocal\": true\n\"masqLinkLocalIPv6\": true}": `2:1: JSON, as the file begins with "{": invalid ` +
-			`character '"' after object key:value pair: put a comma before it`,
-		"nonMasqueradeCIDRs: [10.0.0.0 /8]":       `1:22: "10.0.0.0 /8" has a blank in it: write "10.0.0.0/8"`,
-		"nonMasqueradeCIDRs: [10. 0.0.0/ 8]":      `1:22: "10. 0.0.0/ 8" has a blank in it: write "10.0.0.0/8"`,
-		"nonMasqueradeCIDRs: [\" fd00::/8\"]":     `1:22: " fd00::/8" has a blank in it: write "fd00::/8"`,
-		"snatAddresses: [\"198.51.100.1 /32\"]":   `1:17: "198.51.100.1 /32" has a blank in it: write "198.51.100.1/32"`,
-		`nonMasqueradeCIDRs: [10.0.0.0\8]`:        `1:22: "10.0.0.0\\8" has a backslash in it: write "10.0.0.0/8"`,
-		`nonMasqueradeCIDRs: [10.0.0.0\/8]`:       `1:22: "10.0.0.0\\/8" has a backslash in it: write "10.0.0.0/8"`,
-		"nonMasqueradeCIDRs:\n- 10.0.0.0/8 blank": `2:3: "10.0.0.0/8 blank" is not a CIDR: write one such as "10.0.0.0/8"`,
-		`nonMasqueradeCIDRs: ["10.0.0.0\8"]`: `1:31: syntax: found unknown escape character: write the character itself, ` +
-			`"/" in a CIDR`,
-		`{"nonMasqueradeCIDRs": ["10.0.0.0\8"]}`: `1:35: JSON, as the file begins with "{": invalid character '8' in ` +
-			`string escape code: a backslash begins an escape; write "/" in a CIDR`,
-		`masqLinkLocal: "yes"`:  `1:16: masqLinkLocal is the text "yes", want true or false: write true without quotes or tag`,
-		`masqLinkLocal: 'off'`:  `1:16: masqLinkLocal is the text "off", want true or false: write false without quotes or tag`,
-		`masqLinkLocal: ! true`: `1:16: masqLinkLocal is true, want true or false: write true without quotes or tag`,
-		"resyncInterval:":       `1:16: resyncInterval is null, write one such as "60s", or remove the key`,
-	} {
-		_, problems := Parse(Defaults{EnableIPv6: true}, Source{Name: "f", Data: []byte(file)})
-		if diff := cmp.Diff("f:"+want, problems.Faults().Error()); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", file, diff)
-		}
 	}
 }
 

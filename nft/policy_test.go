@@ -1,7 +1,6 @@
 package nft_test
 
 import (
-	"net/netip"
 	"slices"
 	"testing"
 
@@ -106,8 +105,7 @@ func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 	if !r.Same(other) || r.Hash() != other.Hash() {
 		t.Error("the result depends on the order")
 	}
-	here, there := r.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")}),
-		r.On([]netip.Addr{netip.MustParseAddr("198.51.100.66")})
+	here, there := r.On(cases.Addrs("198.51.100.11")), r.On(cases.Addrs("198.51.100.66"))
 	if here.Hash() != r.Hash() || there.Hash() != r.Hash() {
 		t.Errorf("hashes %s, %s and %s", r.Hash(), here.Hash(), there.Hash())
 	}

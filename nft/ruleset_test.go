@@ -2,7 +2,6 @@ package nft_test
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -130,11 +129,7 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 		c := config.Config{SNATAddresses: cases.CIDRs("198.51.100.8/30"), SNATRules: []config.SNATRule{
 			{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.20/32")},
 		}}
-		var addresses []netip.Addr
-		for _, a := range has {
-			addresses = append(addresses, netip.MustParseAddr(a))
-		}
-		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(addresses)
+		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(has...))
 	}
 	const a, b = "10.0.0.0/8", "192.0.2.0/24"
 	for i, tt := range []struct {
@@ -277,9 +272,7 @@ func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	for i, name := range []string{"veth1", "wg0", "veth*", "cni0", "wg0", "veth1*"} {
 		names = append(names, config.Interface{Name: name, Pos: config.At("f", i+1, 1)})
 	}
-	p := nft.NewPolicy(config.Config{
-		MasqueradeOutInterfaces: names,
-	}, nft.Options{Layout: native.Layout{}})
+	p := nft.NewPolicy(config.Config{MasqueradeOutInterfaces: names}, nft.Options{Layout: native.Layout{}})
 	var kept []string
 	for _, q := range p.Families[0].Questions {
 		for _, i := range q.Interfaces {

@@ -7,19 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // A volume is a directory that is updated as the kubelet does.
 type volume struct {
-	dir    string
-	count  int
-	turned time.Time
+	dir   string
+	count int
 }
 
 // swap writes a new set of files, switches "..data" to it and removes the old one.
@@ -36,7 +32,6 @@ func (v *volume) turnTo(t testing.TB, content string) {
 	check(t, os.Mkdir(v.join(next), 0o755))
 	check(t, os.WriteFile(v.join(next, "file"), []byte(content), 0o644))
 	check(t, os.Symlink(next, v.join("..data_tmp")))
-	v.turned = time.Now()
 	check(t, os.Rename(v.join("..data_tmp"), v.join("..data")))
 }
 
@@ -158,66 +153,6 @@ func inotifyWatches(t *testing.T) (count int) {
 	return count
 }
 
-func TestDirectoriesOfFilesAndLinksAreWatched(t *testing.T) {
-	for _, tt := range []struct {
-		name, path string
-		setup      []string
-		want       []string
-	}{
-		{
-			"a file", "/etc/config/file",
-			[]string{"mkdir /etc/config", "write /etc/config/file"},
-			[]string{"/etc/config", "/etc/config/file"},
-		},
-		{"no file", "/etc/config/file", []string{"mkdir /etc/config"}, []string{"/etc/config"}},
-		{"no directory", "/etc/config/file", []string{"mkdir /etc"}, nil},
-		{
-			"a volume", "/etc/config/file",
-			[]string{
-				"mkdir /etc/config/..1", "write /etc/config/..1/file",
-				"symlink ..1 /etc/config/..data", "symlink ..data/file /etc/config/file",
-			},
-			[]string{"/etc/config", "/etc/config/..1", "/etc/config/..1/file"},
-		},
-		{
-			"a directory", "/etc/config",
-			[]string{
-				"mkdir /etc/config/sub", "mkdir /other",
-				"write /etc/config/a", "write /other/b", "symlink /other/b /etc/config/b",
-			},
-			[]string{"/etc", "/etc/config", "/other"},
-		},
-		{"an empty directory", "/etc/config", []string{"mkdir /etc/config"}, []string{"/etc", "/etc/config"}},
-		{
-			"a dangling link", "/etc/config/file",
-			[]string{"mkdir /etc/config", "symlink /nowhere /etc/config/file"},
-			[]string{"/etc/config"},
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			s := newScript(t)
-			for _, line := range tt.setup {
-				args := strings.Fields(line)
-				check(t, commands[args[0]](s, args[1:]))
-			}
-			o := newObserver(s.path(tt.path), reader(s.path(tt.path)), make(chan string, 1))
-			defer o.close()
-			o.check(true, nil)
-			var got []string
-			for _, path := range o.inotify.WatchList() {
-				got = append(got, strings.TrimPrefix(path, s.root))
-			}
-			slices.Sort(got)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("watched (-want +got):\n%s", diff)
-			}
-			if len(o.warnings) > 0 {
-				t.Errorf("warns: %v", <-o.warnings)
-			}
-		})
-	}
-}
-
 func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
 	s := newScript(t)
 	for _, line := range []string{"mkdir /config", "write /config/a one", "write /config/b two"} {
@@ -327,22 +262,4 @@ func TestRelativePathIsFollowed(t *testing.T) {
 			}
 		}
 	}
-}
-
-// BenchmarkSwap measures from the rename of "..data" to the content.
-func BenchmarkSwap(b *testing.B) {
-	v := newVolume(b, "")
-	path := v.join("file")
-	w := start(b.Context(), unpaced(), path)
-	<-w.content
-	var took []time.Duration
-	for b.Loop() {
-		check(b, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
-		v.turnTo(b, fmt.Sprint(v.count))
-		<-w.content
-		took = append(took, time.Since(v.turned))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "µs/median")
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "µs/p99")
 }

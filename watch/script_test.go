@@ -150,6 +150,15 @@ func (s *script) command(ctx context.Context, name, rest string) error {
 			}
 			return nil
 		})
+	case "watches":
+		got := s.observer.inotify.WatchList()
+		for i := range got {
+			got[i] = strings.TrimPrefix(got[i], s.root)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, strings.Fields(rest)) {
+			return fmt.Errorf("watched are %q", got)
+		}
 	default:
 		return errors.New("no such command")
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -205,152 +205,30 @@ func every(interval, from, to int, format string) (steps []string) {
 	return steps
 }
 
+// testdata/settle.txt has a paragraph for each: its name, steps ("MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD
+// CONTENT" for one at each of these times, which %d is), and what is delivered ("> MILLISECONDS CONTENT").
 func TestContentIsDeliveredWhenSettled(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		steps []string
-		want  []string
-	}{
-		{
-			"the first at once, nothing after it",
-			nil,
-			[]string{"0 one"},
-		}, {
-			"a file just written is read twice at start",
-			[]string{"0 silently tw", "20 write two"},
-			[]string{"70 two"},
-		}, {
-			"a busy writer at start delays it by half a second",
-			append([]string{"0 silently new"}, every(10, 5, 1000, "write %d")...),
-			[]string{"500 495", "1045 995"},
-		}, {
-			"a swapped link at once",
-			[]string{"100 swap two", "101 swap three"},
-			[]string{"0 one", "100 two", "101 three"},
-		}, {
-			"a rename over the file at once, even to an empty one",
-			[]string{"100 rename two", "200 rename"},
-			[]string{"0 one", "100 two", "200 "},
-		}, {
-			"a write in place after 50 ms",
-			[]string{"100 write two"},
-			[]string{"0 one", "150 two"},
-		}, {
-			"a second write within a tick of the clock",
-			[]string{"100 rename two", "101 tick three"},
-			[]string{"0 one", "100 two", "151 three"},
-		}, {
-			"a truncated file not before it is written",
-			[]string{"100 write", "130 write two"},
-			[]string{"0 one", "180 two"},
-		}, {
-			"writes in quick succession are read together",
-			[]string{"100 write", "101 write t", "102 write tw", "103 write two"},
-			[]string{"0 one", "153 two"},
-		}, {
-			"a slow writer's last word only",
-			every(40, 100, 2000, "write %d"),
-			[]string{"0 one", "2030 1980"},
-		}, {
-			"a writer slower than that should rename",
-			[]string{"100 write tw", "151 write two"},
-			[]string{"0 one", "150 tw", "201 two"},
-		}, {
-			"a writer that writes the same again and again is not waited for",
-			every(10, 100, 2000, "write two"),
-			[]string{"0 one", "150 two"},
-		}, {
-			"a swap ends the waiting for a writer",
-			append(every(10, 100, 2000, "write %d"), "2000 rename two"),
-			[]string{"0 one", "2000 two"},
-		}, {
-			"writes before a swap are not waited for",
-			[]string{"100 write tw", "100 swap two"},
-			[]string{"0 one", "100 two"},
-		}, {
-			"a writer after a swap is waited for",
-			[]string{"100 swap two", "110 write thr", "120 write three"},
-			[]string{"0 one", "100 two", "170 three"},
-		}, {
-			"another file that changes all the time is not waited for",
-			slices.Concat(every(10, 100, 2000, "other"), []string{"2000 write two"}, every(10, 2005, 2200, "other")),
-			[]string{"0 one", "2050 two"},
-		}, {
-			"a file that vanished from a directory after 50 ms",
-			[]string{"100 other", "200 lose two", "230 other", "230 poll one", "300 lose three"},
-			[]string{"0 one", "350 three"},
-		}, {
-			"a new file in a directory that a link leads to, after 50 ms",
-			[]string{"100 unmount gone", "100 poll gone", "200 swap tw", "210 write two"},
-			[]string{"0 one", "150 gone", "260 two"},
-		}, {
-			"a file that replaces a link after 50 ms",
-			[]string{"100 swap two", "200 plain thr", "210 write three"},
-			[]string{"0 one", "100 two", "260 three"},
-		}, {
-			"a file that replaces another one after a link, after 50 ms",
-			[]string{"100 swap two", "200 remove", "200 create thr", "210 write three"},
-			[]string{"0 one", "100 two", "260 three"},
-		}, {
-			"a file that vanished after 50 ms",
-			[]string{"100 remove gone"},
-			[]string{"0 one", "150 gone"},
-		}, {
-			"removed and replaced is one change, even if it was not seen missing",
-			[]string{"100 remove gone", "100 create tw", "120 write two"},
-			[]string{"0 one", "170 two"},
-		}, {
-			"removed and written again is one change",
-			[]string{"100 remove gone", "101 create", "130 write two"},
-			[]string{"0 one", "180 two"},
-		}, {
-			"a new file that is being written, after the writing",
-			[]string{"100 remove gone", "200 create tw", "202 write two"},
-			[]string{"0 one", "150 gone", "252 two"},
-		}, {
-			"a poll finds another file at once",
-			[]string{"100 put two", "200 poll two"},
-			[]string{"0 one", "200 two"},
-		}, {
-			"a change without an event within a second",
-			[]string{"100 put two"},
-			[]string{"0 one", "1000 two"},
-		}, {
-			"a poll that finds the file changed reads twice",
-			[]string{"100 silently two", "200 poll two"},
-			[]string{"0 one", "250 two"},
-		}, {
-			"two reads that differ are not settled",
-			[]string{"100 silently tw", "200 poll tw", "220 silently two"},
-			[]string{"0 one", "300 two"},
-		}, {
-			"polls do not extend the wait",
-			[]string{"100 write two", "120 poll two", "140 poll two"},
-			[]string{"0 one", "150 two"},
-		}, {
-			"the time that a reading takes is not quiet: a new file",
-			[]string{"100 remove gone", "200 cost 100", "200 create", "201 cost 0", "320 write two"},
-			[]string{"0 one", "150 gone", "370 two"},
-		}, {
-			"the time that a reading takes is not quiet: a file that is written",
-			[]string{"100 cost 100", "100 write", "101 cost 0", "220 write two"},
-			[]string{"0 one", "270 two"},
-		}, {
-			"the time that a reading takes is not quiet: the second reading",
-			[]string{"100 write", "110 cost 50", "110 poll", "111 cost 0", "155 write two"},
-			[]string{"0 one", "210 two"},
-		}, {
-			"content that is restored is not a change",
-			[]string{"100 write two", "120 write one", "200 remove gone", "220 create one"},
-			[]string{"0 one"},
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	text, err := os.ReadFile("testdata/settle.txt")
+	check(t, err)
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+		lines := strings.Split(paragraph, "\n")
+		t.Run(strings.TrimPrefix(lines[0], "# "), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var steps, want []string
+				for _, line := range lines[1:] {
+					var from, to, interval int
+					if delivered, ok := strings.CutPrefix(line, "> "); ok {
+						want = append(want, delivered)
+					} else if n, _ := fmt.Sscanf(line, "%d-%d/%d", &from, &to, &interval); n == 3 {
+						_, step, _ := strings.Cut(line, " ")
+						steps = append(steps, every(interval, from, to, step)...)
+					} else {
+						steps = append(steps, line)
+					}
+				}
 				p := newFakePath()
 				p.share = 0
-				got := p.play(t, tt.steps)
-				if diff := cmp.Diff(tt.want, got); diff != "" {
+				if diff := cmp.Diff(want, p.play(t, steps)); diff != "" {
 					t.Errorf("delivered, in milliseconds (-want +got):\n%s", diff)
 				}
 			})

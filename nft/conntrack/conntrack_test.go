@@ -726,38 +726,6 @@ var anyPorts = Ports(func(netip.AddrPort) (judge.PortScope, bool) {
 	return judge.PortScope{Block: -1, Ports: 64512}, true
 })
 
-func TestTallyKeepsTheFullestKeysInBoundedMemory(t *testing.T) {
-	tally := Tally{}
-	entry := func(n int, dst string) *Entry {
-		to := netip.MustParseAddrPort(dst)
-		seen := netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(1024+n))
-		if n >= 1<<16-1024 {
-			to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(n >> 8), byte(n)}), uint16(n>>16))
-		}
-		return &Entry{
-			Key: Key{
-				Original: Tuple{Protocol: unix.IPPROTO_TCP}, Reply: Tuple{Src: to, Dst: seen, Protocol: unix.IPPROTO_TCP},
-			},
-			Status: SrcNAT,
-		}
-	}
-	const all, full = 300_000, 50_000
-	for n := range all {
-		if n%6 == 0 {
-			tally.Add(entry(n/6, "203.0.113.9:443"), anyPorts)
-		}
-		tally.Add(entry(1<<17+n, "203.0.113.9:443"), anyPorts)
-		if len(tally) > maxKeys {
-			t.Fatalf("%d keys", len(tally))
-		}
-	}
-	top := tally.Fullest(1)
-	low := full - (all+full)/maxKeys - 1
-	if len(top) != 1 || top[0].To.String() != "203.0.113.9:443" || top[0].Used > full || top[0].Used < low {
-		t.Errorf("%+v, want %d to %d", top, low, full)
-	}
-}
-
 // With as many keys as fit, another one takes one from each, and has no place of its own.
 func TestTallyNeverHasMoreKeys(t *testing.T) {
 	tally := Tally{}

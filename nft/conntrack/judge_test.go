@@ -2,9 +2,9 @@ package conntrack
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // entryOf returns an entry. requested is the destination before DNAT, "" if there was none.
@@ -71,14 +72,6 @@ func TestStaleConnections(t *testing.T) {
 		judge                       *Judge
 		stale                       bool
 	}{
-		{name: "exempt and translated", src: pod, dst: exempt, seenAs: node, stale: true},
-		{name: "exempt, not translated", src: pod, dst: exempt, seenAs: pod},
-		{name: "masqueraded, not translated", src: pod, dst: other, seenAs: pod, stale: true},
-		{name: "masqueraded and translated", src: pod, dst: other, seenAs: node},
-		{name: "IPv6, exempt and translated", src: pod6, dst: exempt6, seenAs: node6, stale: true},
-		{name: "IPv6, exempt, not translated", src: pod6, dst: exempt6, seenAs: pod6},
-		{name: "IPv6, masqueraded, not translated", src: pod6, dst: other6, seenAs: pod6, stale: true},
-		{name: "IPv6, masqueraded and translated", src: pod6, dst: other6, seenAs: node6},
 		{name: "IPv6, which is off, and translated", src: pod6, dst: other6, seenAs: node6, judge: off, stale: true},
 		{name: "IPv6, which is off, not translated", src: pod6, dst: other6, seenAs: pod6, judge: off},
 
@@ -125,119 +118,85 @@ func TestStaleConnections(t *testing.T) {
 	}
 }
 
-// Pods keep an address that the node has, whichever they would get now.
-func TestConnectionsFromAddressesThatAreNotAllowedAreStale(t *testing.T) {
-	c := config.Default(config.Defaults{EnableIPv6: true})
-	c.SNATAddresses = cidrs("198.51.100.11/32", "198.51.100.64/29")
-	const pod, dst = "10.244.1.2", "203.0.113.9"
-	const node, listed, within, other = "192.0.2.1", "198.51.100.11", "198.51.100.65", "198.51.100.12"
-	for _, tt := range []struct {
-		has, src, dst, seen string
-		stale               bool
-	}{
-		{listed, pod, dst, listed, false},
-		{listed + " " + within, pod, dst, within, false},
-		{listed, pod, dst, within, true}, // the node does not have it any more
-		{listed, pod, dst, node, true},   // masqueraded before
-		{listed, pod, dst, other, true},  // of an earlier config
-		{node, pod, dst, node, false},
-		{node, pod, dst, listed, true},
-		{listed, pod, dst, pod, true},
-		{listed, pod, "10.9.0.9", pod, false},
-		{listed, pod, "10.9.0.9", listed, true}, // exempt
-		// The list has no address of IPv6.
-		{listed, "fd00::2", "2001:db8:1::9", "2001:db8::1", false},
-		{listed, "fd00::2", "2001:db8:1::9", "fd00::2", true},
-	} {
-		var addresses []netip.Addr
-		for _, a := range strings.Fields(tt.has) {
-			addresses = append(addresses, netip.MustParseAddr(a))
+// A connection is stale only if the policy gives none that its entry can be of, by whatever interfaces, the address
+// that was seen. If no address depends on interfaces, it then is. Pods keep an address that the node has, whichever
+// they would get now; masquerading may choose any that is in no list, or that the node has.
+func TestConnectionsAreStaleIfThePolicyCannotHaveMadeThem(t *testing.T) {
+	t.Parallel()
+	m := cases.NewMaker(51)
+	seen := map[string]int{}
+	for range nfttest.Rounds(60, 150, 10_000) {
+		c, node := m.Config(), m.Addresses()
+		byInterface := slices.ContainsFunc(c.SNATRules, func(r config.SNATRule) bool { return len(r.Out) > 0 })
+		local := append(m.Addresses(), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"))
+		evidence := alone
+		for _, a := range append(local, node...) {
+			evidence.Local = append(evidence.Local, netip.PrefixFrom(a, a.BitLen()))
 		}
-		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), alone)
-		at := func(s string, port uint16) string { return netip.AddrPortFrom(netip.MustParseAddr(s), port).String() }
-		e := entryOf(unix.IPPROTO_UDP, at(tt.src, 4000), "", at(tt.dst, 53), at(tt.seen, 20000))
-		if got := j.Stale(&e); got != tt.stale {
-			t.Errorf("the node has %s, to %s, seen as %s: stale is %t", tt.has, tt.dst, tt.seen, got)
-		}
-	}
-}
-
-// So are those from an address that no entry of snatRules could choose now, by any interface.
-func TestConnectionsFromAddressesThatSNATRulesCannotChooseAreStale(t *testing.T) {
-	c := config.Default(config.Defaults{EnableIPv6: true})
-	c.SNATAddresses = cidrs("198.51.100.11/32")
-	c.SNATRules = []config.SNATRule{
-		{From: cidrs("10.244.8.0/24"), To: cidrs("203.0.113.0/24"), Addresses: cidrs("198.51.100.30/32")},
-		{Out: []config.Interface{{Name: "eth1"}}, Addresses: cidrs("198.51.100.40/32")},
-		{From: cidrs("10.244.8.0/24", "fd00:8::/64"), Addresses: cidrs("198.51.100.20/30", "2001:db8:5::21/128")},
-		{From: cidrs("10.244.8.0/23"), Addresses: cidrs("198.51.100.50/32")},
-	}
-	const partner, other, node = "203.0.113.9", "192.0.2.99", "192.0.2.1"
-	const pool, next, elsewhere, pool6, elsewhere6 = "10.244.8.2", "10.244.9.2", "10.244.1.2", "fd00:8::2", "fd00::2"
-	const all = "198.51.100.11 198.51.100.21 198.51.100.22 198.51.100.30 198.51.100.40 198.51.100.50 2001:db8:5::21"
-	for _, tt := range []struct {
-		has, src, dst string
-		right, stale  []string // addresses that the far end sees
-	}{
-		{
-			all, pool, partner,
-			[]string{"198.51.100.30"},
-			[]string{"198.51.100.21", "198.51.100.40", "198.51.100.50", "198.51.100.11", node, pool},
-		},
-		{ // either of several addresses, or that of the interface, which is not known
-			all, pool, other,
-			[]string{"198.51.100.21", "198.51.100.22", "198.51.100.40"},
-			[]string{"198.51.100.20", "198.51.100.30", "198.51.100.50", "198.51.100.11", node, pool},
-		},
-		{all, next, partner, []string{"198.51.100.50", "198.51.100.40"}, []string{"198.51.100.21", "198.51.100.11", node}},
-		{
-			all, elsewhere, partner,
-			[]string{"198.51.100.11", "198.51.100.40"},
-			[]string{"198.51.100.30", "198.51.100.50", node},
-		},
-		{all, pool6, "2001:db8:1::9", []string{"2001:db8:5::21"}, []string{"2001:db8::1", pool6}},
-		// Masquerading can choose any address of the node.
-		{all, elsewhere6, "2001:db8:1::9", []string{"2001:db8::1", "2001:db8:5::21"}, []string{elsewhere6}},
-		{node, elsewhere6, "2001:db8:1::9", []string{"2001:db8::1"}, []string{"2001:db8:5::21", elsewhere6}},
-		// An entry of which the node has no address decides nothing.
-		{"198.51.100.50", pool, partner, []string{"198.51.100.50"}, []string{"198.51.100.30", "198.51.100.21", node}},
-		{"198.51.100.11", pool, partner, []string{"198.51.100.11"}, []string{"198.51.100.50", node}},
-		{node, pool, partner, []string{node, "192.0.2.2"}, []string{"198.51.100.30", "198.51.100.40", "198.51.100.11", pool}},
-	} {
-		var addresses []netip.Addr
-		for _, a := range strings.Fields(tt.has) {
-			addresses = append(addresses, netip.MustParseAddr(a))
-		}
-		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), alone)
-		at := func(s string, port uint16) string { return netip.AddrPortFrom(netip.MustParseAddr(s), port).String() }
-		for i, seen := range slices.Concat(tt.right, tt.stale) {
-			e := entryOf(unix.IPPROTO_UDP, at(tt.src, 4000), "", at(tt.dst, 53), at(seen, 20000))
-			if got, want := j.Stale(&e), i >= len(tt.right); got != want {
-				t.Errorf("the node has %s, %s to %s, seen as %s: stale is %t", tt.has, tt.src, tt.dst, seen, got)
+		j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(node), evidence)
+		for n := range 10 {
+			src, dst := m.Near(c, n%2 == 0), m.Near(c, n%2 == 0)
+			possible := possibleSources(m, c, src, dst, node, append(local, node...))
+			for _, text := range append(cases.SNATAddresses(), "192.0.2.1", "192.0.2.2", "2001:db8::1", src.String()) {
+				from := netip.MustParseAddr(text)
+				if from.Is6() != dst.Is6() {
+					continue
+				}
+				at := func(a netip.Addr, port uint16) string { return netip.AddrPortFrom(a, port).String() }
+				e := entryOf(unix.IPPROTO_UDP, at(src, 4000), "", at(dst, 53), at(from, 20000))
+				stale, may := j.Stale(&e), possible(from)
+				if stale && may || !stale && !may && !byInterface && j.Forwarded(&e) {
+					t.Fatalf("%s to %s, seen as %s, the node has %s and %s: stale is %t\n%+v", src, dst, from, node, local, stale, c)
+				}
+				seen[fmt.Sprint(j.Now(&e), " stale ", stale)]++
 			}
 		}
 	}
+	for _, what := range []string{
+		"exempt stale true", "exempt stale false", "masqueraded stale true", "masqueraded stale false", " stale false",
+	} {
+		if seen[what] < 30 {
+			t.Errorf("%v", seen)
+		}
+	}
 }
 
-// An entry does not contain the interfaces of its packets.
-func TestVerdictThatDependsOnInterfacesIsNotStale(t *testing.T) {
-	j := judgeOf(func(c *config.Config) { c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "wg*"}} })
-	for _, tt := range []struct {
-		dst   string
-		stale bool
-		now   nft.Verdict
-	}{
-		{"203.0.113.9:53", false, ""}, // not masqueraded if it leaves by wg0
-		{"10.9.0.9:53", true, nft.Exempt},
-	} {
-		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:4000", "", tt.dst, "192.0.2.1:20000")
-		if got := j.Stale(&e); got != tt.stale || j.Now(&e) != tt.now {
-			t.Errorf("%s: stale is %t, now %q", tt.dst, got, j.Now(&e))
+// possibleSources returns whether a connection between two addresses may leave from an address, according to the
+// specification: with each value of what an entry does not tell.
+func possibleSources(
+	m cases.Maker, c config.Config, src, dst netip.Addr, node, local []netip.Addr,
+) func(netip.Addr) bool {
+	listed := slices.Clone(c.SNATAddresses)
+	ofFamily := func(list []config.CIDR) bool {
+		return len(list) == 0 || slices.ContainsFunc(list, func(c config.CIDR) bool { return c.Addr().Is6() == dst.Is6() })
+	}
+	for _, r := range c.SNATRules {
+		if ofFamily(r.From) && ofFamily(r.To) { // else it is for no connection of the family
+			listed = append(listed, r.Addresses...)
 		}
-		e.Reply.Dst = e.Original.Src
-		if j.Stale(&e) {
-			t.Errorf("%s: stale without a translation", tt.dst)
+	}
+	verdicts, sources, masquerades := map[nft.Verdict]bool{}, map[netip.Addr]bool{}, false
+	names := append(cases.Interfaces(), "wg9", "w9", "eth09", "eth9", "pod9", "none9")
+	for _, in := range names {
+		for _, out := range names {
+			conn := m.Connection(src, dst)
+			conn.FromNode, conn.ToNode, conn.In, conn.Out = false, false, in, out
+			verdict := cases.Specified(c, conn)
+			verdicts[verdict] = true
+			if verdict != nft.Masqueraded {
+				continue
+			}
+			some := cases.SpecifiedSources(c, conn, node)
+			for _, a := range some {
+				sources[a] = true
+			}
+			masquerades = masquerades || len(some) == 0
 		}
+	}
+	return func(from netip.Addr) bool {
+		inList := slices.ContainsFunc(listed, func(c config.CIDR) bool { return c.Contains(from) })
+		return len(verdicts) > 1 || verdicts[nft.Exempt] == (from == src) &&
+			(from == src || sources[from] || masquerades && (!inList || slices.Contains(local, from)))
 	}
 }
 

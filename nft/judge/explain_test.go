@@ -6,49 +6,53 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
+// What is known of a policy is what is specified: the verdict for each connection, the region of those that it
+// masquerades, the address that these leave from, and which keep their own whatever other programs do.
 func TestPolicyMatchesTheSpecification(t *testing.T) {
+	t.Parallel()
 	m := cases.NewMaker(1)
-	seen := map[nft.Verdict]int{}
-	configs := nfttest.Rounds(2_000, 10_000, 10_000)
-	for range configs {
-		c := m.Config()
+	seen := map[string]int{}
+	for n := range nfttest.Rounds(500, 1_500, 10_000) {
+		c, ipv6 := extremes(m, m.Config()), n%2 == 0
 		o := m.Options(cases.Modes()[m.IntN(2)])
 		if o.Layout.Mode() == nft.ModeIPTables {
 			c = cases.ForView(c)
 		}
 		node := m.Addresses()
-		r := nft.Compile(c, o).On(node)
-		for range 20 {
-			ipv6 := m.IntN(2) == 0
-			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))
-			conn.ToNode = m.IntN(8) == 0
+		p := nft.NewPolicy(c, o).On(node)
+		region := judge.RegionOf(p, ipv6)
+		for _, conn := range someConnections(m, ipv6, c, c) {
 			want := cases.Specified(c, conn)
-			seen[want]++
-			if got := judge.Decide(r.Policy, conn); got != want {
-				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
+			if got, in := judge.Decide(p, conn), region.Includes(conn); got != want || in != (want == nft.Masqueraded) {
+				t.Fatalf("%+v: got %s, in the region %t, want %s\n%+v", conn, got, in, want, c)
+			}
+			pod, known := cases.SpecifiedPod(c, conn)
+			enforced := c.Enforce != nil && known && pod && want == nft.Exempt && conn.Src != conn.Dst && (!ipv6 || c.EnableIPv6)
+			if got := judge.Enforced(p, conn); got != enforced {
+				t.Fatalf("%+v: enforced %t, want %t\n%+v", conn, got, enforced, c)
 			}
 			conn.FromNode = false // its own traffic is masqueraded
-			snat, _ := judge.SourceOf(r.Policy, conn)
+			snat, _ := judge.SourceOf(p, conn)
 			from, some := snat.Of(conn.Src)
-			if sources := cases.SpecifiedSources(c, conn, node); r.Policy.Families[len(r.Policy.Families)-1].IPv6 == ipv6 &&
+			if sources := cases.SpecifiedSources(c, conn, node); p.Families[len(p.Families)-1].IPv6 == ipv6 &&
 				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
 				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
 			}
+			seen[string(want)]++
+			seen[fmt.Sprint("enforced ", enforced)]++
+			seen[fmt.Sprint("from an address ", some)]++
 		}
 	}
-	for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded} {
-		if seen[v] < configs/10 {
-			t.Errorf("%d of %d were %s", seen[v], 20*configs, v)
+	for _, what := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded, "enforced true", "from an address true"} {
+		if seen[string(what)] < 30 {
+			t.Errorf("%v", seen)
 		}
 	}
 }
@@ -65,100 +69,88 @@ func TestPolicyMatchesThePackets(t *testing.T) {
 	})
 }
 
-func connection(src, dst string, toNode bool) nft.Connection {
-	return nft.Connection{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), ToNode: toNode}
-}
-
-func TestExplanationNamesTheEntryThatDecides(t *testing.T) {
-	c := config.Config{
-		NonMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: config.At("a", 2, 5)},
-		},
-		ForceMasqueradeCIDRs: []config.CIDR{
-			{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: config.At("b", 7, 5)},
-		},
-		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-	}
-	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-	const toNode = "to an address of this node"
-	type step struct {
-		Question, CIDR, At string
-		Decides            bool
-		Verdict            nft.Verdict
-	}
-	for _, tt := range []struct {
-		src, dst string
-		local    bool
-		want     []step
-	}{
-		{"10.244.1.2", "192.0.2.1", true, []step{{toNode, "", "", true, nft.Local}}},
-		{"10.1.1.1", "198.51.100.8", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", Decides: true, Verdict: nft.Exempt},
-		}},
-		{"10.244.1.2", "10.9.1.1", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{"destination in forceMasqueradeCIDRs", "10.9.0.0/16", "b:7:5", true, nft.Masqueraded},
-		}},
-		{"10.244.1.2", "10.8.1.1", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
-			{"destination in nonMasqueradeCIDRs", "10.0.0.0/8", "a:2:5", true, nft.Exempt},
-		}},
-		{"10.244.1.2", "198.51.100.8", false, []step{
-			{Question: toNode, Verdict: nft.Local},
-			{Question: "source in masqueradeSrcCIDRs", CIDR: "10.244.0.0/16", Verdict: nft.Exempt},
-			{Question: "destination in forceMasqueradeCIDRs", Verdict: nft.Masqueraded},
-			{Question: "destination in nonMasqueradeCIDRs", Verdict: nft.Exempt},
-			{Question: "anything else", Decides: true, Verdict: nft.Masqueraded},
-		}},
-		{"10.244.1.2", "::ffff:10.8.1.1", true, []step{{toNode, "", "", true, nft.Local}}},
-		{"fd00::1", "2001:db8::1", false, []step{{"IPv6 is disabled (set enableIPv6)", "", "", true, nft.Exempt}}},
-	} {
-		var got []step
-		for _, s := range judge.Explain(p, connection(tt.src, tt.dst, tt.local)) {
-			g := step{Question: s.Question, Decides: s.Decides, Verdict: s.Verdict}
-			if s.CIDR.IsValid() {
-				g.CIDR = s.CIDR.Prefix.String()
-			}
-			if s.CIDR.Pos != (config.Position{}) {
-				g.At = s.CIDR.Pos.String()
-			}
-			got = append(got, g)
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s to %s (-want +got):\n%s", tt.src, tt.dst, diff)
-		}
-	}
-}
-
 func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
 	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
 	c.NonMasqueradeCIDRs[1].Pos = config.At("config", 3, 5)
-	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-	steps := judge.Explain(p, connection("10.0.0.1", "169.254.169.254", false))
+	steps := judge.Explain(policyOf(c), nft.Connection{
+		Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("169.254.169.254"),
+	})
 	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
 		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
 	}
 }
 
-// Each step names the condition, where it is, and what it says.
+// Each step names the condition, what it says, where the entry is, and the verdict if it decides.
 func TestExplanationOfEachKindOfCondition(t *testing.T) {
 	at := func(line int) config.Position { return config.At("f", line, 1) }
 	host := at(1)
-	p := nft.NewPolicy(config.Config{
+	names := policyOf(config.Config{
 		ExemptHost:                 &host,
 		MasqueradeSrcInterfaces:    []config.Interface{{Name: "cni*", Pos: at(2)}, {Name: "veth1", Pos: at(3)}},
 		NonMasqueradeSrcCIDRs:      cases.CIDRs("10.244.9.0/24"),
 		NonMasqueradeOutInterfaces: []config.Interface{{Name: "wg*", Pos: at(4)}},
 		MasqueradeOutInterfaces:    []config.Interface{{Name: "*", Pos: at(5)}},
 		MasqLinkLocal:              true,
-	}, nft.Options{Layout: native.Layout{}})
-	steps := func(all []judge.Step) (texts []string) {
-		for _, s := range all[1:] {
-			text := fmt.Sprintf("%s %t", s.Of.Key, s.Yes)
+	})
+	lists := policyOf(config.Config{
+		NonMasqueradeCIDRs:   []config.CIDR{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: at(6)}},
+		ForceMasqueradeCIDRs: []config.CIDR{{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: at(7)}},
+		MasqueradeSrcCIDRs:   cases.CIDRs("10.244.0.0/16"),
+	})
+	var (
+		from     = func(in, out string) nft.Connection { return nft.Connection{In: in, Out: out} }
+		node     = "from an address of this node"
+		received = "received on one of masqueradeSrcInterfaces"
+		source   = "source in nonMasqueradeSrcCIDRs"
+		tunnel   = "leaving by one of nonMasqueradeOutInterfaces"
+		leaves   = "leaving by one of masqueradeOutInterfaces"
+		pod      = "source in masqueradeSrcCIDRs yes 10.244.0.0/16"
+		forced   = "destination in forceMasqueradeCIDRs"
+		exempt   = "destination in nonMasqueradeCIDRs"
+	)
+	for _, tt := range []struct {
+		of       nft.Policy
+		src, dst string
+		conn     nft.Connection
+		want     []string // after the question whether it is to this node
+	}{
+		{names, "10.244.1.2", "203.0.113.9", nft.Connection{FromNode: true}, []string{node + " yes f:1:1 decides: exempt"}},
+		{names, "10.244.1.2", "203.0.113.9", from("veth1", "eth0"), []string{
+			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " yes f:5:1 *",
+			"anything else yes decides: masqueraded",
+		}},
+		{names, "::ffff:10.244.9.2", "::ffff:203.0.113.9", from("veth1", "eth0"), []string{
+			node + " f:1:1", received + " yes f:3:1 veth1", source + " yes 10.244.9.0/24 decides: exempt",
+		}},
+		{names, "10.244.1.2", "203.0.113.9", from("cni0", "wg0"), []string{
+			node + " f:1:1", received + " yes f:2:1 cni*", source, tunnel + " yes f:4:1 wg* decides: exempt",
+		}},
+		{names, "10.244.1.2", "203.0.113.9", from("docker0", "eth0"), []string{
+			node + " f:1:1", received + " decides: exempt",
+		}},
+		{names, "10.244.1.2", "203.0.113.9", from("veth1", ""), []string{
+			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " decides: exempt",
+		}},
+		{lists, "10.1.1.1", "198.51.100.8", from("", ""), []string{"source in masqueradeSrcCIDRs decides: exempt"}},
+		{lists, "10.244.1.2", "10.9.1.1", from("", ""), []string{
+			pod, forced + " yes 10.9.0.0/16 f:7:1 decides: masqueraded",
+		}},
+		{lists, "10.244.1.2", "10.8.1.1", from("", ""), []string{
+			pod, forced, exempt + " yes 10.0.0.0/8 f:6:1 decides: exempt",
+		}},
+		{lists, "10.244.1.2", "198.51.100.8", from("", ""), []string{
+			pod, forced, exempt, "anything else yes decides: masqueraded",
+		}},
+		{lists, "10.244.1.2", "::ffff:10.8.1.1", nft.Connection{ToNode: true}, nil},
+		{lists, "fd00::1", "2001:db8::1", from("", ""), nil},
+	} {
+		tt.conn.Src, tt.conn.Dst = netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
+		var got []string
+		for _, s := range judge.Explain(tt.of, tt.conn) {
+			text := s.Question
+			if s.Yes {
+				text += " yes"
+			}
 			if s.CIDR.IsValid() {
 				text += " " + s.CIDR.Text()
 			}
@@ -169,51 +161,19 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 				text += " " + s.Name
 			}
 			if s.Decides {
-				text += " " + string(s.Verdict)
+				text += " decides: " + string(s.Verdict)
 			}
-			texts = append(texts, text)
+			got = append(got, text)
 		}
-		return texts
-	}
-	c := nft.Connection{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9")}
-	from := func(change func(*nft.Connection)) nft.Connection {
-		d := c
-		d.In, d.Out = "veth1", "eth0"
-		change(&d)
-		return d
-	}
-	for _, tt := range []struct {
-		name string
-		got  []judge.Step
-		want []string
-	}{
-		{"of the node", judge.Explain(p, from(func(c *nft.Connection) { c.FromNode = true })), []string{
-			"masqueradeHost true f:1:1 exempt",
-		}},
-		{"of a pod", judge.Explain(p, from(func(*nft.Connection) {})), []string{
-			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:3:1 veth1", "nonMasqueradeSrcCIDRs false",
-			"nonMasqueradeOutInterfaces false", "masqueradeOutInterfaces true f:5:1 *", " true masqueraded",
-		}},
-		{"of a mapped address", judge.Explain(p, from(func(c *nft.Connection) {
-			c.Src, c.Dst = netip.MustParseAddr("::ffff:10.244.9.2"), netip.MustParseAddr("::ffff:203.0.113.9")
-		})), []string{
-			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:3:1 veth1",
-			"nonMasqueradeSrcCIDRs true 10.244.9.0/24 exempt",
-		}},
-		{"by a tunnel", judge.Explain(p, from(func(c *nft.Connection) { c.In, c.Out = "cni0", "wg0" })), []string{
-			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:2:1 cni*", "nonMasqueradeSrcCIDRs false",
-			"nonMasqueradeOutInterfaces true f:4:1 wg* exempt",
-		}},
-		{"from elsewhere", judge.Explain(p, from(func(c *nft.Connection) { c.In = "docker0" })), []string{
-			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces false exempt",
-		}},
-		{"by no interface", judge.Explain(p, from(func(c *nft.Connection) { c.Out = "" })), []string{
-			"masqueradeHost false f:1:1", "masqueradeSrcInterfaces true f:3:1 veth1", "nonMasqueradeSrcCIDRs false",
-			"nonMasqueradeOutInterfaces false", "masqueradeOutInterfaces false exempt",
-		}},
-	} {
-		if got := steps(tt.got); !slices.Equal(got, tt.want) {
-			t.Errorf("%s:\n\t%q\nwant\n\t%q", tt.name, got, tt.want)
+		want := append([]string{"to an address of this node"}, tt.want...)
+		if tt.want == nil {
+			want = []string{"to an address of this node yes decides: local"}
+		}
+		if tt.dst == "2001:db8::1" {
+			want = []string{"IPv6 is disabled (set enableIPv6) yes decides: exempt"}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s to %s, %+v:\n\t%q\nwant\n\t%q", tt.src, tt.dst, tt.conn, got, want)
 		}
 	}
 }

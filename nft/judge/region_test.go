@@ -85,30 +85,6 @@ func included(regions []judge.Region, c nft.Connection) (n int) {
 	return n
 }
 
-func TestRegionsHaveTheConnectionsThatPoliciesMasquerade(t *testing.T) {
-	t.Parallel()
-	m := cases.NewMaker(21)
-	count := map[nft.Verdict]int{}
-	for n := range nfttest.Rounds(500, 10_000, 10_000) {
-		c, ipv6 := extremes(m, m.Config()), n%2 == 0
-		p := policyOf(c)
-		r := judge.RegionOf(p, ipv6)
-		for _, conn := range someConnections(m, ipv6, c, c) {
-			want := judge.Decide(p, conn)
-			if specified := cases.Specified(c, conn); want != specified {
-				t.Fatalf("%+v: %s, want %s\n%+v", conn, want, specified, c)
-			}
-			if r.Includes(conn) != (want == nft.Masqueraded) {
-				t.Fatalf("%+v is %s: in %+v is %t\n%+v", conn, want, r, r.Includes(conn), c)
-			}
-			count[want]++
-		}
-	}
-	if count[nft.Masqueraded] < 500 || count[nft.Exempt] < 500 || count[nft.Local] < 500 {
-		t.Errorf("verdicts: %v", count)
-	}
-}
-
 // What comes after a condition that masquerades must not ask for anything but
 // destinations: then the sets of a region do not depend on each other.
 func TestOnlyDestinationsAreAskedForAfterAConditionThatMasquerades(t *testing.T) {
@@ -129,7 +105,7 @@ func TestDifferencesOfRegionsAreExactAndDoNotOverlap(t *testing.T) {
 	t.Parallel()
 	m := cases.NewMaker(22)
 	parts, gone := map[int]int{}, 0
-	for n := range nfttest.Rounds(500, 10_000, 10_000) {
+	for n := range nfttest.Rounds(500, 1_500, 10_000) {
 		before, after := extremes(m, m.Config()), extremes(m, m.Config())
 		if n%4 < 2 {
 			after = similar(m, before)
@@ -171,7 +147,7 @@ func TestRegionOnAnyInterfaceDropsOnlyNames(t *testing.T) {
 	m := cases.NewMaker(23)
 	names := append(cases.Interfaces(), "wg9", "w9", "eth09", "eth9", "pod9", "")
 	seen := map[string]int{}
-	for n := range nfttest.Rounds(200, 2_000, 2_000) {
+	for n := range nfttest.Rounds(200, 400, 2_000) {
 		c, o, ipv6 := extremes(m, m.Config()), similar(m, m.Config()), n%2 == 0
 		r := judge.RegionOf(policyOf(c), ipv6)
 		for _, part := range append(r.Minus(judge.RegionOf(policyOf(o), ipv6)), r) {
@@ -213,25 +189,12 @@ func TestDifferencesOfPoliciesHaveTheFewestParts(t *testing.T) {
 		less   string // what is not masqueraded any more
 		more   string // and what is now
 	}{
-		{"nothing", func(*config.Config) {}, "", ""},
 		{"the same in halves", func(c *config.Config) {
 			c.NonMasqueradeCIDRs = cases.CIDRs("192.168.0.0/16", "10.128.0.0/9", "10.0.0.0/9")
 		}, "", ""},
 		{
-			"half of it", func(c *config.Config) { c.NonMasqueradeCIDRs[0] = cases.CIDRs("10.0.0.0/9")[0] },
-			"", "[* yes]: [0.0.0.0/0] to [10.128.0.0/9] by [* yes]",
-		},
-		{
-			"by source", func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.5.0.0/16") },
-			"[* yes]: [10.5.0.0/16] to " + others + " by [* yes]", "",
-		},
-		{
 			"both ways", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "172.16.0.0/12") },
 			"[* yes]: [0.0.0.0/0] to [172.16.0.0/12] by [* yes]", "[* yes]: [0.0.0.0/0] to [192.168.0.0/16] by [* yes]",
-		},
-		{
-			"nothing is left", func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("0.0.0.0/0") },
-			"[* yes]: [0.0.0.0/0] to " + others + " by [* yes]", "",
 		},
 		{
 			"the node", func(c *config.Config) { c.ExemptHost = &config.Position{} },
@@ -276,30 +239,4 @@ func describe(regions []judge.Region) string {
 		words = append(words, fmt.Sprintf("%s: %s to %s by %s", names(r.Origin), r.Src, r.Dst, names(r.Out)))
 	}
 	return strings.Join(words, "; ")
-}
-
-// A pod is what passes the conditions that list the sources. What it sends to an exempt
-// destination keeps its address.
-func TestExemptConnectionsOfPodsAreEnforced(t *testing.T) {
-	t.Parallel()
-	m := cases.NewMaker(24)
-	count := map[bool]int{}
-	for n := range nfttest.Rounds(500, 5_000, 5_000) {
-		c, ipv6 := extremes(m, m.Config()), n%2 == 0
-		p := policyOf(c)
-		for _, conn := range someConnections(m, ipv6, c, c) {
-			if conn.Src == conn.Dst {
-				continue // from a pod to itself
-			}
-			pod, known := cases.SpecifiedPod(c, conn)
-			want := c.Enforce != nil && known && pod && cases.Specified(c, conn) == nft.Exempt && (!ipv6 || c.EnableIPv6)
-			if got := judge.Enforced(p, conn); got != want {
-				t.Fatalf("%+v: %t, want %t\n%+v", conn, got, want, c)
-			}
-			count[want]++
-		}
-	}
-	if count[true] < 100 || count[false] < 100 {
-		t.Errorf("%v", count)
-	}
 }

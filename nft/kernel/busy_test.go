@@ -29,16 +29,7 @@ type busyNode struct {
 
 func newBusyNode(t *testing.T, ns *nfttest.NS) *busyNode {
 	t.Helper()
-	other := connect(t, ns)
-	n := &busyNode{ns: ns, busy: new(bool), lists: map[netlink.HeaderType]int{}}
-	write := func() {
-		var b nfnetlink.Batch
-		b.AddTable(nfnetlink.Inet, "other")
-		b.DelTable(nfnetlink.Inet, "other")
-		if err := other.Commit(&b, 0); err != nil {
-			t.Error(err)
-		}
-	}
+	commit, n := commits(t, ns), &busyNode{ns: ns, busy: new(bool), lists: map[netlink.HeaderType]int{}}
 	n.Kernel = (&faults{dial: dialIn(ns), after: func(_ call, msgs []netlink.Message, _ error) {
 		m := msgs[0]
 		kind := m.Header.Type & 0xff
@@ -47,7 +38,7 @@ func newBusyNode(t *testing.T, ns *nfttest.NS) *busyNode {
 		if *n.busy && m.Header.Flags&netlink.Dump == netlink.Dump && (kind == unix.NFT_MSG_GETSETELEM && has("non-masq-v4") ||
 			kind == unix.NFT_MSG_GETRULE && has(cases.DefaultChain+"\x00") && m.Data[0] == unix.AF_INET) {
 			n.lists[kind]++
-			write()
+			commit()
 		}
 	}}).open()
 	return n

@@ -20,13 +20,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// loadSample loads another program's rules from testdata/foreign, with some
-// addresses and interfaces replaced by those of the topology.
-func loadSample(t *testing.T, ns *nfttest.NS, name string, replace ...string) {
-	t.Helper()
-	nfttest.LoadForeign(t, ns, filepath.Join("../../testdata/foreign", name), strings.NewReplacer(replace...).Replace)
-}
-
 // enforcing exempts 10.0.0.0/8 and fd00::/8 for pods of 10.244.0.0/16 and
 // fd00:10:244::/48.
 func enforcing() config.Config {
@@ -55,27 +48,21 @@ func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Ad
 func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
-	for _, tt := range []struct {
-		sample  string
-		replace []string
-		marking string // by iptables or nft
-	}{
-		{"kube-proxy-iptables", nil, "0x4000"},
-		{"kube-proxy-nftables", nil, "0x4000"},
-		{"cni-portmap", nil, "0x2000"},
+	for sample, marking := range map[string]string{
+		"kube-proxy-iptables": "0x4000", "kube-proxy-nftables": "0x4000", "cni-portmap": "0x2000",
 	} {
-		t.Run(tt.sample, func(t *testing.T) {
+		t.Run(sample, func(t *testing.T) {
 			t.Parallel()
 			w := newWire(t)
-			loadSample(t, w.Node, tt.sample, tt.replace...)
+			nfttest.LoadForeign(t, w.Node, filepath.Join("../../testdata/foreign", sample), func(s string) string { return s })
 			// A Service whose endpoint is the pod or a host outside: to 10.96.0.7 with a
 			// mark, to 10.96.0.8 without. Likewise two node ports: of the node, and of 198.18.5.5.
 			nfttest.NFT(t, w.Node, `table ip services {
 				chain pre { type nat hook prerouting priority dstnat - 1; policy accept;
-					ip daddr 10.96.0.7 meta mark set meta mark or `+tt.marking+`
+					ip daddr 10.96.0.7 meta mark set meta mark or `+marking+`
 					ip daddr 10.96.0.7 dnat to 10.244.1.2
 					ip daddr 10.96.0.8 dnat to 10.9.0.9
-					ip daddr 192.0.2.1 udp dport 7777 meta mark set meta mark or `+tt.marking+`
+					ip daddr 192.0.2.1 udp dport 7777 meta mark set meta mark or `+marking+`
 					ip daddr 192.0.2.1 udp dport 7777 dnat to 10.244.1.2
 					ip daddr 198.18.5.5 dnat to 10.244.1.2
 				}
@@ -149,7 +136,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
 			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
-			for range nfttest.Rounds(10, 100, 2000) {
+			for range nfttest.FullRounds(20, 2000) {
 				nfttest.NFT(t, top.Node, again, "-f", "-")
 			}
 			wait(t, h, 100)
@@ -165,46 +152,15 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	}
 }
 
-// hairpins are chains of programs that let a pod reach itself through a Service or a host
-// port without a mark: its own address as source would not work.
-var hairpins = map[string]string{
-	"portmap": "srcnat; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; ip6 saddr fd00:10:244:1::2 ip6 daddr " +
-		"fd00:10:244:1::2 masquerade;",
-	"kube-proxy, ipvs": "srcnat; ip daddr . ip saddr { 10.244.1.2 . 10.244.1.2 } masquerade; ip6 daddr . ip6 saddr { " +
-		"fd00:10:244:1::2 . fd00:10:244:1::2 } masquerade;",
-	"at the priority of kindnet": "srcnat - 10; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; " +
-		"ip6 saddr fd00:10:244:1::2 ip6 daddr fd00:10:244:1::2 masquerade;",
-	"everything DNATed": "srcnat; ct status dnat masquerade;",
-	"CRI-O":             "srcnat;", // iptables' own rules, below
-}
-
-// crioHairpins are the rules that CRI-O's hostport manager has for a pod's own host ports.
-const crioHairpins = `*nat
-:CRIO-MASQ-ABCDEF - [0:0]
--A POSTROUTING -m comment --comment "pod_default: 8080" -j CRIO-MASQ-ABCDEF
--A CRIO-MASQ-ABCDEF -s POD -d POD -m comment --comment "pod_default: 8080" -j MASQUERADE
-COMMIT
-`
-
-// services have the endpoints of three Services: the pod itself, another pod on this node,
-// and one elsewhere. IPVS changes the destination without ct status dnat, as this does
-// before conntrack sees the packet.
-var services = map[string]string{
-	"DNAT": "type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat ip to 10.244.1.2; " +
-		"ip daddr 10.96.0.2 dnat ip to 10.244.1.3; ip daddr 10.96.0.3 dnat ip to 10.9.0.9; " +
-		"ip6 daddr fd00:96::1 dnat ip6 to fd00:10:244:1::2; ip6 daddr fd00:96::2 dnat ip6 to fd00:10:244:1::3; " +
-		"ip6 daddr fd00:96::3 dnat ip6 to fd00:9::9;",
-	"no status": "type filter hook prerouting priority raw; ip daddr 10.96.0.1 ip daddr set 10.244.1.2; " +
-		"ip daddr 10.96.0.2 ip daddr set 10.244.1.3; ip daddr 10.96.0.3 ip daddr set 10.9.0.9; " +
-		"ip6 daddr fd00:96::1 ip6 daddr set fd00:10:244:1::2; ip6 daddr fd00:96::2 ip6 daddr set fd00:10:244:1::3; " +
-		"ip6 daddr fd00:96::3 ip6 daddr set fd00:9::9;",
-}
-
+// testdata/hairpins.txt has chains of programs that let a pod reach itself through a Service or a host port without a
+// mark: its own address as source would not work. The rules of CRI-O are iptables' own. testdata/services.txt has the
+// endpoints of three Services: the pod itself, another pod on this node, and one elsewhere. IPVS changes the
+// destination without ct status dnat, as the second one does before conntrack sees the packet.
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for name, rules := range hairpins {
-		for status, translate := range services {
+	for name, rules := range paragraphs(t, "hairpins.txt") {
+		for status, translate := range paragraphs(t, "services.txt") {
 			if status != "DNAT" && name == "everything DNATed" {
 				continue
 			}
@@ -222,7 +178,8 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 					for program, pod := range map[string]string{
 						"iptables-nft-restore": w.PodV4.String(), "ip6tables-nft-restore": w.PodV6.String(),
 					} {
-						nfttest.Run(t, w.Node, strings.ReplaceAll(crioHairpins, "POD", pod), program, "--noflush")
+						rules := strings.ReplaceAll(testdata(t, "crio-hairpins.iptables"), "POD", pod)
+						nfttest.Run(t, w.Node, rules, program, "--noflush")
 					}
 				}
 				k := open(t, w.Node)
@@ -234,8 +191,8 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 					want := nft.Compile(c, enforcingOptions())
 					apply(t, k, want, everything)
 					// The other program comes after us.
-					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services { chain pre { "+
-						translate+" }; chain post { type nat hook postrouting priority "+rules+" }; }", "-f", "-")
+					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services {\nchain pre {\n"+
+						translate+"\n}\nchain post {\ntype nat hook postrouting priority "+rules+"\n}\n}", "-f", "-")
 					w.hairpins(t, c.Enforce != nil, name == "everything DNATed", status != "DNAT")
 					inSync(t, w.Node, want) // with the pairs that the packets added
 				}
@@ -278,8 +235,8 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)
-	nfttest.NFT(t, w.Node, "table inet services { chain pre { "+services["DNAT"]+" }; chain post { type nat hook "+
-		"postrouting priority "+hairpins["portmap"]+" }; }", "-f", "-")
+	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+paragraphs(t, "services.txt")["DNAT"]+"\n}\n"+
+		"chain post {\ntype nat hook postrouting priority "+paragraphs(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
 	k := open(t, w.Node)
 	c := enforcing()
 	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
@@ -321,7 +278,7 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 		t.Error("full: the pod reaches itself, so the set is not full")
 	}
 	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a", "-f", "-")
-	spoof(t, w.Pod, nfttest.Rounds(2_000, 70_000, 70_000))
+	spoof(t, w.Pod, nfttest.FullRounds(2_000, 70_000))
 	others("flooded")
 	for end := time.Now().Add(nfttest.Patient(time.Minute)); !reachesItself(); {
 		if time.Now().After(end) {

@@ -312,24 +312,19 @@ type rig struct {
 	ns      *nfttest.NS
 	conn    *nfnetlink.Conn // a healthy one
 	closing sync.WaitGroup  // closing a socket after a deletion takes long
+	// bystander writes something that is not ours.
+	bystander func()
 }
 
 func newRig(t *testing.T) *rig {
 	ns := nfttest.NewNS(t, "node")
-	r := &rig{T: t, ns: ns, conn: connect(t, ns)}
+	r := &rig{T: t, ns: ns, conn: connect(t, ns), bystander: commits(t, ns)}
 	t.Cleanup(r.closing.Wait)
 	return r
 }
 
 func (r *rig) faults(at int, f fault) *faults {
-	return &faults{dial: dialIn(r.ns), at: at, fault: f, bystander: func() {
-		b := &nfnetlink.Batch{}
-		b.AddTable(nfnetlink.IPv4, "bystander")
-		b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "bystander", Name: fmt.Sprint("c", at)})
-		if err := r.conn.Commit(b, 0); err != nil {
-			r.Error(err)
-		}
-	}}
+	return &faults{dial: dialIn(r.ns), at: at, fault: f, bystander: r.bystander}
 }
 
 // reset empties the namespace and installs the start of a transition.
@@ -477,15 +472,7 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 	t.Parallel()
 	r, m := rand.New(rand.NewPCG(49, 0)), cases.NewMaker(49)
 	ns := nfttest.NewNS(t, "node")
-	other := connect(t, ns)
-	bystander := func() {
-		b := &nfnetlink.Batch{}
-		b.AddTable(nfnetlink.Inet, "other")
-		b.DelTable(nfnetlink.Inet, "other")
-		if err := other.Commit(b, 0); err != nil {
-			t.Error(err)
-		}
-	}
+	bystander := commits(t, ns)
 	kinds := []fault{
 		{refused, unix.ERESTART},
 		{refused, unix.ENOENT},

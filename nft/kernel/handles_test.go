@@ -20,6 +20,20 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
+// commits returns what another program does that commits to its own table.
+func commits(t *testing.T, ns *nfttest.NS) func() {
+	t.Helper()
+	other := connect(t, ns)
+	return func() {
+		var b nfnetlink.Batch
+		b.AddTable(nfnetlink.Inet, "other")
+		b.DelTable(nfnetlink.Inet, "other")
+		if err := other.Commit(&b, 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // interpose opens a Kernel that lets another program act before each transaction. They are
 // counted from 1.
 func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {
@@ -138,34 +152,5 @@ func TestCleanupRemovesWhatComesBetweenItsAttempts(t *testing.T) {
 	}
 	if left := nfttest.ListRuleset(t, ns); strings.Contains(left, "SECOND") || strings.Contains(left, cases.DefaultChain) {
 		t.Errorf("left are\n%s", left)
-	}
-}
-
-// Planning does not change what it plans for: after other programs' transactions it is done
-// again.
-func TestDormantTablesAreRepairedNextToACommittingProgram(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	for _, text := range []string{
-		"table ip nat { flags dormant; }",
-		"table ip nat { flags dormant; chain IP-MASQ-AGENT { type filter hook output priority 0; }; }",
-		"table ip nat { flags dormant; chain IP-MASQ-AGENT { }; }; table ip6 nat { flags dormant; }",
-		"table ip nat { flags dormant; chain POSTROUTING { type nat hook postrouting priority 100; counter; }; }",
-		"table inet nft-masq-agent { flags dormant; chain postrouting { type filter hook output priority 0; }; }",
-	} {
-		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
-			ns := nfttest.NewNS(t, "node")
-			nfttest.NFT(t, ns, text, "-f", "-")
-			k := interpose(t, ns, func(n int) {
-				if n%2 == 1 && n < 8 {
-					nfttest.NFT(t, ns, fmt.Sprintf("add table ip other%d", n), "-f", "-")
-				}
-			})
-			want := nft.Compile(tamperConfig(10), nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
-			if _, err := k.Apply(t.Context(), want, layout.Everything); err != nil {
-				t.Fatalf("mode %s, %s: %v", mode, text, err)
-			}
-			inSync(t, ns, want)
-		}
 	}
 }

@@ -15,22 +15,11 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/layouts"
-	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/rule"
 )
-
-// kubeFirewall are the rules of kubelet on a node: packets from elsewhere to a
-// loopback address are dropped.
-const kubeFirewall = `*filter
-:KUBE-FIREWALL - [0:0]
--A INPUT -j KUBE-FIREWALL
--A OUTPUT -j KUBE-FIREWALL
--A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
-COMMIT
-`
 
 func TestLoopbackWorks(t *testing.T) {
 	nfttest.SkipIfShort(t)
@@ -45,7 +34,8 @@ func TestLoopbackWorks(t *testing.T) {
 	exempt.ExemptHost = &config.Position{}
 	lonely := nfttest.NewNS(t, "lonely")
 	top := nfttest.NewTopology(t)
-	nfttest.Run(t, top.Node, kubeFirewall, "iptables-nft-restore", "--noflush")
+	// kubelet drops packets from elsewhere to a loopback address.
+	nfttest.Run(t, top.Node, testdata(t, "kube-firewall.iptables"), "iptables-nft-restore", "--noflush")
 	for _, ns := range []*nfttest.NS{lonely, top.Node} {
 		k := open(t, ns)
 		for _, mode := range cases.Modes() {
@@ -154,53 +144,6 @@ func TestCountersSurviveChanges(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
 			t.Errorf("%s (-sent +counted):\n%s", name, diff)
-		}
-	}
-}
-
-// Inbound connections are not received on a pod's interface, so pods see the
-// address of the client; and connections that leave by a pod's interface are not
-// masqueraded.
-func TestInboundClientsKeepTheirAddressIfPodsAreSelectedByInterface(t *testing.T) {
-	t.Parallel()
-	w := newWire(t)
-	k := open(t, w.Node)
-	ifaces := func(names ...string) (list []config.Interface) {
-		for _, n := range names {
-			list = append(list, config.Interface{Name: n})
-		}
-		return list
-	}
-	port := uint16(20000)
-	for _, tt := range []struct {
-		name string
-		config.Config
-		inbound, outbound bool // is masqueraded
-	}{
-		{"no list", config.Config{}, true, true},
-		{"received on pods' interfaces", config.Config{MasqueradeSrcInterfaces: ifaces("veth*", "pod*")}, false, true},
-		{"received on another", config.Config{MasqueradeSrcInterfaces: ifaces("pod", "pod00")}, false, false},
-		{"leaving by", config.Config{MasqueradeOutInterfaces: ifaces("e*")}, false, true},
-		{"not leaving by", config.Config{NonMasqueradeOutInterfaces: ifaces("wg*", "pod0")}, false, true},
-		{"not leaving by another", config.Config{NonMasqueradeOutInterfaces: ifaces("wg*", "pod", "eth")}, true, true},
-	} {
-		tt.EnableIPv6 = true
-		want := nft.Compile(tt.Config, nft.Options{Layout: native.Layout{}})
-		apply(t, k, want, everything)
-		inSync(t, w.Node, want)
-		for _, ends := range [][2]netip.Addr{{w.PodV4, w.OutsideV4}, {w.PodV6, w.OutsideV6}} {
-			for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-				port++
-				pod, client := netip.AddrPortFrom(ends[0], port), netip.AddrPortFrom(ends[1], port)
-				out := nfttest.MustSend(t, w.Topology,
-					nfttest.Flow{Proto: proto, From: w.Pod, Src: pod, Dst: netip.AddrPortFrom(ends[1], destPort)})
-				in := nfttest.MustSend(t, w.Topology,
-					nfttest.Flow{Proto: proto, From: w.Outside, Src: client, Dst: netip.AddrPortFrom(ends[0], destPort)})
-				if out.Masqueraded() != tt.outbound || in.Masqueraded() != tt.inbound {
-					t.Errorf("%s, %s: outbound from %s seen as %s, inbound from %s seen as %s", tt.name, proto, out.Sent, out.Seen,
-						in.Sent, in.Seen)
-				}
-			}
 		}
 	}
 }

@@ -67,11 +67,7 @@ func TestPortRangesAreUsedInProportionToTheirSize(t *testing.T) {
 func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 	t.Parallel()
 	evicts := !nfttest.KernelBefore(t, 6, 5)
-	sizes := []int{250, 500, 1000}
-	if testing.Short() {
-		sizes = sizes[:1]
-	}
-	for _, size := range sizes {
+	for _, size := range []int{250, 500, 1000}[:nfttest.Rounds(1, 1, 3)] {
 		for _, to := range []string{"203.0.113.9", "2001:db8:1::1"} {
 			t.Run(fmt.Sprintf("%d to %s", size, to), func(t *testing.T) {
 				t.Parallel()

@@ -2,6 +2,8 @@ package kernel
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -76,58 +78,6 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 	}
 }
 
-func TestVariantsOfTheJumpAreReplaced(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "iptables-nft")
-	const text = "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom " +
-		"IP-MASQ-AGENT chain"
-	variants := map[string][]string{
-		"exact": {
-			"-m", "comment", "--comment", text, "-m", "addrtype", "!", "--dst-type", "LOCAL", "-j", cases.DefaultChain,
-		},
-		"literal quotes": {"-m", "comment", "--comment", `"` + text + `"`, "-j", cases.DefaultChain},
-		"older text": {
-			"-m", "comment", "--comment", strings.Replace(text, "ip-masq-agent:", "non-masquerade-daemon:", 1),
-			"-j", cases.DefaultChain,
-		},
-		"no comment": {"-j", cases.DefaultChain},
-		"goto":       {"-o", "eth0", "-g", cases.DefaultChain},
-	}
-	for _, names := range [][]string{
-		nil,
-		{"exact"},
-		{"literal quotes"},
-		{"older text"},
-		{"no comment"},
-		{"goto"},
-		{"exact", "exact"},
-		{"literal quotes", "exact", "goto"},
-	} {
-		t.Run(strings.Join(names, ", "), func(t *testing.T) {
-			t.Parallel()
-			ns := nfttest.NewNS(t, "node")
-			loadForeign(t, ns)
-			iptables(t, ns, nfnetlink.IPv4, "-N", cases.DefaultChain)
-			for _, name := range names {
-				iptables(t, ns, nfnetlink.IPv4, append([]string{"-A", xtables.Postrouting}, variants[name]...)...)
-				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-d", "198.18.0.1", "-j", "ACCEPT")
-			}
-			k, before := open(t, ns), notOurs(t, ns, cases.DefaultChain)
-			for _, want := range []nft.Ruleset{
-				xtOf(config.Default(config.Defaults{})), xtOf(config.Config{NonMasqueradeCIDRs: cases.CIDRs("100.64.0.0/10")}),
-			} {
-				if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
-					t.Error("nothing found")
-				}
-				inSync(t, ns, want)
-			}
-			if diff := cmp.Diff(before, notOurs(t, ns, cases.DefaultChain)); diff != "" {
-				t.Errorf("foreign rules (-before +after):\n%s", diff)
-			}
-		})
-	}
-}
-
 // jumps returns the positions in POSTROUTING of the jumps to our chain.
 func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	t.Helper()
@@ -141,54 +91,37 @@ func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	return places
 }
 
-// foreignRuleset is other programs' rules in the shared tables, and in some of
+// testdata returns a file of testdata.
+func testdata(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// paragraphs returns those of a file of testdata, by their names: the first lines.
+func paragraphs(t testing.TB, name string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(testdata(t, name)), "\n\n") {
+		first, rest, _ := strings.Cut(paragraph, "\n")
+		all[strings.TrimPrefix(first, "# ")] = rest
+	}
+	return all
+}
+
+// loadForeign loads other programs' rules in the shared tables, of both families, and in some of
 // their own, with nonzero counters.
-const foreignRuleset = `*nat
-:PREROUTING ACCEPT [7:700]
-:OUTPUT ACCEPT [3:300]
-:POSTROUTING ACCEPT [5:500]
-:KUBE-POSTROUTING - [0:0]
-:CNI-1234 - [0:0]
-:IP-MASQ-AGENT-LIKE - [0:0]
-[1:60] -A PREROUTING -m comment --comment "kubernetes service portals" -j ACCEPT
-[2:120] -A OUTPUT -d 10.96.0.1/32 -j ACCEPT
-[11:660] -A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
-[12:720] -A POSTROUTING -s 10.244.7.0/24 -j CNI-1234
-[13:780] -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
-[14:840] -A KUBE-POSTROUTING -j MASQUERADE --random-fully
-[15:900] -A CNI-1234 -d 10.244.7.0/24 -j ACCEPT
-[16:960] -A CNI-1234 ! -d 224.0.0.0/4 -j MASQUERADE
-[17:1020] -A IP-MASQ-AGENT-LIKE -m comment --comment "ip-masq-agent: looks like ours" -j RETURN
-COMMIT
-*filter
-:FORWARD ACCEPT [0:0]
-[21:1260] -A FORWARD -d 192.0.2.7/32 -j DROP
-COMMIT
-`
-
-const foreignTables = `
-table ip other {
-	counter hits { packets 42 bytes 4242; }
-	set addrs { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 192.168.0.0/16 }; }
-	chain post { type nat hook postrouting priority srcnat + 20; ip daddr @addrs counter packets 9 bytes 900 return; }
-}
-table inet firewall {
-	map verdicts { type ipv4_addr : verdict; elements = { 192.0.2.1 : accept, 192.0.2.2 : drop }; }
-	chain input { type filter hook input priority filter; policy accept; ip saddr vmap @verdicts; }
-}
-table ip nft-masq-agent {
-	chain postrouting { type nat hook postrouting priority srcnat; counter packets 5 bytes 50 comment "of another family"; }
-}
-`
-
-// loadForeign loads both families' foreign rules.
 func loadForeign(t testing.TB, ns *nfttest.NS) {
 	t.Helper()
-	nfttest.Run(t, ns, foreignRuleset, "iptables-nft-restore", "-c")
+	four := testdata(t, "others.iptables")
+	nfttest.Run(t, ns, four, "iptables-nft-restore", "-c")
 	six := strings.NewReplacer("10.96.0.1/32", "fd00:96::1", "10.244.7.0/24", "fd00:10:244:7::/64",
-		"224.0.0.0/4", "ff00::/8", "192.0.2.7/32", "2001:db8::7").Replace(foreignRuleset)
+		"224.0.0.0/4", "ff00::/8", "192.0.2.7/32", "2001:db8::7").Replace(four)
 	nfttest.Run(t, ns, six, "ip6tables-nft-restore", "-c")
-	nfttest.NFT(t, ns, foreignTables, "-f", "-")
+	nfttest.NFT(t, ns, testdata(t, "others.nft"), "-f", "-")
 }
 
 func TestForeignRulesAreUnchanged(t *testing.T) {

@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 
@@ -24,11 +23,7 @@ func ruled(rules []config.SNATRule, node ...string) nft.Ruleset {
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	c.SNATRules = rules
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
-	var addresses []netip.Addr
-	for _, a := range node {
-		addresses = append(addresses, netip.MustParseAddr(a))
-	}
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(addresses)
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(cases.Addrs(node...))
 }
 
 // If an address is added or removed, only the map changes, or the rule for a single address.
@@ -93,7 +88,7 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 		o.Ports = append(o.Ports, nft.PortRange{Min: 10_000 * (i + 1), Max: 10_000*(i+1) + 999})
 	}
 	k := open(t, ns)
-	want := nft.Compile(c, o).On([]netip.Addr{netip.MustParseAddr("198.51.100.211"), netip.MustParseAddr("2001:db8:5::2")})
+	want := nft.Compile(c, o).On(cases.Addrs("198.51.100.211", "2001:db8:5::2"))
 	apply(t, k, want, everything)
 	inSync(t, ns, want)
 	want = want.On(nil)

@@ -177,7 +177,10 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for _, name := range olderTexts {
+	for i, name := range olderTexts {
+		if i%nfttest.FullRounds(3, 1) > 0 {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			agent, top := loadOlder(t, name), nfttest.NewTopology(t)
 			loadForeign(t, top.Node)
@@ -187,7 +190,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
 					k := open(t, top.Node)
-					for range nfttest.FullRounds(3, 60) {
+					for range nfttest.FullRounds(2, 60) {
 						wait(t, h, 3)
 						if diffs := apply(t, k, way.want, way.depth); len(diffs) == 0 {
 							t.Fatal("nothing done")

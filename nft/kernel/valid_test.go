@@ -117,9 +117,8 @@ func testValidConnections(t *testing.T, ipv6 bool) {
 	fixed := droppingInvalid()
 	fixed.SNATAddresses = cases.CIDRs("198.51.100.211/32", "2001:db8:5::1/128")
 	fixed.SNATRules = []config.SNATRule{{From: cases.CIDRs("10.244.1.0/24"), Addresses: cases.CIDRs("198.51.100.212/32")}}
-	apply(t, k, nft.Compile(fixed, enforcingOptions()).On([]netip.Addr{
-		netip.MustParseAddr("198.51.100.211"), netip.MustParseAddr("198.51.100.212"), netip.MustParseAddr("2001:db8:5::1"),
-	}), layout.Ours)
+	apply(t, k, nft.Compile(fixed, enforcingOptions()).
+		On(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::1")), layout.Ours)
 	masqueraded.works(t, "with the address from before snatAddresses")
 	at = port(later)
 	translated := w.talk(t, w.Pod, w.Outside, port(pod), at, at)

@@ -45,7 +45,7 @@ func (a *attacker) run(script string) {
 	a.t.Helper()
 	attacks := map[string]func(...string){
 		"like-ours": a.likeOurs, "catch-all": a.catchAll, "limited": a.limited, "flowtable": a.flowtable,
-		"orphan": a.orphan,
+		"orphan": a.orphan, "many": a.many,
 	}
 	var transaction strings.Builder
 	for line := range strings.Lines(a.named(script) + "--") {
@@ -146,6 +146,16 @@ func (a *attacker) limited(words ...string) {
 	}
 }
 
+// many does as often as its first word says what the others say, with two bytes of the count as numbers.
+func (a *attacker) many(words ...string) {
+	a.t.Helper()
+	var script strings.Builder
+	for i := range atoi(a.t, words[0]) {
+		fmt.Fprintf(&script, strings.Join(words[1:], " ")+"\n", i>>8, i&255)
+	}
+	a.Load(a.t, script.String())
+}
+
 func elementFlags(flags uint32) netlink.Attribute {
 	return netlink.Attribute{Type: unix.NFTA_SET_ELEM_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)}
 }
@@ -225,12 +235,6 @@ func (a *attacker) orphan(...string) {
 
 // tampered are rulesets by the file of testdata/tamperings that has attacks on them.
 func tampered() map[string]nft.Ruleset {
-	addresses := func(texts ...string) (all []netip.Addr) {
-		for _, a := range texts {
-			all = append(all, netip.MustParseAddr(a))
-		}
-		return all
-	}
 	o := nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: cases.Marks()}
 	plain := config.Config{MasqLinkLocal: true, EnableIPv6: true, NonMasqueradeCIDRs: cases.CIDRs("fd00::/8")}
 	for i := range 10 {
@@ -252,13 +256,15 @@ func tampered() map[string]nft.Ruleset {
 		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.211/32")},
 	}
 	return map[string]nft.Ruleset{
-		"native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o), "drop-invalid": nft.Compile(drops, o),
-		"snat": nft.Compile(snat, o).On(addresses("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
+		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o),
+		"drop-invalid": nft.Compile(drops, o),
+		"snat":         nft.Compile(snat, o).On(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
 	}
 }
 
-// The files of testdata/tamperings have one paragraph for each: its name, the script of an [attacker],
-// and a part of what has to be found. If it cannot be written over, the table is replaced.
+// The files of testdata/tamperings have one paragraph for each: its name, the script of an attacker,
+// and a part of what has to be found ("> "), or all differences ("= "; "…" stands for any others, or for any rest
+// of one). If it cannot be written over, the table is replaced.
 func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
@@ -272,25 +278,32 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i, paragraph := range strings.Split(string(text), "\n\n") {
-				if i%nfttest.Rounds(4, 1, 1) > 0 {
-					continue
-				}
+			for paragraph := range strings.SplitSeq(string(text), "\n\n") {
 				name, rest, _ := strings.Cut(strings.TrimPrefix(paragraph, "# "), "\n")
-				script, finds, _ := strings.Cut(rest, "> ")
+				script, finds, exactly := strings.Cut(rest, "\n= ")
+				if !exactly {
+					script, finds, _ = strings.Cut(rest, "\n> ")
+				}
 				t.Run(name, func(t *testing.T) {
 					a := &attacker{t, n, want}
 					finds = a.named(strings.TrimRight(finds, "\n"))
-					a.run(script)
+					a.run(script + "\n")
 					s := n.Read(t, want, layout.Ours)
 					found := modes.Texts(s, rule.String)
-					if !slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) }) {
-						t.Errorf("nothing with %q is found, but:%s", finds, nfttest.Few(found))
+					ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
+					if exactly {
+						ok = finds == "nothing" && len(found) == 0 || matches(found, strings.Split(finds, "\n= "))
+					}
+					if !ok {
+						t.Errorf("want %q, found is:%s", finds, nfttest.Few(found))
 					}
 					if i, ok := s.Installed(); ok && i.Hash != want.Hash() && i.Hash != "" && name != "change comment" {
 						t.Errorf("installed is %+v", i)
 					}
-					revert(t, n, s, found)
+					odd := slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") })
+					if odd || !exactly { // what is listed in full can be written over
+						revert(t, n, s, odd)
+					}
 					n.Apply(t, want, layout.Ours)
 					if diff := cmp.Diff(before, listing(t, n)); diff != "" {
 						t.Errorf("listing (-before +after):\n%s", diff)
@@ -301,14 +314,33 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	}
 }
 
+// matches compares texts. "…" in the wanted ones stands for any others, and at the end of
+// one for any rest.
+func matches(found, want []string) bool {
+	for i, w := range want {
+		if w == "…" {
+			for at := range len(found) + 1 {
+				if matches(found[at:], want[i+1:]) {
+					return true
+				}
+			}
+			return false
+		}
+		head, prefix := strings.CutSuffix(w, "…")
+		if i >= len(found) || !(found[i] == w || prefix && strings.HasPrefix(found[i], head)) {
+			return false
+		}
+	}
+	return len(found) == len(want)
+}
+
 // revert replaces the table if it has something odd, or if the kernel rejects to write it.
-func revert(t *testing.T, n *modes.Node, s layout.State, found []string) {
+func revert(t *testing.T, n *modes.Node, s layout.State, odd bool) {
 	t.Helper()
 	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	err := s.Stage(t.Context(), commit)
 	s.Switch(now, after)
-	if odd := slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") }); odd ||
-		errors.Join(err, commit(now), commit(after)) != nil {
+	if odd || errors.Join(err, commit(now), commit(after)) != nil {
 		if err := s.(layout.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}

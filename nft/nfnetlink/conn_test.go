@@ -15,9 +15,15 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // connIn returns a connection to the namespace, also after its socket failed, and
@@ -146,63 +152,6 @@ func TestTransactionIsRejectedIfTheRulesetHasChanged(t *testing.T) {
 	}
 }
 
-func TestObjectsAreReadBackAsCreated(t *testing.T) {
-	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
-	b := createTable("t")
-	base := nfnetlink.Chain{
-		Family: nfnetlink.Inet, Table: "t", Name: "base",
-		Hook: &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_FORWARD, Priority: -150}, Policy: nfnetlink.Accept,
-	}
-	b.AddChain(base)
-	rule := func(chain string, exprs ...expr.Any) nfnetlink.Rule {
-		return nfnetlink.Rule{
-			Family: nfnetlink.Inet, Table: "t", Chain: chain, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...),
-			UserData: []byte("note"),
-		}
-	}
-	accept, drop, jump := &expr.Verdict{Kind: expr.VerdictAccept}, &expr.Verdict{Kind: expr.VerdictDrop},
-		&expr.Verdict{Kind: expr.VerdictJump, Chain: "c"}
-	b.AddRule(rule("base", accept))
-	b.AddRule(rule("base", jump))
-	b.AddRule(rule("c", accept))
-	must(t, c.Commit(b, 0))
-
-	rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
-	must(t, err)
-	b = &nfnetlink.Batch{}
-	b.AddRule(rule("base", drop, drop))
-	b.DelRule(rules[0])
-	must(t, c.Commit(b, 0))
-
-	got, err := c.Chain(nfnetlink.Inet, "t", "base")
-	must(t, err)
-	base.Use, base.Handle = 2, got.Handle
-	if diff := cmp.Diff(base, got); diff != "" {
-		t.Errorf("chain (-created +read):\n%s", diff)
-	}
-	rules, _, err = c.FirstRules(nfnetlink.Inet, "t", "base", func(nfnetlink.Rule) bool { return false })
-	must(t, err)
-	want := [][]nfnetlink.Expr{nfnetlink.Marshal(nfnetlink.Inet, jump), nfnetlink.Marshal(nfnetlink.Inet, drop, drop)}
-	for i, r := range rules {
-		if i >= len(want) || nfnetlink.Key(r.Exprs) != nfnetlink.Key(want[i]) || string(r.UserData) != "note" ||
-			r.Handle == 0 {
-			t.Errorf("rule %d is %+v", i, r)
-		}
-	}
-	sets, err := c.Sets(nfnetlink.Inet, "t")
-	must(t, err)
-	if len(sets) != 1 || sets[0].Name != "s" || sets[0].Flags != unix.NFT_SET_INTERVAL || sets[0].KeyType != 7 ||
-		sets[0].KeyLen != 4 {
-		t.Errorf("sets %+v", sets)
-	}
-	objects, err := c.Objects(nfnetlink.Inet, "t")
-	must(t, err)
-	if diff := cmp.Diff([]nfnetlink.Object{{Family: nfnetlink.Inet, Table: "t", Name: "o", Type: unix.NFT_OBJECT_COUNTER}},
-		objects); diff != "" {
-		t.Errorf("objects (-created +read):\n%s", diff)
-	}
-}
-
 func TestMissingObjectsAreReported(t *testing.T) {
 	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
 	if rules, _, err := c.FirstRules(nfnetlink.Inet, "t", "", func(nfnetlink.Rule) bool { return false }); err != nil ||
@@ -267,72 +216,44 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	}
 }
 
-// Maps created by nft and by this package are the same.
-func TestMapsAreReadBackAsCreated(t *testing.T) {
+// Tables, chains with and without hooks, rules, sets, maps and counters, those of random configs in both modes, are
+// read back as they were written: none differs.
+func TestRulesetsAreReadBackAsWritten(t *testing.T) {
+	t.Parallel()
+	m, nodes := cases.NewMaker(61), map[nft.Mode]*modes.Node{
+		nft.ModeNFTables: modes.New(t, native.Read), nft.ModeIPTables: modes.New(t, xtables.Read),
+	}
+	for range nfttest.Rounds(10, 20, 200) {
+		c, node := m.Config(), m.Addresses()
+		for mode, n := range nodes {
+			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), layout.Everything)
+		}
+	}
+}
+
+// Which elements of a map have a timeout is read, and that there are more than were asked for.
+func TestElementsOfMapsAreRead(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
-	addr := netip.MustParseAddr
-	mapping := func(from, to netip.Addr) nfnetlink.Mapping { return nfnetlink.Mapping{Key: from, Value: to} }
-	v4 := []nfnetlink.Mapping{
-		mapping(addr("0.0.0.0"), addr("198.51.100.11")), mapping(addr("0.0.0.7"), addr("198.51.100.12")),
-	}
-	v6 := []nfnetlink.Mapping{
-		mapping(addr("::"), addr("2001:db8::11")), mapping(addr("::ff"), addr("2001:db8::12")),
-	}
-	for i := range 1500 {
-		v6 = append(v6, mapping(netip.AddrFrom16([16]byte{14: byte(i>>8) + 1, 15: byte(i)}), addr("2001:db8::13")))
-	}
-	b := createTable("t")
-	b.AddSet(nfnetlink.Set{
-		Family: nfnetlink.Inet, Table: "t", Name: "m4", Flags: unix.NFT_SET_MAP, KeyType: 7, KeyLen: 4,
-		DataType: 7, DataLen: 4,
-	})
-	b.AddSet(nfnetlink.Set{
-		Family: nfnetlink.Inet, Table: "t", Name: "m6", Flags: unix.NFT_SET_MAP, KeyType: 8, KeyLen: 16,
-		DataType: 8, DataLen: 16,
-	})
-	b.AddMappings(nfnetlink.Inet, "t", "m4", v4)
-	b.AddMappings(nfnetlink.Inet, "t", "m6", v6)
-	must(t, c.Commit(b, 0))
-	nfttest.Run(t, ns, `table inet by-nft {
-		map m4 { type ipv4_addr : ipv4_addr; elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12 }; flags timeout; }
-		map m6 { type ipv6_addr : ipv6_addr; elements = { ::ff : 2001:db8::12 }; }
+	nfttest.Run(t, ns, `table inet t {
+		map m { type ipv4_addr : ipv4_addr; flags timeout
+			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
+		}
 	}`, "nft", "-f", "-")
-	made, err := c.Sets(nfnetlink.Inet, "t")
+	elements, more, err := c.Elements(nfnetlink.Inet, "t", "m", 10)
 	must(t, err)
-	loaded, err := c.Sets(nfnetlink.Inet, "by-nft")
-	must(t, err)
-	if got, want := made[2], loaded[1]; got.Flags != want.Flags || got.KeyType != want.KeyType ||
-		got.DataType != want.DataType || got.DataLen != want.DataLen ||
-		len(got.Special)+len(want.Special) > 0 {
-		t.Errorf("made %+v, nft makes %+v", got, want)
+	got := map[string]bool{}
+	for _, e := range elements {
+		got[fmt.Sprint(e.Key, e.Value)] = e.Conditional
 	}
-	read := func(table, name string, most int) (map[netip.Addr]netip.Addr, []nfnetlink.Element, bool) {
-		elements, more, err := c.Elements(nfnetlink.Inet, table, name, most)
-		must(t, err)
-		got := map[netip.Addr]netip.Addr{}
-		for _, e := range elements {
-			key, _ := netip.AddrFromSlice(e.Key)
-			got[key], _ = netip.AddrFromSlice(e.Value)
-		}
-		return got, elements, more
+	want := map[string]bool{
+		"[0 0 0 0] [198 51 100 11]": false, "[0 0 0 7] [198 51 100 12]": true, "[0 0 0 8] [198 51 100 13]": false,
 	}
-	for name, mappings := range map[string][]nfnetlink.Mapping{"m4": v4, "m6": v6} {
-		want := map[netip.Addr]netip.Addr{}
-		for _, m := range mappings {
-			want[m.Key] = m.Value
-		}
-		got, elements, more := read("t", name, 2000)
-		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || more ||
-			elements[0].Conditional {
-			t.Errorf("%s, more %t (-created +read):\n%s", name, more, diff)
-		}
+	if diff := cmp.Diff(want, got); diff != "" || more {
+		t.Errorf("more %t; elements with a timeout (-want +got):\n%s", more, diff)
 	}
-	if _, _, more := read("t", "m6", 100); !more {
-		t.Error("a map of 1,502 elements is taken for one of 100")
-	}
-	if _, elements, _ := read("by-nft", "m4", 10); elements[0].Conditional == elements[1].Conditional {
-		t.Errorf("which element has a timeout? %+v", elements)
+	if _, more, err := c.Elements(nfnetlink.Inet, "t", "m", 2); err != nil || !more {
+		t.Errorf("three of at most two elements: more %t, %v", more, err)
 	}
 }
 

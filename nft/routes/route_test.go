@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -67,15 +68,8 @@ func ways(r Routes) (text, depends string) {
 	return strings.Join(out, ", "), strings.Join(on, "; ")
 }
 
-// Routes, for both families: V and W are gateways by eth0 and eth1.
-const (
-	defaults   = "route add default via V\nroute add default via W table 100\n"
-	severalHop = "route add default nexthop via V dev eth0 nexthop via W dev eth1\n"
-	oneObject  = "nexthop add id N1 via V dev eth0\nnexthop add id N3 group N1\nroute add default nhid N3\n"
-	objects    = "nexthop add id N1 via V dev eth0\nnexthop add id N2 via W dev eth1\n" +
-		"nexthop add id N3 group N1/N2\nroute add default nhid N3\n"
-	byPorts = "ipv4.fib_multipath_hash_policy=1 ipv6.fib_multipath_hash_policy=1"
-)
+// defaults are two default routes; V and W are gateways by eth0 and eth1.
+const defaults = "route add default via V\nroute add default via W table 100\n"
 
 // both returns commands for both families.
 func both(commands string) (all string) {
@@ -93,110 +87,65 @@ func both(commands string) (all string) {
 	return all
 }
 
+// testdata/lookups.txt has a paragraph for each: its name, commands of ip for both families (rules have the priorities
+// 9, 10 and so on; without routes, there are two default ones), the query, its ways ("> "), and what they depend on
+// ("? ").
 func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 	t.Parallel()
-	const (
-		eth0, eth1 = "eth0 192.0.2.1", "eth1 198.51.100.1"
-		several    = eth0 + ", " + eth1
-		anotherOne = eth0 + ", " // of which nothing is known
-		proxy      = "route add local default dev lo table 200\n"
-		from       = "from POD lookup 100"
-	)
-	for _, tt := range []struct {
-		name, routes string // [defaults], if empty
-		rules        string // with priority 9, 10 and so on
-		sysctl       string // those of net
-		src, out     string
-		mark, open   uint32
-		want, on     string
-	}{
-		{name: "one route", want: eth0},
-		{name: "the node", src: "node", want: eth0},
-		{name: "given interface", routes: defaults + "route add DST via W metric 9\n", out: "eth1", want: eth1},
-		{name: "another mark", rules: "fwmark 0x10/0x30 lookup 100", want: eth0},
-		{name: "its mark", rules: "fwmark 0x10/0x30 lookup 100", mark: 0x50, want: eth1},
-		{name: "a mark that it may have", rules: "fwmark 0x10/0x30 lookup 100", open: 0x10, want: several, on: "ip rule 9"},
-		{name: "a mark that it may lack", rules: "fwmark 0x10/0x30 lookup 100", mark: 0x10, open: 0x10, want: eth1},
-		{name: "a mark of which it lacks a bit", rules: "fwmark 0x30/0x30 lookup 100", open: 0x10, want: eth0},
-		{name: "a mark, the node", rules: "fwmark 0x10 lookup 100", src: "node", open: 0x10, want: several, on: "ip rule 9"},
-		{name: "a mark, given interface", rules: "fwmark 0x10/0x30 lookup 100", out: "eth0", open: 0x10, want: eth0},
-		{name: "no mark", rules: "fwmark 0x0/0x30 lookup 100", want: eth1},
-		{name: "not a mark", rules: "not fwmark 0x10 lookup 100", want: eth1},
-		{
-			name: "not a mark that it may have", rules: "not fwmark 0x10 lookup 100", open: 0x10, want: eth1 + ", " + eth0,
-			on: "ip rule 9",
-		},
-		{name: "a mark to another network", rules: "fwmark 0x10 to ELSEWHERE lookup 100", open: 0x10, want: eth0},
-		{name: "a mark from another network", rules: "fwmark 0x10 from HERE lookup 100", open: 0x10, want: eth0},
-		{name: "a mark on another interface", rules: "fwmark 0x10 iif eth1 lookup 100", open: 0x10, want: eth0},
-		{
-			name: "a mark on its interface", rules: "fwmark 0x10 iif pod0 lookup 100",
-			open: 0x10, want: several, on: "ip rule 9",
-		},
-		{name: "a mark with the same route", rules: "fwmark 0x10 lookup main", open: 0x10, want: eth0},
-		{name: "protocol", rules: "ipproto tcp lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "port", rules: "dport 53 lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "port to another network", rules: "dport 53 to ELSEWHERE lookup 100", want: eth0},
-		{name: "port and another mark", rules: "dport 53 fwmark 0x10 lookup 100", want: eth0},
-		{name: "source port", rules: "sport 1000-2000 lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "TOS", rules: "tos 0x10 lookup 100", want: anotherOne, on: "ip rule 9"},
-		{name: "user", rules: "uidrange 7-7 lookup 100", src: "node", want: anotherOne, on: "ip rule 9"},
-		{name: "user, of a packet of others", rules: "uidrange 7-7 lookup 100", want: eth0},
-		{name: "interface", rules: "iif pod0 lookup 100", want: eth1},
-		{name: "source", rules: from, want: eth1},
-		{name: "network of the source", rules: "from RANGE lookup 100", want: eth1},
-		{name: "unreachable by a mark", rules: "fwmark 0x10 unreachable", mark: 0x10, want: "type 0"},
-		{
-			name: "perhaps unreachable", rules: "fwmark 0x10 unreachable", open: 0x10, want: eth0 + ", type 0",
-			on: "ip rule 9",
-		},
-		{
-			name: "to a proxy on the node by its mark", routes: defaults + proxy, rules: "fwmark 0x10 lookup 200", mark: 0x10,
-			want: "lo type 2 192.0.2.1",
-		},
-		{name: "next hops by ports", routes: severalHop, sysctl: byPorts, want: several, on: byKernel},
-		{name: "next hop objects by ports", routes: objects, sysctl: byPorts, want: several, on: byKernel},
-		{
-			name: "next hop objects that are not shown", routes: oneObject, sysctl: "ipv4.nexthop_compat_mode=0",
-			want: ", " + eth0, on: byKernel,
-		},
-		{name: "next hops for the node", routes: severalHop, src: "node", want: several, on: byKernel},
-		{name: "no route", routes: "route add default via W table 100\n", want: "type 0"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	text, err := os.ReadFile("testdata/lookups.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+		first, rest, _ := strings.Cut(paragraph, "\n")
+		t.Run(strings.TrimPrefix(first, "# "), func(t *testing.T) {
 			t.Parallel()
-			commands := tt.routes
-			if commands == "" {
-				commands = defaults
-			}
-			for i, rule := range strings.Split(tt.rules, "\n") {
-				if rule != "" {
-					commands += fmt.Sprintf("rule add priority %d %s\n", 9+i, rule)
+			var q Query
+			var routes, rules, want, on string
+			var err error
+			ns := newRouter(t, "")
+			src, priority := "POD", 9
+			for line := range strings.SplitSeq(rest, "\n") {
+				switch word, value, _ := strings.Cut(line, " "); word {
+				case "rule":
+					rules += fmt.Sprintf("rule add priority %d %s\n", priority, value)
+					priority++
+				case "sysctl":
+					name, to, _ := strings.Cut(value, "=")
+					err = ns.Sysctl(name, to)
+				case "src":
+					src = "NODE"
+				case "out":
+					q.Out = value
+				case "mark":
+					_, err = fmt.Sscanf(value, "%v", &q.Mark)
+				case "open":
+					_, err = fmt.Sscanf(value, "%v", &q.Open)
+				case ">":
+					want += ", " + strings.TrimPrefix(value, "not known")
+				case "?":
+					on = strings.Replace(value, "the kernel", byKernel, 1)
+				default:
+					routes += line + "\n"
+				}
+				if err != nil {
+					t.Fatalf("%s: %v", line, err)
 				}
 			}
-			ns := newRouter(t, both(commands))
-			for setting := range strings.FieldsSeq(tt.sysctl) {
-				name, value, _ := strings.Cut(setting, "=")
-				if err := ns.Sysctl("net."+name, value); err != nil {
-					t.Fatal(err)
-				}
+			if routes == "" {
+				routes = defaults
 			}
-			for _, of := range []struct{ pod, node, dst string }{
-				{"10.244.1.2", "192.0.2.1", "203.0.113.9"}, {"fd00:10:244:1::2", "2001:db8::1", "2001:db8:7::9"},
-			} {
-				src, want := netip.MustParseAddr(of.pod), tt.want
-				if tt.src == "node" {
-					src = netip.MustParseAddr(of.node)
-				}
-				if src.Is6() || of.dst == "2001:db8:7::9" {
+			nfttest.IP(t, ns, both(routes+rules))
+			for _, dst := range []string{"203.0.113.9", "2001:db8:7::9"} {
+				names := strings.NewReplacer("POD", "10.244.1.2", "NODE", "192.0.2.1")
+				if q.Dst = netip.MustParseAddr(dst); q.Dst.Is6() {
+					names = strings.NewReplacer("POD", "fd00:10:244:1::2", "NODE", "2001:db8::1")
 					want = strings.NewReplacer("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1").Replace(want)
 				}
-				got := nfttest.In(t, ns, func() (Routes, error) {
-					return Lookup(Query{src, netip.MustParseAddr(of.dst), tt.out, tt.mark, tt.open})
-				})
-				text, on := ways(got)
-				if diff := cmp.Diff([]string{want, tt.on}, []string{text, on}); diff != "" {
-					t.Errorf("to %s (-want +got):\n%s", of.dst, diff)
+				q.Src = netip.MustParseAddr(names.Replace(src))
+				got, depends := ways(nfttest.In(t, ns, func() (Routes, error) { return Lookup(q) }))
+				if diff := cmp.Diff([]string{want[2:], on}, []string{got, depends}); diff != "" {
+					t.Errorf("to %s (-want +got):\n%s", dst, diff)
 				}
 			}
 		})

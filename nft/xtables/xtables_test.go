@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -130,90 +132,82 @@ const ofOthers = `*nat
 COMMIT
 `
 
+// A change is a paragraph of a file in testdata: its name, what another program does (lines of nft, and of
+// iptables-restore, which begin with "-" or ":"), all differences ("= "), and what is left ("| "). "…" at an end is
+// any rest.
+type change struct {
+	name, nft, iptables string
+	finds               []string
+	left                string
+}
+
+func changes(t *testing.T, file string) (all []change) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for paragraph := range strings.SplitSeq(string(text), "\n\n") {
+		var c change
+		for line := range strings.SplitSeq(strings.TrimSuffix(paragraph, "\n"), "\n") {
+			times := 1
+			if n, rest, ok := strings.Cut(line, " × "); ok {
+				times, err = strconv.Atoi(n)
+				line = rest
+			}
+			head, rest, _ := strings.Cut(line, " ")
+			switch head {
+			case "#":
+				c.name = rest
+			case "=":
+				c.finds = append(c.finds, rest)
+			case "|":
+				c.left += rest + "\n"
+			default:
+				if line[0] == '-' || line[0] == ':' {
+					c.iptables += strings.Repeat(line+"\n", times)
+				} else {
+					c.nft += strings.Repeat(line+"\n", times)
+				}
+			}
+		}
+		all = append(all, c)
+	}
+	if err != nil || len(all) == 0 {
+		t.Fatal(len(all), err)
+	}
+	return all
+}
+
+// do does what another program does.
+func (c change) do(t *testing.T, n *modes.Node) {
+	t.Helper()
+	if c.iptables != "" {
+		restore(t, n, "*nat\n"+c.iptables+"COMMIT\n")
+	}
+	if c.nft != "" {
+		n.Load(t, c.nft)
+	}
+}
+
 // What another program changes is named and restored, with everything else as it was.
 func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-save", "iptables-nft-restore")
-	const at = "table ip nat: "
-	const jump = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL ` +
-		`destination traffic to our custom A chain" -m addrtype ! --dst-type LOCAL -j A` + "\n"
-	unsigned := "unsigned: " + at + "chain A was written by another agent or version"
-	for _, tt := range []struct {
-		name, iptables, nft string
-		finds               []string // all differences; "…" at an end is any rest
-		emptied             bool     // of others' rules, too
-	}{
-		{"nothing", "", "", nil, false},
-		{"no tables", "", "delete table ip nat; delete table ip6 nat", []string{
-			"table ip nat has no chain POSTROUTING", "table ip6 nat has no chain POSTROUTING",
-		}, true},
-		{"empty table", "", "delete table ip nat; add table ip nat", []string{
-			"table ip nat has no chain POSTROUTING",
-		}, true},
-		{"dormant", "", "add table ip nat { flags dormant; }", []string{"table ip nat is dormant"}, false},
-		{"no jump", "-D" + jump[2:], "", []string{at + "POSTROUTING has no jump to A"}, false},
-		{"another jump", "-A POSTROUTING -j A\n", "", []string{at + "POSTROUTING has 1 other jumps to A"}, false},
-		{"two more jumps", jump + "-A POSTROUTING -j A\n", "", []string{at + "POSTROUTING has 2 other jumps to A"}, false},
-		{"only another jump", "-D" + jump[2:] + "-A POSTROUTING -j A\n", "", []string{
-			at + "POSTROUTING has no jump to A",
-		}, false},
-		{"rule of another program in our chain", "-I A -d 9.9.9.9 -j RETURN\n", "", []string{
-			at + "chain A: unexpected rule: …", unsigned,
-		}, false},
-		{"native rule", "", "insert rule ip nat A accept", []string{at + "chain A: unexpected rule: …", unsigned}, false},
-		{"native set", "", "insert rule ip nat A ip daddr { 198.51.100.8, 198.51.100.9 } return", []string{
-			at + "chain A: unexpected rule: …", unsigned,
-		}, false},
-		{"rule at the end", "-A A-SRC -d 9.9.9.9 -j RETURN\n", "", []string{at + "chain A-SRC: unexpected rule: …"}, false},
-		{"lacking rule", "-D A 1\n", "", []string{at + "chain A: missing rule: …"}, false},
-		{"lacking last rule", "-D A-SRC 5\n", "", []string{at + "chain A-SRC: missing rule: …"}, false},
-		{"rules in the middle", "-D A-SRC 3\n-D A-SRC 2\n", "", []string{
-			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
-		}, false},
-		{"no rules", "-F A-SRC\n", "", []string{
-			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
-			at + "chain A-SRC: missing rule: …", at + "chain A-SRC: missing rule: …",
-		}, false},
-		{"no further chain", "-F A\n-F A-SRC\n-X A-SRC\n", "", []string{
-			at + "chain A-SRC is missing", at + "chain A: missing rule: …",
-		}, false},
-		{"no chain of ours", "-D" + jump[2:] + "-F A\n-F A-SRC\n-F A-MASQ\n-X A\n-X A-SRC\n-X A-MASQ\n", "", []string{
-			at + "POSTROUTING has no jump to A", at + "chain A-MASQ is missing", at + "chain A-SRC is missing",
-			at + "chain A is missing",
-		}, false},
-		{
-			"base chain in the place of ours", "",
-			"flush chain ip nat A; flush chain ip nat A-SRC; delete chain ip nat A-SRC; " +
-				"add chain ip nat A-SRC { type nat hook postrouting priority 90; accept; }",
-			[]string{at + "chain A-SRC has nat hook postrouting priority 90", at + "chain A: missing rule: …"},
-			false,
-		},
-		{
-			"more rules than are read", strings.Repeat("-A A -d 9.9.9.9 -j RETURN\n", 5002), "",
-			[]string{at + "chain A has more than 5001 rules", unsigned},
-			false,
-		},
-		{"rules with our text", "-F A\n-A A -s 10.244.0.0/16 -m comment --comment \"ip-masq-agent: only these sources are " +
-			"masqueraded\" -m addrtype ! --dst-type LOCAL -g A-SRC\n", "", []string{"…"}, false},
-	} {
+	nfttest.Require(t, "nft", "iptables-nft-save", "iptables-nft-restore")
+	for _, tt := range changes(t, "differences.txt") {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n, want := modes.New(t, xtables.Read), wanted("A", nil)
 			restore(t, n, ofOthers)
 			n.Apply(t, want, layout.Ours)
 			before, six := save(t, n), rawRules(t, n)
-			if tt.iptables != "" {
-				restore(t, n, "*nat\n"+tt.iptables+"COMMIT\n")
-			}
-			if tt.nft != "" {
-				n.Load(t, tt.nft)
-			}
+			tt.do(t, n)
 			found := modes.Texts(n.Read(t, want, layout.Ours), rule.String)
 			if !matches(found, tt.finds) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
 			n.Apply(t, want, layout.Ours)
-			if tt.emptied {
+			if strings.HasPrefix(tt.nft, "delete table") { // with the rules of others
 				n.Load(t, "delete table ip nat; delete table ip6 nat")
 				restore(t, n, ofOthers)
 				n.Apply(t, want, layout.Ours)
@@ -302,132 +296,35 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	}
 }
 
-// What is ours goes, and nothing of other programs.
+// What is ours goes, and nothing of other programs. What is wanted is in brackets, else no mode.
 func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
-	const four, six = "leftover: chain A in table ip nat", "leftover: chain A in table ip6 nat"
-	both := []string{four, six}
-	plain := nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: "OTHER-NAME"}})
-	native := nft.Compile(config.Config{}, nft.Options{Layout: native.Layout{}})
-	none := nft.Ruleset{Layout: xtables.Layout{Name: "A"}}
-	const base = "table ip nat {\n\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n"
-	for _, tt := range []struct {
-		name, iptables, nft string
-		want                nft.Ruleset
-		depth               layout.Depth
-		finds               []string
-		left                string // of the ruleset of IPv4, in nft's words; "…" at the end is any rest
-	}{
-		{"no mode", "", "", nft.Ruleset{}, layout.Everything, both, ""},
-		{"the other mode", "", "", native, layout.Everything, both, ""},
-		{"this mode without rules", "", "", none, layout.Ours, both, ""},
-		{"not asked for", "", "", nft.Ruleset{}, layout.Ours, nil, "table ip nat {\n\tchain A-MASQ {…"},
-		{
-			"another name", "", "", plain, layout.Everything,
-			[]string{
-				"table ip nat: POSTROUTING has no jump to OTHER-NAME", "table ip nat: chain OTHER-NAME is missing", four, six,
-			},
-			"table ip nat {\n\tchain POSTROUTING {\n\t\ttype nat hook postrouting priority srcnat; policy accept;\n…",
-		},
-		{
-			"another program's chain", "-N X\n-A X -j RETURN\n", "",
-			nft.Ruleset{},
-			layout.Everything, both,
-			base + "\t}\n\n\tchain X {\n\t\tcounter packets 0 bytes 0 return\n\t}\n}\n",
-		},
-		{
-			"another program's rule", "-A POSTROUTING -j ACCEPT\n", "",
-			nft.Ruleset{},
-			layout.Everything, both,
-			base + "\t\tcounter packets 0 bytes 0 accept\n\t}\n}\n",
-		},
-		{
-			"another program's set", "", "add set ip nat x { type ipv4_addr; }",
-			nft.Ruleset{},
-			layout.Everything, both,
-			"table ip nat {\n\tset x {\n\t\ttype ipv4_addr\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") + "\t}\n}\n",
-		},
-		{
-			"another program's chain, and no POSTROUTING", "",
-			"flush chain ip nat POSTROUTING; delete chain ip nat POSTROUTING; add chain ip nat X", none, layout.Ours,
-			both, "table ip nat {\n\tchain X {\n\t}\n}\n",
-		},
-		{
-			"another program's jump from POSTROUTING", "-A POSTROUTING -j A-SRC\n", "",
-			nft.Ruleset{},
-			layout.Everything,
-			[]string{four + ", emptied: ip nat A-SRC", six},
-			"table ip nat {\n\tchain A-SRC {\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") +
-				"\t\tcounter packets 0 bytes 0 jump A-SRC\n\t}\n}\n",
-		},
-		{
-			"another program refers to it", "-N X\n-A X -j A\n", "",
-			nft.Ruleset{},
-			layout.Everything,
-			[]string{four + ", emptied: ip nat A", six},
-			"table ip nat {\n\tchain A {\n\t}\n\n" + strings.TrimPrefix(base, "table ip nat {\n") +
-				"\t}\n\n\tchain X {\n\t\tcounter packets 0 bytes 0 jump A\n\t}\n}\n",
-		},
-		{
-			"renamed", "-E A B\n", "",
-			nft.Ruleset{},
-			layout.Everything,
-			[]string{
-				"leftover: chain B in table ip nat", "leftover: chain A-MASQ in table ip nat",
-				"leftover: chain A-SRC in table ip nat", six,
-			},
-			"",
-		},
-		{
-			"another program added a rule", "-A A -j ACCEPT\n", "",
-			nft.Ruleset{},
-			layout.Everything,
-			[]string{six},
-			"table ip nat {\n\tchain A-MASQ {…",
-		},
-		{
-			"another program added a rule to this mode's", "-A A -j ACCEPT\n", "", none, layout.Ours, both, "",
-		},
-		{
-			"another program added as many rules as are read", "", strings.Repeat("add rule ip nat A-SRC return; ", 4999),
-			none, layout.Ours, both, "",
-		},
-		{
-			"another program wrote all of it",
-			"-F A\n-F A-SRC\n-F A-MASQ\n-A A -m comment --comment \"ip-masq-agent: outbound " +
-				"traffic should be subject to MASQUERADE\" -j MASQUERADE\n",
-			"", none, layout.Ours,
-			[]string{six},
-			"table ip nat {\n\tchain A-MASQ {…",
-		},
-	} {
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	wants := map[string]nft.Ruleset{
+		"(plain)":  nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: "OTHER-NAME"}}),
+		"(native)": nft.Compile(config.Config{}, nft.Options{Layout: native.Layout{}}),
+		"(none)":   {Layout: xtables.Layout{Name: "A"}},
+	}
+	for _, tt := range changes(t, "removed.txt") {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := modes.New(t, xtables.Read)
 			n.Apply(t, wanted("A", nil), layout.Ours)
-			if tt.iptables != "" {
-				for line := range strings.Lines(tt.iptables) {
-					args := regexp.MustCompile(`"[^"]*"|\S+`).FindAllString(line, -1)
-					for i := range args {
-						args[i] = strings.Trim(args[i], `"`)
-					}
-					nfttest.Run(t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, args...)...)
-				}
+			tt.do(t, n)
+			bracket, depth := tt.name[strings.LastIndex(tt.name, " ")+1:], layout.Everything
+			if bracket == "(unread)" || bracket == "(none)" {
+				depth = layout.Ours
 			}
-			if tt.nft != "" {
-				n.Load(t, tt.nft)
-			}
-			if found := n.Apply(t, tt.want, tt.depth); !slices.Equal(found, tt.finds) {
+			if found := n.Apply(t, wants[bracket], depth); !slices.Equal(found, tt.finds) {
 				t.Errorf("found %q, want %q", found, tt.finds)
 			}
 			left := nfttest.ListRuleset(t, n.NS)
-			if i := strings.Index(left, "table ip6 nat"); i >= 0 && tt.depth == layout.Everything {
+			if i := strings.Index(left, "table ip6 nat"); i >= 0 && depth == layout.Everything {
 				t.Errorf("of IPv6 is left\n%s", left[i:])
 			} else if i >= 0 {
 				left = left[:i]
 			}
-			head, rest := strings.CutSuffix(tt.left, "…")
+			head, rest := strings.CutSuffix(tt.left, "…\n")
 			if left != tt.left && !(rest && strings.HasPrefix(left, head)) {
 				t.Errorf("left\n%s\nwant\n%s", left, tt.left)
 			}
@@ -441,50 +338,21 @@ func TestOthersInOurPlaceAreNamed(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	want := wanted("A", nil)
-	for _, tt := range []struct {
-		name, iptables, nft string
-		finds               string // one of the differences
-		err                 error
-		rules               string // of the older agent
-	}{
-		{
-			name: "another program's chain", iptables: ":A - [0:0]\n-A A -j ACCEPT\n",
-			finds: `foreign: chain "A" in table ip nat: ` + nft.ErrForeignChain.Error(), err: nft.ErrForeignChain,
-		},
-		{
-			name: "another POSTROUTING", nft: "add table ip nat; add chain ip nat POSTROUTING { type filter hook postrouting " +
-				"priority 7; }",
-			finds: "prevented: table ip nat: chain POSTROUTING has filter hook postrouting priority 7, not nat hook " +
-				"postrouting priority 100", err: nft.ErrForeignPostrouting,
-		},
-		{
-			name: "an older agent's chain", iptables: ":A - [0:0]\n-A POSTROUTING -j A\n-A POSTROUTING -j ACCEPT\n" +
-				"-A A -d 10.0.0.0/8 -j RETURN\n-A A -m comment --comment \"ip-masq: outbound traffic should be subject to " +
-				"MASQUERADE\" -j MASQUERADE\n",
-			finds: "unsigned: table ip nat: chain A was written by another agent or version", rules: "A 1 2 false",
-		},
-		{
-			name: "one that masquerades at random", iptables: ":A - [0:0]\n-A A -m comment --comment \"ip-masq: outbound " +
-				"traffic should be subject to MASQUERADE\" -j MASQUERADE --random-fully\n",
-			finds: "unsigned: table ip nat: chain A was written by another agent or version", rules: "A 0 1 true",
-		},
-	} {
+	errs := map[string]error{"foreign": nft.ErrForeignChain, "prevented": nft.ErrForeignPostrouting, "unsigned": nil}
+	for _, tt := range changes(t, "others.txt") {
 		n := modes.New(t, xtables.Read)
-		if tt.nft != "" {
-			n.Load(t, tt.nft)
-		} else {
-			restore(t, n, "*nat\n"+tt.iptables+"COMMIT\n")
-		}
+		tt.do(t, n)
 		s := n.Read(t, want, layout.Ours)
 		texts := modes.Texts(s, rule.String)
-		at := slices.Index(texts, tt.finds)
+		at := slices.Index(texts, tt.finds[0])
 		if at < 0 {
 			t.Errorf("%s: found %q", tt.name, texts)
 			continue
 		}
 		d := s.Differences(nil)[at]
-		if rules := d.Rules; !errors.Is(d.Err, tt.err) || tt.rules != "" &&
-			fmt.Sprint(rules.Name, " ", len(rules.Jumps), rules.Rules, rules.RandomFully) != tt.rules {
+		kind, _, _ := strings.Cut(tt.finds[0], ":")
+		if rules := d.Rules; !errors.Is(d.Err, errs[kind]) || tt.left != "" && // of the older agent
+			fmt.Sprint(rules.Name, " ", len(rules.Jumps), rules.Rules, rules.RandomFully, "\n") != tt.left {
 			t.Errorf("%s: %v, %+v", tt.name, d.Err, rules)
 		}
 		for i, other := range s.Differences(nil) {
@@ -620,18 +488,38 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 	}
 }
 
-func TestCommentsNameTheAgentThatHasTheChain(t *testing.T) {
+// Each entry of the file has its rule, in the order of the file: also one that another covers, or that is there twice.
+// Comments name the agent that has the chain.
+func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
+	lists := [][]string{
+		{"10.1.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "10.1.0.0/16"},
+		{"192.0.2.0/24", "169.254.0.0/16", "10.0.0.0/8", "169.254.169.254/32"},
+		{"0.0.0.0/0", "10.0.0.0/8", "0.0.0.0/0"},
+	}
 	for chain, agent := range map[string]string{
 		"IP-MASQ-AGENT": "ip-masq-agent", "OTHER": "ip-masq-agent", "NON-MASQUERADE-DAEMON": "non-masquerade-daemon",
 	} {
-		text := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{Name: chain}}).String()
-		for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` .*--comment "([^:]*):`).FindAllStringSubmatch(text, -1) {
-			if m[1] != agent {
-				t.Errorf("%s: %s", chain, m[0])
+		for _, list := range lists {
+			c := config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}
+			text := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}).String()
+			var got []string
+			for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` (?:-d (\S+) )?-m comment --comment "`+agent+`: (\S+)`).
+				FindAllStringSubmatch(text, -1) {
+				if m[1] == "" {
+					m[1] = "0.0.0.0/0"
+				}
+				got = append(got, m[2]+" "+m[1])
 			}
-		}
-		if n := strings.Count(text, `"`+agent+": "); n < 5 {
-			t.Errorf("%s: %d comments\n%s", chain, n, text)
+			want := []string{"cluster-local 169.254.0.0/16"}
+			for _, cidr := range list {
+				want = append(want, "cluster-local "+cidr)
+			}
+			if want = append(want, "outbound 0.0.0.0/0"); !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", chain, got, want)
+			}
+			if n := strings.Count(text, "--comment"); n != strings.Count(text, `"`+agent+": ") {
+				t.Errorf("%s: %d comments, not all of %s\n%s", chain, n, agent, text)
+			}
 		}
 	}
 }
@@ -655,10 +543,7 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 		},
 		{
 			"one more of IPv6",
-			config.Config{
-				NonMasqueradeCIDRs:   slices.Concat(four[:10], six[:2]),
-				ForceMasqueradeCIDRs: six[2:1001],
-			},
+			config.Config{NonMasqueradeCIDRs: slices.Concat(four[:10], six[:2]), ForceMasqueradeCIDRs: six[2:1001]},
 			"1001 IPv6 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
 		},
 		{

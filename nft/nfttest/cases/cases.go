@@ -30,6 +30,15 @@ func CIDRs(prefixes ...string) []config.CIDR {
 	return out
 }
 
+// Addrs returns addresses.
+func Addrs(texts ...string) []netip.Addr {
+	out := make([]netip.Addr, len(texts))
+	for i, text := range texts {
+		out[i] = netip.MustParseAddr(text)
+	}
+	return out
+}
+
 // A Case is a directory of testdata/cases.
 type Case struct {
 	Name    string
