@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
@@ -273,49 +273,20 @@ func echo(l net.Listener) {
 	}
 }
 
-// forget deletes the entry of a connection from the node's connection tracking.
+// forget lets the entry of a connection in the node's connection tracking expire, by which the kernel
+// finds it no longer.
 func (s *strays) forget(src, dst netip.AddrPort) error {
-	const (
-		tupleOrig, tupleIP, tupleProto = 1, 1, 2 // CTA_TUPLE_ORIG, CTA_TUPLE_IP, CTA_TUPLE_PROTO
-		protoNum, srcPort, dstPort     = 1, 2, 3 // CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
-		deleteEntry                    = 2       // IPCTNL_MSG_CT_DELETE
-	)
-	family, ip := byte(unix.AF_INET), uint16(1) // CTA_IP_V4_SRC
-	if src.Addr().Is6() {
-		family, ip = unix.AF_INET6, 3 // CTA_IP_V6_SRC
-	}
-	port := func(n uint16) []byte { return []byte{byte(n >> 8), byte(n)} }
-	e := netlink.NewAttributeEncoder()
-	e.Nested(tupleOrig, func(e *netlink.AttributeEncoder) error {
-		e.Nested(tupleIP, func(e *netlink.AttributeEncoder) error {
-			e.Bytes(ip, src.Addr().AsSlice())
-			e.Bytes(ip+1, dst.Addr().AsSlice())
-			return nil
-		})
-		e.Nested(tupleProto, func(e *netlink.AttributeEncoder) error {
-			e.Uint8(protoNum, unix.IPPROTO_TCP)
-			e.Bytes(srcPort, port(src.Port()))
-			e.Bytes(dstPort, port(dst.Port()))
-			return nil
-		})
-		return nil
-	})
-	attrs, err := e.Encode()
+	h, err := s.top.Node.Netlink()
 	if err != nil {
 		return err
 	}
-	return s.top.Node.Do(func() error {
-		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
+	tuple := func(src, dst netip.AddrPort) netlink.IPTuple {
+		return netlink.IPTuple{
+			Protocol: unix.IPPROTO_TCP,
+			SrcIP:    src.Addr().AsSlice(), SrcPort: src.Port(), DstIP: dst.Addr().AsSlice(), DstPort: dst.Port(),
 		}
-		defer nl.Close()
-		_, err = nl.Execute(netlink.Message{
-			Header: netlink.Header{
-				Type: unix.NFNL_SUBSYS_CTNETLINK<<8 | deleteEntry, Flags: netlink.Request | netlink.Acknowledge,
-			},
-			Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
-		})
-		return err
-	})
+	}
+	family := uint8(netns.Family(src.Addr()))
+	return h.ConntrackUpdate(netlink.ConntrackTable, netlink.InetFamily(family),
+		&netlink.ConntrackFlow{FamilyType: family, Forward: tuple(src, dst), Reverse: tuple(dst, src), TimeOut: 0})
 }

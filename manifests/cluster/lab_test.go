@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
@@ -249,23 +248,18 @@ func (l *lab) enforce(config string) {
 		out, _ := l.inside[0].Output("", "nft", "list", "table", "inet", "nft-masq-agent")
 		return strings.Contains(out, "config "+c.Config.Hash)
 	})
-	l.forget()
+	for _, ns := range l.inside {
+		forget(l.t, ns)
+	}
 }
 
-// forget deletes what the nodes know of connections: an entry under the policy before
+// forget deletes what a node knows of connections: an entry under the policy before
 // would decide when a port is used again.
-func (l *lab) forget() {
-	l.t.Helper()
-	const deleteEntries = 1<<8 | 2 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
-	for _, ns := range l.inside {
-		c, err := nfttest.DialNetfilter(ns)
-		must(l.t, err)
-		_, err = c.Execute(netlink.Message{
-			Header: netlink.Header{Type: deleteEntries, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   make([]byte, 4), // all families
-		})
-		must(l.t, errors.Join(err, c.Close()))
-	}
+func forget(t *testing.T, ns *nfttest.NS) {
+	t.Helper()
+	h, err := ns.Netlink()
+	must(t, err)
+	must(t, h.ConntrackTableFlush(netlink.ConntrackTable))
 }
 
 // ours runs a command that asks the agent on node1.

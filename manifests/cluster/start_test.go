@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/manifests/cluster"
 )
 
@@ -141,15 +138,7 @@ func (w *world) kustomization(name, manifest, component string) {
 func (w *world) wipe(n *cluster.Node) {
 	w.t.Helper()
 	w.nft(n, "flush ruleset")
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: n.NS.Fd()})
-	must(w.t, err)
-	defer c.Close()
-	const deleteConntrack = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
-	_, err = c.Execute(netlink.Message{
-		Header: netlink.Header{Type: deleteConntrack, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   make([]byte, 4), // nfgenmsg: all families
-	})
-	must(w.t, err)
+	forget(w.t, n.NS)
 }
 
 func TestPodsThatStartBeforeTheAgent(t *testing.T) {
