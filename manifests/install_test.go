@@ -29,11 +29,7 @@ func newControl(t *testing.T) *cluster.Control {
 // commands returns the command lines of a section, except the push, which needs a registry.
 func commands(t *testing.T, file, title string) []string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, found := strings.Cut(string(text), "\n## "+title+"\n")
+	_, section, found := strings.Cut(readFile(t, file), "\n## "+title+"\n")
 	if !found {
 		t.Fatalf("%s has no section %s", file, title)
 	}

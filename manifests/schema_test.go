@@ -1,12 +1,10 @@
 package manifests_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -168,9 +166,7 @@ func schema(t *testing.T) []byte {
 			"nonMasqueradeCIDRs": []string{"10.0.0.0/8", "192.168.0.0/16"}, "masqLinkLocal": true, "resyncInterval": "60s",
 		}},
 	}, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return append(text, '\n')
 }
 
@@ -185,15 +181,9 @@ func defaultCIDRs() []string {
 func TestSchemaHasAllKeys(t *testing.T) {
 	want := schema(t)
 	if *update {
-		if err := os.WriteFile(schemaFile, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(schemaFile, want, 0o644))
 	}
-	got, err := os.ReadFile(schemaFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+	if diff := cmp.Diff(string(want), readFile(t, schemaFile)); diff != "" {
 		t.Errorf("make golden (-config +schema):\n%s", diff)
 	}
 }
@@ -355,20 +345,12 @@ var validConfigs = []string{
 // The agent and the schema judge the same values; what the schema has is enough for this, and
 // make schema-test asks a complete validator.
 func TestSchemaRejectsWhatTheAgentRejects(t *testing.T) {
-	text, err := os.ReadFile(schemaFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var s object
-	if err := json.Unmarshal(text, &s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(readFile(t, schemaFile)), &s))
 	for _, list := range [][]string{validConfigs, invalidConfigs} {
 		for _, content := range list {
 			var v any
-			if err := yaml.Unmarshal([]byte(content), &v); err != nil {
-				t.Fatal(err)
-			}
+			must(t, yaml.Unmarshal([]byte(content), &v))
 			wantAgreement(t, content, invalid(s, v))
 		}
 	}
@@ -479,12 +461,8 @@ func TestSchemaAgreesWithTheAgent(t *testing.T) {
 	write := func(dir string, n int, text []byte) {
 		// The editor's parser: YAML to JSON.
 		out, err := yaml.YAMLToJSON(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.json", n)), out, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.json", n)), out, 0o600))
 	}
 	parse := func(text []byte) error {
 		_, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
@@ -507,13 +485,10 @@ func TestSchemaAgreesWithTheAgent(t *testing.T) {
 		write(invalid, i, []byte(text))
 	}
 	for dir, want := range map[string]string{valid: "--valid", invalid: "--invalid"} {
-		fields := append(strings.Fields(validator), "test", "--strict=false", "-s", schemaFile, "-d",
-			filepath.Join(dir, "*.json"), want)
-		cmd := exec.CommandContext(t.Context(), fields[0], fields[1:]...)
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil {
-			t.Errorf("%s: %v\n%s", want, err, &out)
+		out, err := try(t, "cd manifests; "+validator+" test --strict=false -s "+schemaFile+" -d '"+
+			filepath.Join(dir, "*.json")+"' "+want)
+		if err != nil {
+			t.Errorf("%s: %v\n%s", want, err, out)
 		}
 	}
 }

@@ -3,7 +3,7 @@
 // between them. It shows a newcomer in a minute and a half what the agent is for,
 // changes nothing on the machine, and exits by itself.
 //
-//	demo AGENT CONFIG
+//	demo AGENT CONFIG [RELOADS]
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -26,20 +27,24 @@ import (
 )
 
 func main() {
-	const usage = "usage: demo AGENT CONFIG\n\nShows the agent (a binary) at work with a config, in network namespaces " +
-		"of its own."
+	const usage = "usage: demo AGENT CONFIG [RELOADS]\n\nShows the agent (a binary) at work with a config, in network " +
+		"namespaces of its own. It reloads the config 200 times, unless RELOADS says otherwise."
 	if len(os.Args) == 2 && slices.Contains([]string{"-h", "-help", "--help"}, os.Args[1]) {
 		fmt.Println(usage)
 		return
 	}
-	if len(os.Args) != 3 {
+	reloads := 200
+	if len(os.Args) == 4 {
+		reloads, _ = strconv.Atoi(os.Args[3])
+	}
+	if len(os.Args) < 3 || len(os.Args) > 4 || reloads < 1 {
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
 	}
 	if code, ran := nfttest.InUserNS(); ran {
 		os.Exit(code)
 	}
-	if err := demo(os.Args[1], os.Args[2]); err != nil {
+	if err := demo(os.Args[1], os.Args[2], reloads); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
@@ -51,12 +56,13 @@ type stage struct {
 	config string // the file that the agent follows
 	agent  *agent.Agent
 	quiet  atomic.Bool // whether its log is hidden
+	most   int         // bounds the reloads: in a minute an emulated machine makes fewer
 }
 
 // comments matches the comment lines of the config.
 var comments = regexp.MustCompile(`(?m)^#.*\n`)
 
-func demo(program, example string) error {
+func demo(program, example string, reloads int) error {
 	top, err := nfttest.OpenTopology()
 	if err != nil {
 		return err
@@ -67,7 +73,7 @@ func demo(program, example string) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	s := &stage{top: top, config: filepath.Join(dir, "ip-masq-agent")}
+	s := &stage{top: top, config: filepath.Join(dir, "ip-masq-agent"), most: reloads}
 	text, err := os.ReadFile(example)
 	if err != nil {
 		return err
@@ -320,13 +326,10 @@ func (s *stage) leak(text string) error {
 	return nil
 }
 
-// most bounds the reloads: in a minute an emulated machine makes fewer.
-const most = 200
-
 // reload swaps the two configs back and forth while the pod opens connections to
 // destinations that both treat alike.
 func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error) {
-	say("Up to %d reloads in a minute, with new connections in the meantime:", most)
+	say("Up to %d reloads in a minute, with new connections in the meantime:", s.most)
 	hammer, err := s.top.StartHammer(
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
@@ -337,7 +340,7 @@ func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error
 		return nfttest.Tally{}, 0, err
 	}
 	s.quiet.Store(true)
-	for end := time.Now().Add(time.Minute); err == nil && reloads < most && time.Now().Before(end); reloads++ {
+	for end := time.Now().Add(time.Minute); err == nil && reloads < s.most && time.Now().Before(end); reloads++ {
 		text := a
 		if reloads%2 == 1 {
 			text = b
@@ -347,7 +350,7 @@ func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int, err error
 	}
 	s.quiet.Store(false)
 	if err == nil {
-		err = hammer.Wait(context.Background(), 10_000)
+		err = hammer.Wait(context.Background(), uint64(50*s.most))
 	}
 	var stopErr error
 	tally, stopErr = hammer.Stop()
