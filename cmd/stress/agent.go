@@ -18,19 +18,31 @@ func (b *bench) startAgent(mode nft.Mode, args ...string) (*agent.Agent, error) 
 	return a, err
 }
 
+// enforced starts an agent with a policy, and waits until it is in the kernel.
+func (b *bench) enforced(ctx context.Context, mode nft.Mode, p policy) (*agent.Agent, error) {
+	if err := b.write(p); err != nil {
+		return nil, err
+	}
+	a, err := b.startAgent(mode)
+	if err != nil {
+		return nil, err
+	}
+	return a, awaitPolicy(ctx, a, p.ruleset[mode])
+}
+
+// change changes the policy, and waits until it is in the kernel.
+func (b *bench) change(ctx context.Context, a *agent.Agent, mode nft.Mode, p policy) error {
+	if err := b.write(p); err != nil {
+		return err
+	}
+	return awaitPolicy(ctx, a, p.ruleset[mode])
+}
+
 // awaitPolicy waits until the agent logs that the policy is in the kernel.
 func awaitPolicy(ctx context.Context, a *agent.Agent, r nft.Ruleset) error {
 	return a.Until(ctx, "policy "+r.Hash(), func() bool {
 		return a.Latest("config_applied", "rules_in_place", "config_accepted").Text("hash") == r.Hash()
 	})
-}
-
-// restores returns how often the agent has logged that it restored the rules.
-func restores(a *agent.Agent) int { return a.Count("rules_restored") }
-
-// restoresAfter waits until the agent has restored the rules more often than before.
-func restoresAfter(ctx context.Context, a *agent.Agent, attack string, before int) error {
-	return a.Until(ctx, "rules restored after: "+attack, func() bool { return restores(a) > before })
 }
 
 // kill kills the agent, at any point of its work.

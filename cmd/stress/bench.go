@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/stress/knownbad"
 	"nft-masq-agent/nft"
@@ -33,13 +32,12 @@ type bench struct {
 	until  time.Time
 
 	updates int
-	tally   nfttest.Tally // of a scenario without the hammer
 	away    nfttest.Tally // what was wrong while the rules were missing
 	note    string        // what else was counted
 }
 
 // openBench creates a node without rules, and without connections through it.
-func openBench(ctx context.Context, binary string) (*bench, error) {
+func openBench(binary string) (*bench, error) {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
 		return nil, err
@@ -57,29 +55,8 @@ func openBench(ctx context.Context, binary string) (*bench, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	b.from = []netip.Addr{b.top.NodeV4, b.top.NodeV6}
-	b.kernel = kernel.New(nfnetlink.New(b.dial), nil)
-	// The first netlink socket of a process gets its PID as port, others a
-	// different one: keep the first one open, so that attackers have distinct
-	// ports.
-	if _, err := b.kernel.Removable(ctx, kernel.Ours); err != nil {
-		return nil, errors.Join(err, b.close())
-	}
+	b.kernel = kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(b.top.Node) }), nil)
 	return b, nil
-}
-
-// dial opens a connection to the node's nf_tables.
-func (b *bench) dial() (nl *netlink.Conn, err error) {
-	err = b.top.Node.Do(func() error {
-		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	// Without CAP_NET_ADMIN in the initial user namespace, the machine's limit applies.
-	_ = nl.SetWriteBuffer(8 << 20)
-	_ = nl.SetReadBuffer(1 << 20)
-	return nl, nil
 }
 
 func (b *bench) close() error {
@@ -194,11 +171,4 @@ func (b *bench) whileAway(ctx context.Context, fn func() error) error {
 	}
 	b.away.Counts = append(b.away.Counts, after.Counts...)
 	return nil
-}
-
-// generation reads the number of the ruleset's generation in the node.
-func (b *bench) generation() (uint32, error) {
-	c := nfnetlink.New(b.dial)
-	g, err := c.Generation()
-	return g, errors.Join(err, c.Close())
 }

@@ -43,11 +43,7 @@ func entriesVanish(on bool) func(context.Context, *bench) error {
 		// Some of each kind, however short the scenario is.
 		for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
 			b.updates++
-			now := p[b.updates%2]
-			if err := b.write(now); err != nil {
-				return errors.Join(err, s.stop())
-			}
-			if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
+			if err := b.change(ctx, a, nft.ModeNFTables, p[b.updates%2]); err != nil {
 				return errors.Join(err, s.stop())
 			}
 		}

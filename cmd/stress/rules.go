@@ -83,10 +83,7 @@ func rulesChange(n int) func(context.Context, *bench) error {
 			}
 			old, want := before.ruleset[nft.ModeNFTables], after.ruleset[nft.ModeNFTables]
 			b.hammer.LeavesFrom(slices.Concat(b.sources(old, floating), b.sources(want, floating))...)
-			if err := b.write(after); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, want); err != nil {
+			if err := b.change(ctx, a, nft.ModeNFTables, after); err != nil {
 				return err
 			}
 			if err := b.flows(ctx, 1); err != nil { // those of before are counted

@@ -66,14 +66,8 @@ func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...str
 
 // serve is inService with these policies.
 func (b *bench) serve(ctx context.Context, mode nft.Mode, p [2]policy) (*agent.Agent, error) {
-	if err := b.write(p[0]); err != nil {
-		return nil, err
-	}
-	a, err := b.startAgent(mode)
+	a, err := b.enforced(ctx, mode, p[0])
 	if err != nil {
-		return nil, err
-	}
-	if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
 		return nil, err
 	}
 	return a, b.hammerIt(ctx)
@@ -112,11 +106,7 @@ func changes(mode nft.Mode, n int, keys [2][]string) func(context.Context, *benc
 		}
 		for b.more(ctx) {
 			b.updates++
-			now := p[b.updates%2]
-			if err := b.write(now); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
+			if err := b.change(ctx, a, mode, p[b.updates%2]); err != nil {
 				return err
 			}
 		}
@@ -194,16 +184,16 @@ func killed(n int) func(context.Context, *bench) error {
 		for b.more(ctx) {
 			b.updates++
 			now := p[b.updates%2]
-			start := time.Now()
-			if err := b.write(now); err != nil {
-				return err
-			}
 			if b.updates%2 == 1 { // to know how long an update takes
-				if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
+				start := time.Now()
+				if err := b.change(ctx, a, nft.ModeNFTables, now); err != nil {
 					return err
 				}
 				took = time.Since(start)
 				continue
+			}
+			if err := b.write(now); err != nil {
+				return err
 			}
 			time.Sleep(rand.N(took))
 			if err := kill(a); err != nil {
@@ -265,20 +255,16 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) error {
 		if err != nil {
 			return err
 		}
-		attacks := attacksThatLeave(mode)
+		attacks := attacks(mode)
 		for b.more(ctx) {
 			attack := attacks[b.updates%len(attacks)]
 			b.updates++
-			before := restores(a)
+			before := a.Count("rules_restored")
 			err := b.whileAway(ctx, func() error {
-				attacker, err := b.attack(attack)
-				if err != nil {
+				if err := b.attack(attack); err != nil {
 					return err
 				}
-				if err := attacker.close(); err != nil {
-					return err
-				}
-				return restoresAfter(ctx, a, attack.name, before)
+				return a.Until(ctx, "rules restored after: "+attack.name, func() bool { return a.Count("rules_restored") > before })
 			})
 			if err != nil {
 				return err
