@@ -31,8 +31,6 @@ type lab struct {
 	made     int       // pods
 	agent    *agent.Agent
 	config   string // its file
-	// condition is the rule of routing by mark, on which answers of explain depend.
-	condition string
 }
 
 // A labPod is a network namespace that CNI plugins have connected.
@@ -63,6 +61,9 @@ func newLab(t *testing.T) *lab {
 	w, p := newNetwork(t)
 	l := &lab{world: w, plugins: filepath.Join(string(p), "cni")}
 	l.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "")
+	l.ask = func(args ...string) (string, error) {
+		return l.inside[0].Output("", agent.Program(t), append(args, "--probe-socket", l.Dir+"/probe")...)
+	}
 	for i, ns := range l.inside {
 		n := l.NewNode(ns, i+1)
 		l.nodes = append(l.nodes, n)
@@ -196,16 +197,9 @@ func (l *lab) renew(network connector) {
 		}
 	}
 	l.Sh("kubectl apply -f " + l.Write("services.yaml", text.String()))
-	near, far := l.pods[0].addrs, l.pods[1].addrs
-	l.families = []family{
-		{
-			name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
-			near: near[0], far: far[0], node1: l.nodes[0].V4, node2: l.nodes[1].V4, gate1: l.nodes[0].GateV4,
-		},
-		{
-			name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"), exempt: addr("fd00:9::9"),
-			near: near[1], far: far[1], node1: l.nodes[0].V6, node2: l.nodes[1].V6, gate1: l.nodes[0].GateV6,
-		},
+	l.families = l.addresses()
+	for i := range l.families {
+		l.families[i].near, l.families[i].far = l.pods[0].addrs[i], l.pods[1].addrs[i]
 	}
 	for name, at := range map[string][2]*netip.Addr{
 		"near": {&l.families[0].nearService, &l.families[1].nearService},
@@ -244,10 +238,7 @@ func (l *lab) enforce(config string) {
 		l.agent = agent.Run(l.t, l.inside[0], exec.Command(agent.Program(l.t), "run", "--config", l.config,
 			"--probe-socket", l.Dir+"/probe"))
 	}
-	l.Await("the policy", func() bool {
-		out, _ := l.inside[0].Output("", "nft", "list", "table", "inet", "nft-masq-agent")
-		return strings.Contains(out, "config "+c.Config.Hash)
-	})
+	l.holds(l.nodes[0], "config "+c.Config.Hash, true)
 	for _, ns := range l.inside {
 		forget(l.t, ns)
 	}
@@ -260,9 +251,4 @@ func forget(t *testing.T, ns *nfttest.NS) {
 	h, err := ns.Netlink()
 	must(t, err)
 	must(t, h.ConntrackTableFlush(netlink.ConntrackTable))
-}
-
-// ours runs a command that asks the agent on node1.
-func (l *lab) ours(args ...string) (string, error) {
-	return l.inside[0].Output("", agent.Program(l.t), append(args, "--probe-socket", l.Dir+"/probe")...)
 }
