@@ -36,11 +36,11 @@ func keyed(networks []netip.Prefix, keys string) nft.Ruleset {
 // blocks compares portsPerPod with the same rules without it.
 func (b *bench) blocks(ctx context.Context) error {
 	networks := reachable(targetSmall)
-	var texts []string
+	var all []rules
 	for _, keys := range podKeys {
-		texts = append(texts, keyed(networks, keys).String())
+		all = append(all, ofNft(keyed(networks, keys).String()))
 	}
-	s, err := b.onNodes(ctx, texts, nil, destinations(networks, false))
+	s, err := b.onNodes(ctx, 5, all, nil, destinations(networks, false))
 	if err != nil {
 		return err
 	}
@@ -101,14 +101,12 @@ func (b *bench) fillBlocks(ctx context.Context) (err error) {
 // packet was lost, and how many packets were.
 func fillBlock(size int) (first, lost int, err error) {
 	r := keyed(reachable(targetSmall), fmt.Sprintf("masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: %d\n", size))
-	p, err := openPath("nft", r.String(), "-f", "-")
-	if p != nil {
-		defer func() { err = errors.Join(err, p.close()) }()
-	}
-	if err == nil {
-		err = p.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "300")
-	}
+	p, err := openPath(ofNft(r.String()))
 	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := p.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "300"); err != nil {
 		return 0, 0, err
 	}
 	to := &unix.SockaddrInet4{Addr: benchmarks.Addr().Next().As4(), Port: 53}

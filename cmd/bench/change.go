@@ -36,6 +36,18 @@ func openFollower(n int, binary string, keys ...string) (f *follower, err error)
 	return followerOf(n, binary, [2][]netip.Prefix{shuffled(n, false), shuffled(n, true)}, keys...)
 }
 
+// follow returns a follower that has started.
+func (b *bench) follow(n int) (*follower, error) {
+	f, err := openFollower(n, b.agent)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.start(); err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	return f, nil
+}
+
 // followerOf returns a follower of files with two lists.
 func followerOf(n int, binary string, lists [2][]netip.Prefix, keys ...string) (f *follower, err error) {
 	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
@@ -155,16 +167,16 @@ func (b *bench) changeN(ctx context.Context, n int) (err error) {
 	return nil
 }
 
+// swaps is how many are measured.
+const swaps = 300
+
 // swap measures the time from a file swap to the kernel with the default config.
 func (b *bench) swap(ctx context.Context) (err error) {
-	f, err := openFollower(defaultSize, b.agent)
+	f, err := b.follow(defaultSize)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return err
-	}
 	c := f.contender()
 	prepare := c.prepare
 	c.prepare = func() error {
@@ -172,20 +184,10 @@ func (b *bench) swap(ctx context.Context) (err error) {
 		time.Sleep(100 * time.Millisecond)
 		return prepare()
 	}
-	s, err := takeTurns(ctx, b.swaps, c)
+	s, err := takeTurns(ctx, swaps, c)
 	if err != nil {
 		return err
 	}
-	for _, q := range []struct {
-		name     string
-		quantile float64
-	}{{"p50", 0.5}, {"p99", 0.99}} {
-		r := newRow(groupSwap, defaultSize, "default config, "+q.name, "ms", series{s[0].quantile(q.quantile)})
-		r.Rounds = len(s[0])
-		if q.quantile > 0.9 {
-			r = r.target(10)
-		}
-		b.add(r)
-	}
+	b.addQuantiles(groupSwap, "default config, ", s[0], 10)
 	return nil
 }

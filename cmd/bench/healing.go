@@ -14,32 +14,27 @@ const groupHealing = "healing of a deleted table, default config"
 func (b *bench) healing(ctx context.Context) error {
 	const bound = 300 // of the 99th percentile, in ms
 	took, err := b.heal(ctx, 60)
-	if err != nil {
-		return err
+	if err == nil {
+		b.addQuantiles(groupHealing, "", took, bound)
 	}
-	for _, q := range []struct {
-		name     string
-		quantile float64
-	}{{"p50", 0.5}, {"p99", 0.99}} {
-		r := newRow(groupHealing, defaultSize, q.name, "ms", series{took.quantile(q.quantile)})
-		r.Rounds = len(took)
-		if q.quantile > 0.9 {
-			r = r.target(bound)
-		}
-		b.add(r)
-	}
-	return nil
+	return err
+}
+
+// addQuantiles adds a row for the median and one for the 99th percentile, which has a target.
+func (b *bench) addQuantiles(group, what string, took series, bound float64) {
+	median := newRow(group, defaultSize, what+"p50", "ms", series{took.quantile(0.5)})
+	late := newRow(group, defaultSize, what+"p99", "ms", series{took.quantile(0.99)}).target(bound)
+	median.Rounds, late.Rounds = len(took), len(took)
+	b.add(median)
+	b.add(late)
 }
 
 func (b *bench) heal(ctx context.Context, times int) (took series, err error) {
-	f, err := openFollower(defaultSize, b.agent)
+	f, err := b.follow(defaultSize)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return nil, err
-	}
 	for len(took) < times {
 		// At a random time between two comparisons, and longer after the last repair than
 		// repairs are apart in a fight.

@@ -34,13 +34,11 @@ func (b *bench) invalid(ctx context.Context) (err error) {
 	without := nft.Compile(c, options).String()
 	c.DropInvalid = &config.Position{}
 	texts := []string{nft.Compile(c, options).String(), without, without + emptyHook}
-	p, err := openPath("nft", without, "-f", "-")
-	if p != nil {
-		defer func() { err = errors.Join(err, p.close()) }()
-	}
+	p, err := openPath(ofNft(without))
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, p.close()) }()
 	l, err := p.sink()
 	if err != nil {
 		return err

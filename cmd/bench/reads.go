@@ -54,14 +54,11 @@ func (b *bench) reads(ctx context.Context) error {
 
 // messages counts the messages that an agent sends because of one CIDR.
 func (b *bench) messages() (n float64, err error) {
-	f, err := openFollower(10, b.agent)
+	f, err := b.follow(10)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return 0, err
-	}
 	out := filepath.Join(os.TempDir(), fmt.Sprintf("bench-%d.strace", os.Getpid()))
 	defer func() { _ = os.Remove(out) }()
 	const observed = 3 * time.Second // and all observers have seen the change

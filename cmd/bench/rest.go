@@ -21,11 +21,11 @@ func (b *bench) memory(ctx context.Context) error {
 	for _, n := range append([]int{defaultSize}, b.sizes...) {
 		var peaks, rests series
 		for range b.rounds {
-			peak, rest, err := b.memoryOnce(ctx, n)
+			peak, now, err := b.memoryOnce(ctx, n)
 			if err != nil {
 				return err
 			}
-			peaks, rests = append(peaks, peak), append(rests, rest)
+			peaks, rests = append(peaks, peak), append(rests, now)
 		}
 		b.add(bounded(newRow(groupMemory, n, "peak", "MB", peaks), map[int]float64{defaultSize: 16}))
 		b.add(bounded(newRow(groupMemory, n, "at rest", "MB", rests), map[int]float64{targetLarge: 48}))
@@ -33,15 +33,12 @@ func (b *bench) memory(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err error) {
-	f, err := openFollower(n, b.agent)
+func (b *bench) memoryOnce(ctx context.Context, n int) (peak, now float64, err error) {
+	f, err := b.follow(n)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return 0, 0, err
-	}
 	if _, err := f.contender().turn(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -82,18 +79,18 @@ func (b *bench) atRest(ctx context.Context) (err error) {
 	}()
 	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {
 		for _, s := range allSurroundings() {
-			f, err := openFollower(n, b.agent)
+			f, err := b.follow(n)
 			if err != nil {
 				return err
 			}
 			all = append(all, &rester{follower: f, surroundings: s})
-			if err := f.start(); err != nil {
-				return err
-			}
 		}
 	}
 	return b.observe(ctx, all)
 }
+
+// rest is how long agents are watched.
+const rest = time.Minute
 
 // observe observes agents at the same time.
 func (b *bench) observe(ctx context.Context, all []*rester) (err error) {
@@ -107,7 +104,7 @@ func (b *bench) observe(ctx context.Context, all []*rester) (err error) {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(b.rest):
+	case <-time.After(rest):
 	}
 	for i, r := range all {
 		share, writes, err := watched[i]()
@@ -121,7 +118,7 @@ func (b *bench) observe(ctx context.Context, all []*rester) (err error) {
 
 func (b *bench) addRest(r *rester, share, writes float64) {
 	processor := newRow(groupRest, r.size, "CPU, "+r.what, "%", series{share})
-	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, r.what), "", series{writes})
+	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", rest, r.what), "", series{writes})
 	if r.size == defaultSize {
 		processor, written = processor.target(r.bound), written.target(0)
 	}

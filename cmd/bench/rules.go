@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -63,13 +62,13 @@ func (k ruleKind) ruleset(networks []netip.Prefix, n int, addresses []netip.Addr
 func (b *bench) rules(ctx context.Context) error {
 	networks := reachable(targetSmall)
 	dsts, addresses, counts := destinations(networks, false), sources(4), []int{1, 16, 64}
-	var texts []string
+	var all []rules
 	for _, k := range ruleKinds() {
 		for _, n := range counts {
-			texts = append(texts, k.ruleset(networks, n, addresses).String())
+			all = append(all, ofNft(k.ruleset(networks, n, addresses).String()))
 		}
 	}
-	s, err := b.onNodes(ctx, texts, addresses, dsts)
+	s, err := b.onNodes(ctx, 5, all, addresses, dsts)
 	if err != nil {
 		return err
 	}
@@ -85,47 +84,10 @@ func (b *bench) rules(ctx context.Context) error {
 	return nil
 }
 
-// onNodes measures new connections to the destinations by turns on nodes, each of which has
-// the addresses and other rules.
-func (b *bench) onNodes(ctx context.Context, texts []string, addresses, dsts []netip.Addr) (all []series, err error) {
-	var opened []*path
-	defer func() {
-		for _, p := range opened {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	var contenders []contender
-	for _, text := range texts {
-		p, err := openPath("nft", text, "-f", "-")
-		if p != nil {
-			opened = append(opened, p)
-		}
-		if err == nil {
-			err = p.assign(addresses)
-		}
-		if err != nil {
-			return nil, err
-		}
-		contenders = append(contenders, p.contender(dsts))
-	}
-	const times = 5 // a turn is short, and the difference small
-	return takeTurns(ctx, times*b.rounds, contenders...)
-}
-
 // sources returns addresses that connections can leave from.
 func sources(n int) (addresses []netip.Addr) {
 	for i := range n {
 		addresses = append(addresses, addr(number(firstSource)+uint32(i)))
 	}
 	return addresses
-}
-
-// assign gives the node addresses.
-func (p *path) assign(addresses []netip.Addr) error {
-	for _, a := range addresses {
-		if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-			return err
-		}
-	}
-	return nil
 }

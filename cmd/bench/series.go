@@ -42,9 +42,9 @@ func (s series) times(factor float64) series {
 
 // A spread is a median with the quartiles around it.
 type spread struct {
-	Median float64 `json:"median"`
-	Q1     float64 `json:"q1"`
-	Q3     float64 `json:"q3"`
+	Median float64
+	Q1     float64
+	Q3     float64
 }
 
 func (s series) spread() spread {
