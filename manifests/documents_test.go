@@ -64,7 +64,7 @@ var byHand = map[string]string{
 	"manifests":    "writes the files that manifests-check compares",
 	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
-	"plots":        "TestPlotsAreThoseOfTheTable draws them",
+	"plots":        "needs gnuplot; TestPlotsAreThoseOfTheTable compares what they were drawn from",
 	"dashboard":    "draws a picture in a minute and a half, which TestPictureShowsThePanelsOfTheDashboard compares",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
