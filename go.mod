@@ -14,9 +14,11 @@ require (
 	gopkg.in/yaml.v3 v3.0.1
 )
 
-// Tests only.
+// Tests and releases only.
 require (
 	github.com/google/go-cmp v0.7.0
+	github.com/opencontainers/go-digest v1.0.0
+	github.com/opencontainers/image-spec v1.1.1
 	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/sync v0.24.0 // indirect
 	k8s.io/api v0.37.2
