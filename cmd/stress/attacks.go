@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 )
 
 // An attack is a transaction by which another program changes our rules. What remains masquerades nothing that is
@@ -40,21 +41,18 @@ func attacks(mode nft.Mode) []attack {
 }
 
 // foreigner opens a connection of another program.
-func (b *bench) foreigner() (*nftables.Conn, error) {
+func (b *bench) foreigner() *nftables.Conn {
 	c, err := nftables.New(nftables.WithNetNSFd(b.top.Node.Fd()), nftables.AsLasting())
 	runtime.KeepAlive(b.top)
-	return c, err
+	nfttest.Check(err)
+	return c
 }
 
 // attack runs one attack.
-func (b *bench) attack(a attack) error {
-	c, err := b.foreigner()
-	if err != nil {
-		return err
-	}
+func (b *bench) attack(a attack) {
+	c := b.foreigner()
 	a.do(c)
 	if err := errors.Join(c.Flush(), c.CloseLasting()); err != nil {
-		return fmt.Errorf("attack: %s: %w", a.name, err)
+		nfttest.Check(fmt.Errorf("attack: %s: %w", a.name, err))
 	}
-	return nil
 }

@@ -66,102 +66,77 @@ func (b *bench) close() error {
 		errs = append(errs, err)
 	}
 	for _, a := range b.agents {
-		_ = kill(a)
+		_ = a.Kill() // most have ended
+		<-a.Done()
 	}
 	return errors.Join(append(errs, b.kernel.Close(), b.top.Close(), os.RemoveAll(filepath.Dir(b.config)))...)
 }
 
 // hammerIt opens connections from now on.
-func (b *bench) hammerIt(ctx context.Context) (err error) {
-	if b.hammer, err = b.top.StartHammerFrom(b.from, targets()...); err != nil {
-		return err
-	}
-	return b.flows(ctx, 1)
+func (b *bench) hammerIt(ctx context.Context) {
+	b.hammer = nfttest.Must(b.top.StartHammerFrom(b.from, targets()...))
+	b.flows(ctx, 1)
 }
 
 // flows waits until n more connections to every target have been opened and seen.
 // All that were opened before have then been counted or lost.
-func (b *bench) flows(ctx context.Context, n uint64) error { return b.hammer.Wait(ctx, n) }
+func (b *bench) flows(ctx context.Context, n uint64) { nfttest.Check(b.hammer.Wait(ctx, n)) }
 
 // more reports whether there is time for another round.
 func (b *bench) more(ctx context.Context) bool { return ctx.Err() == nil && time.Now().Before(b.until) }
 
 // write replaces the agent's file atomically.
-func (b *bench) write(p policy) error {
-	if err := os.WriteFile(b.config+".new", p.text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(b.config+".new", b.config)
+func (b *bench) write(p policy) {
+	nfttest.Check(os.WriteFile(b.config+".new", p.text, 0o600))
+	nfttest.Check(os.Rename(b.config+".new", b.config))
 }
 
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
-func (b *bench) inSync(ctx context.Context, want nft.Ruleset) error {
-	s, err := b.kernel.Read(ctx, want, layout.TakeOver)
-	if err != nil {
-		return err
+func (b *bench) inSync(ctx context.Context, want nft.Ruleset) {
+	if diffs := nfttest.Must(b.kernel.Read(ctx, want, layout.TakeOver)).Drift(); len(diffs) > 0 {
+		nfttest.Check(fmt.Errorf("the kernel is out of sync: %q", diffs))
 	}
-	if diffs := s.Drift(); len(diffs) > 0 {
-		return fmt.Errorf("the kernel is out of sync: %q", diffs)
-	}
-	return nil
 }
 
 // awaitSync waits until the kernel is in sync.
-func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) error {
+func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := b.inSync(ctx, want)
+		err := nfttest.Part(func() { b.inSync(ctx, want) })
 		if err == nil {
-			return nil
+			return
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
+			nfttest.Check(errors.Join(ctx.Err(), err))
 		}
 	}
 }
 
 // try updates by a recipe, with connections through the node, while there is time
 // and until enough returns true.
-func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) error {
-	c, err := b.foreigner()
-	if err != nil {
-		return err
-	}
+func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) {
+	c := b.foreigner()
 	defer func() { _ = c.CloseLasting() }()
 	both := lists(bad.CIDRs)
-	t, err := bad.Install(c, both[0])
-	if err != nil {
-		return err
-	}
-	if err := b.hammerIt(ctx); err != nil {
-		return err
-	}
+	t := nfttest.Must(bad.Install(c, both[0]))
+	b.hammerIt(ctx)
 	for b.more(ctx) || ctx.Err() == nil && !enough() {
 		b.updates++
-		if err := t.Update(both[b.updates%2]); err != nil {
-			return err
-		}
+		nfttest.Check(t.Update(both[b.updates%2]))
 	}
-	return nil
 }
 
 // whileAway calls fn, which leaves the node without rules or with wrong ones for
 // a while, and counts separately what is wrong in the meantime.
-func (b *bench) whileAway(ctx context.Context, fn func() error) error {
-	if err := b.flows(ctx, 1); err != nil {
-		return err
-	}
+func (b *bench) whileAway(ctx context.Context, fn func()) {
+	b.flows(ctx, 1)
 	before := b.hammer.SoFar()
-	if err := fn(); err != nil {
-		return err
-	}
-	if err := b.flows(ctx, 1); err != nil {
-		return err
-	}
+	fn()
+	b.flows(ctx, 1)
 	after := b.hammer.SoFar()
 	for i := range after.Counts {
 		after.Counts[i].Sent -= before.Counts[i].Sent
@@ -170,5 +145,4 @@ func (b *bench) whileAway(ctx context.Context, fn func() error) error {
 		after.Counts[i].Other -= before.Counts[i].Other
 	}
 	b.away.Counts = append(b.away.Counts, after.Counts...)
-	return nil
 }

@@ -26,40 +26,31 @@ import (
 // they are closed, and the pod sends segments without a connection. With dropInvalid none
 // of these may be seen with the pod's address, and no segment of a connection that keeps
 // its entry may get lost. Without it some must be seen, or the scenario proves nothing.
-func entriesVanish(on bool) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		p, err := policies(4, `masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`, fmt.Sprintf("dropInvalid: %t", on))
-		if err != nil {
-			return err
-		}
-		a, err := b.serve(ctx, nft.ModeNFTables, p)
-		if err != nil {
-			return err
-		}
+func entriesVanish(on bool) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		p := policies(4, `masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`, fmt.Sprintf("dropInvalid: %t", on))
+		a := b.serve(ctx, nft.ModeNFTables, p)
 		s := strays{bench: b}
-		if err := s.start(); err != nil {
-			return errors.Join(err, s.stop())
-		}
-		// Some of each kind, however short the scenario is.
-		for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
-			b.updates++
-			if err := b.change(ctx, a, nft.ModeNFTables, p[b.updates%2]); err != nil {
-				return errors.Join(err, s.stop())
+		err := nfttest.Part(func() {
+			nfttest.Check(s.start())
+			// Some of each kind, however short the scenario is.
+			for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
+				b.updates++
+				b.change(ctx, a, nft.ModeNFTables, p[b.updates%2])
 			}
-		}
-		if err := errors.Join(s.stop(), b.flows(ctx, 1)); err != nil {
-			return err
-		}
+		})
+		nfttest.Check(errors.Join(err, s.stop()))
+		b.flows(ctx, 1)
 		leaked := s.leaked.Load()
 		b.note = fmt.Sprintf("%d packets without a connection, of %d rounds of 5 and a FIN, were seen with the pod's address",
 			leaked, s.rounds.Load())
 		switch {
 		case on && leaked > 0:
-			return fmt.Errorf("%d packets without a connection were seen with the pod's address", leaked)
+			nfttest.Check(fmt.Errorf("%d packets without a connection were seen with the pod's address", leaked))
 		case !on && leaked == 0:
-			return errors.New("no packet without a connection was seen: this run proves nothing")
+			nfttest.Check(errors.New("no packet without a connection was seen: this run proves nothing"))
 		}
-		return b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
+		b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
 	}
 }
 

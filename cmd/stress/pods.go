@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -20,15 +19,9 @@ const (
 
 // portsNamePods changes the file and the addresses of the node while fifty pods connect. Each packet
 // says which pod has sent it: the port must name that pod, without anything from the node.
-func portsNamePods(ctx context.Context, b *bench) (err error) {
-	p, err := policies(4, snatKey, podSources, fmt.Sprintf("portsPerPod: %d", blockSize))
-	if err != nil {
-		return err
-	}
-	a, err := b.enforced(ctx, nft.ModeNFTables, p[0])
-	if err != nil {
-		return err
-	}
+func portsNamePods(ctx context.Context, b *bench) {
+	p := policies(4, snatKey, podSources, fmt.Sprintf("portsPerPod: %d", blockSize))
+	a := b.enforced(ctx, nft.ModeNFTables, p[0])
 	f := &pods{blocks: nft.NewPortBlocks(blockSize, nil), samples: map[int]netip.AddrPort{}}
 	for i := range podCount {
 		f.all = append(f.all, netip.AddrFrom4([4]byte{10, 244, 1, byte(10 + i)}),
@@ -38,39 +31,30 @@ func portsNamePods(ctx context.Context, b *bench) (err error) {
 	for _, dst := range masqueraded {
 		all = append(all, nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr(dst), Masqueraded: true})
 	}
-	if b.hammer, err = b.top.StartPods(nfttest.Pods{Addrs: f.all, Node: f.named}, all...); err != nil {
-		return err
-	}
+	b.hammer = nfttest.Must(b.top.StartPods(nfttest.Pods{Addrs: f.all, Node: f.named}, all...))
 	here := map[string]bool{}
 	for b.more(ctx) {
 		b.updates++
 		moving := floating[b.updates%len(floating)]
 		here[moving] = !here[moving]
-		if err := b.float(moving, here[moving]); err != nil {
-			return err
-		}
-		if err := b.change(ctx, a, nft.ModeNFTables, p[b.updates%2]); err != nil {
-			return err
-		}
+		b.float(moving, here[moving])
+		b.change(ctx, a, nft.ModeNFTables, p[b.updates%2])
 	}
-	if _, err := b.hammer.Stop(); err != nil {
-		return err
-	}
-	return b.namesPods(f)
+	nfttest.Must(b.hammer.Stop())
+	b.namesPods(f)
 }
 
 // namesPods has the agent's program name one port of each pod, where the rules are not.
-func (b *bench) namesPods(f *pods) error {
+func (b *bench) namesPods(f *pods) {
 	for i, seen := range f.samples {
 		node := netip.PrefixFrom(f.all[i], f.all[i].BitLen()-8).Masked()
-		out, err := b.top.Outside.Output("", b.binary, "connections", "--config", b.config,
-			"--seen-as", seen.String(), "--pod-cidr", node.String())
+		out := nfttest.Must(b.top.Outside.Output("", b.binary, "connections", "--config", b.config,
+			"--seen-as", seen.String(), "--pod-cidr", node.String()))
 		line, _, _ := strings.Cut(out, "\n")
-		if err != nil || !strings.HasSuffix(line, ": "+f.all[i].String()) {
-			return errors.Join(err, fmt.Errorf("%s, which is of %s, is decoded as %q", seen, f.all[i], line))
+		if !strings.HasSuffix(line, ": "+f.all[i].String()) {
+			nfttest.Check(fmt.Errorf("%s, which is of %s, is decoded as %q", seen, f.all[i], line))
 		}
 	}
-	return nil
 }
 
 // pods are the families in turn, and as what each was seen.

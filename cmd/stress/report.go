@@ -54,7 +54,7 @@ func looksUpInArrays() (bool, error) {
 const overtime = 3 * time.Minute
 
 // bench runs fn on a new node.
-func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally,
+func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench)) (*bench, nfttest.Tally,
 	error,
 ) {
 	b, err := openBench(s.agent)
@@ -64,7 +64,7 @@ func (r *report) bench(ctx context.Context, s settings, fn func(context.Context,
 	b.until = time.Now().Add(s.each)
 	ctx, cancel := context.WithDeadline(ctx, b.until.Add(overtime))
 	defer cancel()
-	err = fn(ctx, b)
+	err = nfttest.Part(func() { fn(ctx, b) })
 	var tally nfttest.Tally
 	if b.hammer != nil {
 		var stopErr error
@@ -135,8 +135,8 @@ func (r *report) recipes(ctx context.Context, s settings) {
 func (r *report) recipe(ctx context.Context, s settings, bad knownbad.Recipe) {
 	seen := func(t nfttest.Tally) bool { return t.Wronged() > 0 || !bad.ComesAndGoes && t.Leaked() > 0 }
 	must := bad.Shows(r.arrays)
-	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) error {
-		return b.try(ctx, bad, func() bool { return !must || seen(b.hammer.SoFar()) })
+	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) {
+		b.try(ctx, bad, func() bool { return !must || seen(b.hammer.SoFar()) })
 	})
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		r.fail("%s: %v", bad.Name, err)
