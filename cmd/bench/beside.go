@@ -44,12 +44,9 @@ func crowds() []crowd {
 
 // beside measures status, from the start of the process to its end, and its peak memory. It
 // works for binaries of earlier versions, too.
-func (b *bench) beside(ctx context.Context) error {
+func (b *bench) beside(ctx context.Context) {
 	for _, c := range crowds() {
-		took, peak, err := b.besideOf(ctx, c)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
+		took, peak := b.besideOf(ctx, c)
 		time := newRow(groupBeside, defaultSize, c.name, "ms", took)
 		if c.connections > 0 {
 			time = time.target(2000)
@@ -57,44 +54,29 @@ func (b *bench) beside(ctx context.Context) error {
 		b.add(time)
 		b.add(newRow(groupBeside, defaultSize, c.name+", peak memory", "MB", peak))
 	}
-	return nil
 }
 
-func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series, err error) {
-	n, err := openNode("bench-beside")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
-	v, err := newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, v.Close()) }()
-	if _, err := timeToApplied(n, b.agent, v.Path()); err != nil {
-		return nil, nil, err
-	}
-	if _, err := n.ns.Output(c.rules(), c.program, c.args...); err != nil {
-		return nil, nil, err
-	}
-	if err := openConnections(n.ns, c.connections); err != nil {
-		return nil, nil, err
-	}
+func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series) {
+	n := nfttest.Must(openNode("bench-beside"))
+	defer func() { nfttest.Check(n.close()) }()
+	v := nfttest.Must(newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n"))
+	defer func() { nfttest.Check(v.Close()) }()
+	nfttest.Must(timeToApplied(n, b.agent, v.Path()))
+	nfttest.Must(n.ns.Output(c.rules(), c.program, c.args...))
+	nfttest.Check(openConnections(n.ns, c.connections))
 	debug.FreeOSMemory() // the peak of a new process begins with the memory of this one
 	for range b.rounds {
 		cmd := nfttest.Command(b.agent, "status", "--config", v.Path())
 		start := time.Now()
-		if err := errors.Join(ctx.Err(), n.ns.Do(cmd.Start)); err != nil {
-			return nil, nil, err
-		}
+		nfttest.Check(errors.Join(ctx.Err(), n.ns.Do(cmd.Start)))
 		if err := cmd.Wait(); err != nil && cmd.ProcessState.ExitCode() > 1 { // 1: there is a problem
-			return nil, nil, err
+			nfttest.Check(err)
 		}
 		took = append(took, time.Since(start).Seconds())
 		usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 		peak = append(peak, float64(usage.Maxrss)*1024/1e6)
 	}
-	return took, peak, nil
+	return took, peak
 }
 
 // pairsText returns rules for a source and a network each.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
@@ -137,46 +138,30 @@ func (f *follower) contender() contender {
 
 // change measures a change of one CIDR among n, compared with a full apply and
 // with the kernel's floor for refilling the sets.
-func (b *bench) change(ctx context.Context) error {
+func (b *bench) change(ctx context.Context) {
 	for _, n := range b.sizes {
-		if err := b.changeN(ctx, n); err != nil {
-			return err
-		}
+		b.changeN(ctx, n)
 	}
-	return nil
 }
 
-func (b *bench) changeN(ctx context.Context, n int) (err error) {
-	f, err := openFollower(n, b.agent)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	a, err := openApply(n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, a.close()) }()
-	s, err := takeTurns(ctx, b.rounds, f.firstChange(), a.fromRuleset(), a.kernelAlone())
-	if err != nil {
-		return err
-	}
+func (b *bench) changeN(ctx context.Context, n int) {
+	f := nfttest.Must(openFollower(n, b.agent))
+	defer func() { nfttest.Check(f.close()) }()
+	a := nfttest.Must(openApply(n))
+	defer func() { nfttest.Check(a.close()) }()
+	s := takeTurns(ctx, b.rounds, f.firstChange(), a.fromRuleset(), a.kernelAlone())
 	r := newRow(groupChange, n, "swap to kernel", "ms", s[0])
 	b.add(r.against("full apply, from a ruleset", s[0], s[1]))
 	b.add(bounded(r.against("kernel's floor", s[0], s[2]), map[int]float64{targetLarge: 2}))
-	return nil
 }
 
 // swaps is how many are measured.
 const swaps = 300
 
 // swap measures the time from a file swap to the kernel with the default config.
-func (b *bench) swap(ctx context.Context) (err error) {
-	f, err := b.follow(defaultSize)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
+func (b *bench) swap(ctx context.Context) {
+	f := nfttest.Must(b.follow(defaultSize))
+	defer func() { nfttest.Check(f.close()) }()
 	c := f.contender()
 	prepare := c.prepare
 	c.prepare = func() error {
@@ -184,10 +169,6 @@ func (b *bench) swap(ctx context.Context) (err error) {
 		time.Sleep(100 * time.Millisecond)
 		return prepare()
 	}
-	s, err := takeTurns(ctx, swaps, c)
-	if err != nil {
-		return err
-	}
+	s := takeTurns(ctx, swaps, c)
 	b.addQuantiles(groupSwap, "default config, ", s[0], 10)
-	return nil
 }

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"time"
 
+	"nft-masq-agent/nft/nfttest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -96,7 +98,7 @@ func (b *bench) add(r row) { b.Rows = append(b.Rows, r) }
 // A group is a part of the table.
 type group struct {
 	name    string
-	measure func(*bench, context.Context) error
+	measure func(*bench, context.Context)
 }
 
 func groups() []group {
@@ -139,7 +141,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		start := time.Now()
 		_, _ = fmt.Fprintf(stderr, "%s …", g.name)
-		if err := g.measure(b, ctx); err != nil {
+		if err := nfttest.Part(func() { g.measure(b, ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", g.name, err)
 		}
 		_, _ = fmt.Fprintf(stderr, " %s\n", time.Since(start).Round(time.Second))

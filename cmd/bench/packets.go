@@ -160,20 +160,18 @@ func timeTurn(port uint16, send func(fd int) error) (time.Duration, error) {
 
 // packets measures the cost of a new connection with our rules, compared with
 // rules that only do the same.
-func (b *bench) packets(ctx context.Context) error {
+func (b *bench) packets(ctx context.Context) {
 	for _, n := range b.sizes {
 		for _, exempt := range []bool{false, true} {
-			if err := b.packetsN(ctx, n, exempt); err != nil {
-				return err
-			}
+			b.packetsN(ctx, n, exempt)
 		}
 	}
-	return b.packetsFrom(ctx, 1, 8)
+	b.packetsFrom(ctx, 1, 8)
 }
 
 // packetsFrom measures what fixed source addresses add to masquerading. The address of a
 // pod is in a map if there are several.
-func (b *bench) packetsFrom(ctx context.Context, counts ...int) error {
+func (b *bench) packetsFrom(ctx context.Context, counts ...int) {
 	networks := reachable(targetSmall)
 	dsts := destinations(networks, false)
 	plain := ruleset(networks, nft.ModeNFTables)
@@ -185,21 +183,17 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) error {
 		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
 		all = append(all, ofNft(nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String()))
 	}
-	s, err := b.onNodes(ctx, 5, all, addresses, dsts)
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 5, all, addresses, dsts)
 	for i, n := range counts {
 		r := newRow(groupPackets, targetSmall, fmt.Sprintf("from one of %d fixed addresses", n), "µs", s[i+1])
 		b.add(bounded(r.against("masqueraded", s[i+1], s[0]), map[int]float64{targetSmall: 1.02}))
 	}
-	return nil
 }
 
 // firstSource is the first of the fixed addresses.
 var firstSource = netip.MustParseAddr("203.0.113.1")
 
-func (b *bench) packetsN(ctx context.Context, n int, exempt bool) error {
+func (b *bench) packetsN(ctx context.Context, n int, exempt bool) {
 	what, bare, bareName, bound := "masqueraded", bareMasquerade, "bare masquerade", 1.1
 	if exempt {
 		what, bare, bareName, bound = "exempt", bareReturn, "bare return", 1.2
@@ -212,31 +206,24 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) error {
 	if n <= iptablesUpTo {
 		all = append(all, rules{chain.String(), "iptables-nft-restore", []string{"--noflush"}})
 	}
-	s, err := b.onNodes(ctx, 3, all, nil, dsts)
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 3, all, nil, dsts)
 	r := newRow(groupPackets, n, what, "µs", s[0])
 	b.add(bounded(r.against(bareName, s[0], s[1]), map[int]float64{targetLarge: bound}))
 	if n <= iptablesUpTo {
 		chainRow := newRow(groupPackets, n, what+", the iptables chain", "µs", s[2])
 		b.add(chainRow.against(bareName, s[2], s[1]))
 	}
-	return nil
 }
 
 // onNodes measures new connections to the destinations by turns on nodes, each of which has
 // the addresses and other rules. A turn is short: a round has several.
 func (b *bench) onNodes(
 	ctx context.Context, times int, all []rules, addresses, dsts []netip.Addr,
-) (s []series, err error) {
+) (s []series) {
 	var contenders []contender
 	for _, r := range all {
-		p, err := openPath(r, addresses...)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, p.close()) }()
+		p := nfttest.Must(openPath(r, addresses...))
+		defer func() { nfttest.Check(p.close()) }()
 		contenders = append(contenders, p.contender(dsts))
 	}
 	return takeTurns(ctx, times*b.rounds, contenders...)

@@ -46,7 +46,8 @@ func (b *bench) moveAddresses(ctx context.Context, keys []string) {
 		b.hammer.LeavesFrom(append(b.sources(want, has), b.sources(want, after)...)...)
 		b.whileAway(ctx, func() {
 			b.float(moving, at < 0)
-			nfttest.Check(a.Until(ctx, "the addresses of the node", func() bool { return a.Count("snat_addresses_changed") > before }))
+			followed := func() bool { return a.Count("snat_addresses_changed") > before }
+			nfttest.Check(a.Until(ctx, "the addresses of the node", followed))
 		})
 		has = after
 		b.settle(ctx, want, has)

@@ -202,7 +202,8 @@ func destroyed(mode nft.Mode) func(context.Context, *bench) {
 			before := a.Count("rules_restored")
 			b.whileAway(ctx, func() {
 				b.attack(attack)
-				nfttest.Check(a.Until(ctx, "rules restored after: "+attack.name, func() bool { return a.Count("rules_restored") > before }))
+				restored := func() bool { return a.Count("rules_restored") > before }
+				nfttest.Check(a.Until(ctx, "rules restored after: "+attack.name, restored))
 			})
 			b.flows(ctx, 20)
 		}
