@@ -196,12 +196,13 @@ func (s *server) fill(ctx context.Context, p *panel, begin, end time.Time) {
 		}
 		req := nfttest.Must(http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://127.0.0.1:9090/api/v1/query_range?"+query.Encode(), nil))
-		answer := nfttest.Must(s.query.Do(req))
+		answer, err := s.query.Do(req)
+		nfttest.Check(err)
 		var body struct {
 			Error string
 			Data  struct{ Result []series }
 		}
-		err := errors.Join(json.NewDecoder(answer.Body).Decode(&body), answer.Body.Close())
+		err = errors.Join(json.NewDecoder(answer.Body).Decode(&body), answer.Body.Close())
 		if err != nil || body.Error != "" {
 			nfttest.Check(fmt.Errorf("%s: %s: %w", expr, body.Error, err))
 		}
