@@ -29,43 +29,23 @@ func TestImageOfAReleaseIsImportedFromADirectory(t *testing.T) {
 		t.Skip("runs containerd: make container-test")
 	}
 	dir, err := os.MkdirTemp("", "containerd-") //nolint:usetesting // the name of a socket has room for 107 characters
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	config := filepath.Join(dir, "config.toml")
 	content := t.TempDir()
-	for file, text := range map[string][]byte{
-		config: fmt.Appendf(nil, containerdConfig, dir), filepath.Join(content, "nft-masq-agent"): []byte("program"),
-	} {
-		if err := os.WriteFile(file, text, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, config, fmt.Sprintf(containerdConfig, dir))
+	writeFile(t, filepath.Join(content, "nft-masq-agent"), "program")
+	must(t, os.Mkdir(filepath.Join(dir, "bin"), 0o700))
 	server := exec.CommandContext(t.Context(), filepath.Join(programs, "containerd"), "--config", config)
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.Start())
 	defer func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 	}()
-	release := exec.CommandContext(t.Context(), "go", "run", "./release", "-dist", filepath.Join(dir, "dist"), "-version",
-		"v1.0.0", "-image", "registry.example/nft-masq-agent", "image", "amd64="+content, "arm64="+content)
-	digest, err := release.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	digest := run(t, "go run ./manifests/release -dist "+filepath.Join(dir, "dist")+" -version v1.0.0 -image "+
+		"registry.example/nft-masq-agent image amd64="+content+" arm64="+content)
 	ctr := filepath.Join(programs, "ctr") + " --address " + filepath.Join(dir, "containerd.sock") + " "
-	run := func(line string) (string, error) {
-		cmd := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(line, "ctr ", ctr, 1))
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
+	run := func(line string) (string, error) { return try(t, "cd "+dir+"; "+strings.Replace(line, "ctr ", ctr, 1)) }
 	for { // until the server listens, or the test times out
 		if _, err := run("ctr version"); err == nil {
 			break
@@ -86,7 +66,7 @@ func TestImageOfAReleaseIsImportedFromADirectory(t *testing.T) {
 	}
 	out, err := run("ctr --namespace k8s.io images list")
 	want := "registry.example/nft-masq-agent:v1.0.0 application/vnd.oci.image.index.v1+json " +
-		strings.TrimSpace(string(digest))
+		strings.TrimSpace(digest)
 	if err != nil || lines != 2 || !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
 		t.Errorf("%d lines, %v, want %q in\n%s", lines, err, want, out)
 	}

@@ -64,7 +64,7 @@ var byHand = map[string]string{
 	"manifests":    "writes the files that manifests-check compares",
 	"demo":         "TestDemoRunsAndShowsItsProgress starts the program",
 	"stress":       "loads the machine for minutes",
-	"plots":        "TestPlotsAreThoseOfTheTable draws them",
+	"plots":        "needs gnuplot; TestPlotsAreThoseOfTheTable compares what they were drawn from",
 	"dashboard":    "draws a picture in a minute and a half, which TestPictureShowsThePanelsOfTheDashboard compares",
 	"bench":        "needs a quiet machine",
 	"test-kernels": "downloads Debian's kernels, and needs qemu",
@@ -110,17 +110,14 @@ func allCommands(t *testing.T) []documented {
 		case !strings.HasSuffix(path, ".md") || strings.HasSuffix(path, "CHANGELOG.md"):
 			return nil
 		}
-		text, err := os.ReadFile(filepath.Join("..", path))
-		if err != nil {
-			return err
-		}
-		for line := range strings.Lines(string(text)) {
+		text := readFile(t, filepath.Join("..", path))
+		for line := range strings.Lines(text) {
 			if strings.Contains(line, "```") &&
 				!regexp.MustCompile("^ *```[a-z]*$").MatchString(strings.TrimSuffix(line, "\n")) {
 				t.Errorf("%s: not the beginning or end of a block: %s", path, line)
 			}
 		}
-		for _, section := range strings.Split("\n"+string(text), "\n## ") {
+		for _, section := range strings.Split("\n"+text, "\n## ") {
 			title, _, _ := strings.Cut(section, "\n")
 			for _, line := range shellLines(section) {
 				all = append(all, documented{path, title, line})
@@ -140,9 +137,7 @@ func allCommands(t *testing.T) []documented {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -200,11 +195,7 @@ func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	var checked string
 	for file, pattern := range map[string]string{"../Makefile": `(?m)^ci-full: .*`, "../.ci/run": `(?m)^make .*`} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		checked += strings.Join(regexp.MustCompile(pattern).FindAllString(string(text), -1), " ") + " "
+		checked += strings.Join(regexp.MustCompile(pattern).FindAllString(readFile(t, file), -1), " ") + " "
 	}
 	targets := append(strings.Fields(checked), "ci-full", "build", "deps", "release") // which those need
 	for _, d := range by(t, "make") {
@@ -218,40 +209,36 @@ func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
 		if !slices.Contains(targets, target) && byHand[target] == "" {
 			t.Errorf("%s: nothing runs the target %q of %q", d.document, target, d.line)
 		}
-		cmd := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(d.line, "make", "make --dry-run", 1))
-		cmd.Dir = ".."
-		switch target {
-		case "":
-			cmd.Args[2] = d.line
-		case "ci-full", "reproducible", "reproducible-image":
-			continue // lines that call make run in a dry run, too
-		}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
-		}
+		wantTargets(t, d.document, d.line)
+	}
+}
+
+// wantTargets has make read a command line, but for targets whose lines call make: those run in a dry run, too.
+func wantTargets(t *testing.T, file, line string) {
+	t.Helper()
+	if regexp.MustCompile(`^make (ci-full|reproducible)`).MatchString(line) {
+		return
+	}
+	if line != "make" {
+		line = strings.Replace(line, "make", "make --dry-run", 1)
+	}
+	if out, err := try(t, line); err != nil {
+		t.Errorf("%s: %s: %v\n%s", file, line, err, out)
 	}
 }
 
 func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), "make", "--directory=..", "help")
-	help, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, help)
-	}
-	groups := regexp.MustCompile(`(?m)^\S+$`).FindAllString(string(help), -1)
+	help := run(t, "make help")
+	groups := regexp.MustCompile(`(?m)^\S+$`).FindAllString(help, -1)
 	if diff := cmp.Diff([]string{"use", "test", "release", "develop"}, groups); diff != "" {
 		t.Errorf("groups (-want +got):\n%s", diff)
 	}
 	described := 0
 	for _, file := range []string{"../Makefile", "manifests.mk", "../cmd/bench/bench.mk", "../cmd/stress/stress.mk"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range regexp.MustCompile(`(?m)^(\S+):.*## `).FindAllStringSubmatch(string(text), -1) {
+		for _, m := range regexp.MustCompile(`(?m)^(\S+):.*## `).FindAllStringSubmatch(readFile(t, file), -1) {
 			described++
-			if n := len(regexp.MustCompile(`(?m)^  `+m[1]+` +\S`).FindAll(help, -1)); n != 1 {
+			if n := len(regexp.MustCompile(`(?m)^  `+m[1]+` +\S`).FindAllString(help, -1)); n != 1 {
 				t.Errorf("%s: %s is in the help %d times", file, m[1], n)
 			}
 		}
@@ -271,39 +258,23 @@ func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 			" >\"$arg\" ;; esac; last=\"$arg\"; done\n",
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, tool), []byte("#!/bin/sh\n"+script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, tool), "#!/bin/sh\n"+script)
 		makes := func(args string) string {
-			cmd := exec.CommandContext(
-				t.Context(),
-				"bash",
-				"-c",
-				"make --directory=.. --old-file=container --old-file=all-container CONTAINER_TOOL="+tool+
-					" IMAGE=registry.example/a TAG=v1 PUSHED="+filepath.Join(
-					dir,
-					"pushed",
-				)+" "+args,
-			)
-			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			return string(out)
+			return run(t, "make --old-file=container --old-file=all-container CONTAINER_TOOL="+tool+
+				" IMAGE=registry.example/a TAG=v1 PUSHED="+filepath.Join(dir, "pushed")+" "+args,
+				"PATH="+dir+":"+os.Getenv("PATH"))
 		}
-		if out := makes("--dry-run manifest"); !strings.Contains(out, `newTag: "v1"`) {
-			t.Errorf("%s: nothing was pushed, and:\n%s", tool, out)
-		}
-		for _, push := range []string{"push", "all-push"} {
-			makes(push)
-			want := `newName: "registry.example/a", digest: "` + digest + `"`
-			if out := makes("--dry-run manifest"); !strings.Contains(out, want) {
+		wants := func(args, want string) {
+			t.Helper()
+			if out := makes("--dry-run manifest" + args); !strings.Contains(out, want) {
 				t.Errorf("%s: no %s in\n%s", tool, want, out)
 			}
-			if out := makes("--dry-run manifest TAG=v2"); !strings.Contains(out, `newTag: "v2"`) {
-				t.Errorf("%s: another tag, and:\n%s", tool, out)
-			}
+		}
+		wants("", `newTag: "v1"`) // nothing was pushed
+		for _, push := range []string{"push", "all-push"} {
+			makes(push)
+			wants("", `newName: "registry.example/a", digest: "`+digest+`"`)
+			wants(" TAG=v2", `newTag: "v2"`)
 		}
 	}
 }
@@ -313,9 +284,8 @@ func TestGoKnowsThePackagesOfTheDocuments(t *testing.T) {
 	for _, d := range by(t, "go") {
 		packages := slices.DeleteFunc(strings.Fields(d.line)[2:],
 			func(word string) bool { return !strings.HasPrefix(word, "./") })
-		cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, packages...)...)
-		cmd.Dir = ".."
-		if out, err := cmd.CombinedOutput(); err != nil || len(packages) == 0 || strings.Contains(string(out), "matched no") {
+		out, err := try(t, "go list "+strings.Join(packages, " ")+" 2>&1")
+		if err != nil || len(packages) == 0 || strings.Contains(out, "matched no") {
 			t.Errorf("%s: %s: %v\n%s", d.document, d.line, err, out)
 		}
 	}
@@ -355,39 +325,26 @@ func newDocumentNode(t *testing.T, n *nfttest.NS, args ...string) documentNode {
 	t.Helper()
 	nfttest.Require(t, "nft", "iptables-nft", "unshare", "nsenter")
 	dir := t.TempDir()
-	sample, err := os.ReadFile("agent-config/config")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sample, program := readFile(t, "agent-config/config"), agent.Program(t)
 	here, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program := agent.Program(t)
+	must(t, err)
 	for name, text := range map[string]string{
-		"ip-masq-agent": string(sample), "ip-masq-agent.yaml": string(sample),
+		"ip-masq-agent": sample, "ip-masq-agent.yaml": sample,
 		"proposed": "nonMasqueradeCIDRs: [10.0.0.0/8]\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, name), text)
 	}
 	for link, to := range map[string]string{"manifests": here, "bin/nft-masq-agent": program} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755))
+		must(t, os.Symlink(to, filepath.Join(dir, link)))
 	}
 	cmd := nfttest.Command("unshare", append([]string{
 		"--mount", "bash", "-c", ownDirectories, "bash", dir, program, program, "run", "--enable-ipv6",
 		"--http-address=127.0.0.1:9717", "--probe-socket=/run/nft-masq-agent/probe.sock",
 	}, args...)...)
 	a := agent.Run(t, n, cmd)
-	if _, err := a.Await(t.Context(), "config_applied"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = a.Await(t.Context(), "config_applied")
+	must(t, err)
 	return documentNode{NS: n, dir: dir, agent: a}
 }
 
@@ -447,9 +404,8 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 			t.Logf("%s: %s\n%s", d.document, line, out)
 		}
 		if strings.HasPrefix(line, "nft delete table inet nft-masq-agent") {
-			if _, err := n.agent.Await(t.Context(), "rules_restored"); err != nil {
-				t.Fatal(err)
-			}
+			_, err := n.agent.Await(t.Context(), "rules_restored")
+			must(t, err)
 		}
 	}
 }
@@ -459,16 +415,12 @@ func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft", "script")
-	for _, args := range [][]string{{"-h"}, {agent.Program(t), "manifests/agent-config/config"}} {
-		line := strings.Join(append([]string{"go", "run", "./cmd/demo"}, args...), " ")
-		cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", line, "/dev/null")
-		cmd.Dir = ".."
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %v\n%s", args, err, out)
-		}
-		if len(args) == 2 {
-			printed := strings.ReplaceAll(string(out), "\r\n", "\n")
+	reloads := nfttest.FullRounds(20, 200)
+	demo := fmt.Sprintf("go run ./cmd/demo %s manifests/agent-config/config %d", agent.Program(t), reloads)
+	for _, line := range []string{"go run ./cmd/demo -h", demo} {
+		printed := run(t, "script --quiet --return --command '"+line+"' /dev/null")
+		if line == demo {
+			printed = strings.ReplaceAll(printed, "\r\n", "\n")
 			wantTableOfTheReadme(t, printed)
 			if lines := regexp.MustCompile(`(\d+) reloads, (\d+) connections\r`).FindAllString(printed, -1); len(lines) < 2 {
 				t.Errorf("progress: %q", lines)
@@ -480,11 +432,7 @@ func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 // wantTableOfTheReadme compares what the demo prints with what README.md shows of it.
 func wantTableOfTheReadme(t *testing.T, printed string) {
 	t.Helper()
-	text, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(text), "\n## Try it\n")
+	_, section, _ := strings.Cut(readFile(t, "../README.md"), "\n## Try it\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	lines := 0
 	for line := range strings.Lines(section) {

@@ -47,9 +47,7 @@ func newNode(t *testing.T) *node {
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "storage.conf")
 	text := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", dir)
-	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, conf, text)
 	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
 	n := &node{
 		Topology: nfttest.NewTopology(t), t: t, dir: filepath.Join(dir, "volume"),
@@ -57,9 +55,7 @@ func newNode(t *testing.T) *node {
 			filepath.Join(dir, "tmp")},
 	}
 	n.volume = agent.NewVolume(n.dir)
-	if err := os.Mkdir(n.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(n.dir, 0o755))
 	build := exec.CommandContext(t.Context(), "make", "-C", "..", "container", "CONTAINER_TOOL=buildah",
 		"IMAGE="+strings.TrimSuffix(image, ":test"), "TAG=test", "SOURCE=https://git.example/nft-masq-agent")
 	if out, err := build.CombinedOutput(); err != nil || bytes.Contains(bytes.ToLower(out), []byte("warn")) {
@@ -108,18 +104,14 @@ func (n *node) run() {
 func (n *node) await(event string) agent.Line {
 	n.t.Helper()
 	line, err := n.running.Await(n.t.Context(), event)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return line
 }
 
 // write replaces the content of the volume like the kubelet.
 func (n *node) write(config string) {
 	n.t.Helper()
-	if err := n.volume.Write([]byte(config)); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, n.volume.Write([]byte(config)))
 }
 
 // get requests a path from the agent, like the kubelet's probes.
@@ -127,18 +119,12 @@ func (n *node) get(path string) (int, string) {
 	n.t.Helper()
 	client := http.Client{Transport: &http.Transport{DialContext: n.Node.DialContext, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "http://127.0.0.1:9717"+path, nil)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	response, err := client.Do(request)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return response.StatusCode, string(body)
 }
 
@@ -201,9 +187,7 @@ func (n *node) status() string {
 	n.t.Helper()
 	pid := strings.TrimSpace(n.output("inspect", "--format={{.State.Pid}}", "agent"))
 	status, err := os.ReadFile("/proc/" + pid + "/status")
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	return string(status)
 }
 
@@ -229,9 +213,7 @@ func TestImageUsesAtMost16MBWithDefaultConfig(t *testing.T) {
 	}
 	_, peak, _ := strings.Cut(n.status(), "VmHWM:")
 	kB, err := strconv.Atoi(strings.Fields(peak)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if t.Logf("peak %d kB", kB); kB*1024 > 16_000_000 {
 		t.Error("more than 16 MB")
 	}
@@ -295,9 +277,7 @@ func TestImageContainsOnlyBinarySBOMAndLicenses(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	n.output("export", "--output="+archive, "agent")
 	list, err := exec.CommandContext(t.Context(), "tar", "--list", "--verbose", "--file="+archive).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(list)) {
 		fields := strings.Fields(line) // mode, owner, size, date, time, name
 		name := fields[5]

@@ -29,11 +29,7 @@ func newControl(t *testing.T) *cluster.Control {
 // commands returns the command lines of a section, except the push, which needs a registry.
 func commands(t *testing.T, file, title string) []string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, found := strings.Cut(string(text), "\n## "+title+"\n")
+	_, section, found := strings.Cut(readFile(t, file), "\n## "+title+"\n")
 	if !found {
 		t.Fatalf("%s has no section %s", file, title)
 	}
@@ -138,61 +134,26 @@ spec:
 `
 
 func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
-	c := newControl(t)
-	c.Sh("kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n")
-	var before, after appsv1.DaemonSet
-	c.Get(&before, "daemonset", "ip-masq-agent")
-	c.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent")
-	c.Sh("make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace -f -")
-	if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
-		t.Fatalf("it is another DaemonSet: %s", c.Complaint())
-	}
-	args := after.Spec.Template.Spec.Containers[0].Args
-	if !slices.Contains(args, "--takeover") || slices.Contains(args, "--enable-ipv6=true") {
-		t.Errorf("arguments %v", args)
-	}
-}
-
-func TestInstallWithHelmAndRemoval(t *testing.T) {
-	c := newControl(t)
-	for _, line := range commands(t, "README.md", "Helm") {
-		c.Sh(line)
-	}
-	var d appsv1.DaemonSet
-	if !c.Get(&d, "daemonset", "nft-masq-agent") {
-		t.Fatal(c.Complaint())
-	}
-	if got := d.Spec.Template.Spec.Containers[0].Image; got != "registry.example/nft-masq-agent:v1.0.0" {
-		t.Errorf("image %s", got)
-	}
-	for _, line := range commands(t, "README.md", "Removal") {
-		if strings.HasPrefix(line, "make ") {
-			continue
-		}
-		c.Sh(line)
-		if strings.Contains(line, "removal=true") {
-			c.Get(&d, "daemonset", "nft-masq-agent")
-			if args := d.Spec.Template.Spec.Containers[0].Args; !slices.Equal(args, []string{"cleanup", "--wait"}) {
-				t.Errorf("arguments %v", args)
+	for name, line := range map[string]string{
+		"manifest": "kubectl -n kube-system create serviceaccount nft-masq-agent; " +
+			"make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace -f -",
+		"chart": "helm install nft-masq-agent manifests/helm --namespace kube-system --set takeover=true --take-ownership " +
+			"--force",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newControl(t)
+			c.Sh("kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n")
+			var before, after appsv1.DaemonSet
+			c.Get(&before, "daemonset", "ip-masq-agent")
+			c.Sh(line)
+			if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
+				t.Fatalf("it is another DaemonSet: %s", c.Complaint())
 			}
-		}
-	}
-	if c.Get(&d, "daemonset", "nft-masq-agent") {
-		t.Error("the DaemonSet still exists")
-	}
-}
-
-func TestInstallWithHelmReplacesAnOlderAgentInPlace(t *testing.T) {
-	c := newControl(t)
-	c.Sh("kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n")
-	var before, after appsv1.DaemonSet
-	c.Get(&before, "daemonset", "ip-masq-agent")
-	c.Sh("helm install nft-masq-agent manifests/helm --namespace kube-system --set takeover=true --take-ownership --force")
-	if !c.Get(&after, "daemonset", "ip-masq-agent") || after.UID != before.UID {
-		t.Fatalf("it is another DaemonSet: %s", c.Complaint())
-	}
-	container := after.Spec.Template.Spec.Containers[0]
-	if !slices.Contains(container.Args, "--takeover") || container.SecurityContext.Privileged != nil {
-		t.Errorf("arguments %v, security context %v", container.Args, container.SecurityContext)
+			container := after.Spec.Template.Spec.Containers[0]
+			if !slices.Contains(container.Args, "--takeover") || slices.Contains(container.Args, "--enable-ipv6=true") ||
+				container.SecurityContext.Privileged != nil {
+				t.Errorf("arguments %v, security context %v", container.Args, container.SecurityContext)
+			}
+		})
 	}
 }

@@ -4,9 +4,7 @@
 package manifests_test
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -34,97 +32,90 @@ type rendered struct {
 	services  []corev1.Service
 	monitors  []podMonitor
 	rules     []prometheusRule
+	objects   []operatorObject // all of them
 }
 
 // The fields that we set of the Prometheus Operator's objects.
 type (
 	operatorObject struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
-		Metadata   struct {
-			Name      string            `json:"name"`
-			Namespace string            `json:"namespace"`
-			Labels    map[string]string `json:"labels"`
-		} `json:"metadata"`
+		APIVersion, Kind string
+		Metadata         struct {
+			Name, Namespace string
+			Labels          map[string]string
+		}
 	}
 	podMonitor struct {
 		operatorObject `json:",inline"`
 		Spec           struct {
-			Selector struct {
-				MatchLabels map[string]string `json:"matchLabels"`
-			} `json:"selector"`
-			Endpoints []struct {
-				Port        string `json:"port"`
+			Selector            struct{ MatchLabels map[string]string }
+			PodMetricsEndpoints []struct {
+				Port        string
 				Relabelings []struct {
-					SourceLabels []string `json:"sourceLabels"`
-					TargetLabel  string   `json:"targetLabel"`
-				} `json:"relabelings"`
-			} `json:"podMetricsEndpoints"`
-		} `json:"spec"`
+					SourceLabels []string
+					TargetLabel  string
+				}
+			}
+		}
 	}
 	prometheusRule struct {
 		operatorObject `json:",inline"`
-		Spec           any `json:"spec"`
+		Spec           any
 	}
 )
 
 func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
 func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
 
-// read decodes a manifest strictly: an unknown key is an error.
-func read(t *testing.T, name string) rendered {
-	t.Helper()
-	file := filepath.Join("testdata", name+".yaml")
+// fileOf returns the file of a manifest.
+func fileOf(name string) string {
 	if name == "base" {
-		file = oneFile
+		return oneFile
 	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r rendered
-	for _, document := range bytes.Split(text, []byte("\n---\n")) {
-		var kind struct {
-			Kind string `json:"kind"`
-		}
-		if err := yaml.Unmarshal(document, &kind); err != nil {
-			t.Fatal(err)
-		}
-		switch kind.Kind {
+	return filepath.Join("testdata", name+".yaml")
+}
+
+// read decodes a manifest strictly: an unknown key is an error.
+func read(t *testing.T, name string) (r rendered) {
+	t.Helper()
+	for document := range strings.SplitSeq(readFile(t, fileOf(name)), "\n---\n") {
+		var object operatorObject
+		must(t, yaml.Unmarshal([]byte(document), &object))
+		r.objects = append(r.objects, object)
+		var into any
+		switch object.Kind {
 		case "DaemonSet":
-			err = yaml.UnmarshalStrict(document, &r.daemonSet)
+			into = &r.daemonSet
 		case "ServiceAccount":
-			r.accounts = append(r.accounts, corev1.ServiceAccount{})
-			err = yaml.UnmarshalStrict(document, &r.accounts[len(r.accounts)-1])
+			into = added(&r.accounts)
 		case "Service":
-			r.services = append(r.services, corev1.Service{})
-			err = yaml.UnmarshalStrict(document, &r.services[len(r.services)-1])
+			into = added(&r.services)
 		case "PodMonitor":
-			r.monitors = append(r.monitors, podMonitor{})
-			err = yaml.UnmarshalStrict(document, &r.monitors[len(r.monitors)-1])
+			into = added(&r.monitors)
 		case "PrometheusRule":
-			r.rules = append(r.rules, prometheusRule{})
-			err = yaml.UnmarshalStrict(document, &r.rules[len(r.rules)-1])
+			into = added(&r.rules)
 		default:
-			t.Errorf("%s: a %s", file, kind.Kind)
+			t.Fatalf("%s: a %s", name, object.Kind)
 		}
-		if err != nil {
-			t.Errorf("%s: %v", file, err)
+		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if n := len(r.pod().Containers); n != 1 {
-		t.Fatalf("%s: %d containers", file, n)
+		t.Fatalf("%s: %d containers", name, n)
 	}
 	return r
+}
+
+func added[T any](list *[]T) *T {
+	*list = append(*list, *new(T))
+	return &(*list)[len(*list)-1]
 }
 
 // everyManifest runs a test for the base and each overlay.
 func everyManifest(t *testing.T, test func(t *testing.T, name string, r rendered)) {
 	t.Helper()
 	overlays, err := os.ReadDir("overlays")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names := []string{"base"}
 	for _, o := range overlays {
 		names = append(names, o.Name())
@@ -137,9 +128,7 @@ func everyManifest(t *testing.T, test func(t *testing.T, name string, r rendered
 func TestOverlaysMatchTheirOutput(t *testing.T) {
 	list := func(pattern, suffix string) []string {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for i, f := range found {
 			found[i] = strings.TrimSuffix(filepath.Base(f), suffix)
 		}
@@ -159,26 +148,114 @@ func TestOverlaysMatchTheirOutput(t *testing.T) {
 	}
 }
 
-func TestPodHasOneCapabilityAndNothingElse(t *testing.T) {
-	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		yes, no, root := true, false, int64(0)
-		want := &corev1.SecurityContext{
-			RunAsUser: &root, RunAsGroup: &root, ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
-			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}},
+// The DaemonSet of the base: one capability, no token, a soft limit of half the memory, probes that rarely start
+// a program but until the first answer.
+const wantDaemonSet = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: nft-masq-agent, namespace: kube-system, labels: {app.kubernetes.io/name: nft-masq-agent}}
+spec:
+  minReadySeconds: 10
+  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 10%, maxSurge: 0}}
+  selector: {matchLabels: {app.kubernetes.io/name: nft-masq-agent}}
+  template:
+    metadata: {labels: {app.kubernetes.io/name: nft-masq-agent}}
+    spec:
+      hostNetwork: true
+      priorityClassName: system-node-critical
+      nodeSelector: {kubernetes.io/os: linux}
+      tolerations: [{operator: Exists}]
+      serviceAccountName: nft-masq-agent
+      automountServiceAccountToken: false
+      securityContext: {seccompProfile: {type: RuntimeDefault}}
+      dnsPolicy: Default
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: 10
+      volumes:
+        - {name: config, configMap: {name: ip-masq-agent, optional: true, items: [{key: config, path: ip-masq-agent}]}}
+        - {name: probe, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+      containers:
+        - name: nft-masq-agent
+          image: nft-masq-agent
+          imagePullPolicy: IfNotPresent
+          args: [--http-address=127.0.0.1:9717, --probe-socket=/run/nft-masq-agent/probe.sock]
+          env: [{name: GOMEMLIMIT, value: 96MiB}]
+          resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 192Mi}}
+          securityContext:
+            runAsUser: 0
+            runAsGroup: 0
+            readOnlyRootFilesystem: true
+            allowPrivilegeEscalation: false
+            capabilities: {add: [NET_ADMIN], drop: [ALL]}
+          volumeMounts:
+            - {name: config, mountPath: /etc/config, readOnly: true}
+            - {name: probe, mountPath: /run/nft-masq-agent}
+          startupProbe: {exec: {command: &alive [/nft-masq-agent, ready, --alive]}, periodSeconds: 1,
+            failureThreshold: 120, timeoutSeconds: 5}
+          livenessProbe: {exec: {command: *alive}, periodSeconds: 60, failureThreshold: 3, timeoutSeconds: 5}
+          readinessProbe: {exec: {command: [/nft-masq-agent, ready]}, periodSeconds: 30,
+            failureThreshold: 1, timeoutSeconds: 5}
+`
+
+// differences are what each overlay changes of it.
+var differences = map[string]func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container){
+	"base": func(*appsv1.DaemonSet, *corev1.PodSpec, *corev1.Container) {},
+	"iptables-nft": func(_ *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
+		c.Args = append(c.Args, "--mode=iptables-nft")
+	},
+	"labelled-nodes": func(_ *appsv1.DaemonSet, p *corev1.PodSpec, _ *corev1.Container) {
+		p.NodeSelector["node.kubernetes.io/masq-agent-ds-ready"] = "true"
+	},
+	"non-masquerade-daemon": func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container) {
+		replaces(d, c, "non-masquerade-daemon")
+		config := p.Volumes[0].ConfigMap
+		config.Name, config.Items[0].Path = "non-masquerade-daemon", "non-masquerade-daemon"
+		c.Args = append(c.Args, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
+			"--config=/etc/config/non-masquerade-daemon")
+	},
+	"prometheus": scraped, "prometheus-operator": scraped,
+	"removal": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
+		d.Spec.MinReadySeconds, d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.StrVal = 5, "100%"
+		c.Args, c.StartupProbe, c.LivenessProbe, c.ReadinessProbe = []string{"cleanup", "--wait"}, nil, nil, nil
+	},
+	"takeover": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
+		replaces(d, c, "ip-masq-agent")
+		c.Args = append(c.Args, "--takeover")
+	},
+}
+
+// replaces an older agent's DaemonSet in place, by its name and labels: a selector is immutable, and containers
+// are merged by name.
+func replaces(d *appsv1.DaemonSet, c *corev1.Container, name string) {
+	d.Name, c.Name = name, name
+	d.Spec.Selector.MatchLabels = map[string]string{"k8s-app": name}
+	d.Spec.Template.Labels["k8s-app"] = name
+}
+
+// scraped has the agent listen at the address of the node.
+func scraped(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
+	d.Spec.Template.Annotations = map[string]string{
+		"prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+	}
+	c.Args = []string{"--http-address=[$(HOST_IP)]:9717", c.Args[1], "--conntrack-interval=60"}
+	c.Env = append(c.Env, corev1.EnvVar{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"},
+	}})
+	c.Ports = []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
+}
+
+func TestDaemonSetsHaveTheseFieldsAndNoOthers(t *testing.T) {
+	everyManifest(t, func(t *testing.T, name string, r rendered) {
+		var want appsv1.DaemonSet
+		must(t, yaml.UnmarshalStrict([]byte(wantDaemonSet), &want))
+		spec := &want.Spec.Template.Spec
+		differences[name](&want, spec, &spec.Containers[0])
+		for _, d := range []*appsv1.DaemonSet{&want, &r.daemonSet} {
+			slices.SortFunc(d.Spec.Template.Spec.Containers[0].Env,
+				func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })
 		}
-		if diff := cmp.Diff(want, r.container().SecurityContext); diff != "" {
-			t.Errorf("container (-want +got):\n%s", diff)
-		}
-		profile := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
-		seccomp := &corev1.PodSecurityContext{SeccompProfile: profile}
-		if diff := cmp.Diff(seccomp, r.pod().SecurityContext); diff != "" {
-			t.Errorf("pod (-want +got):\n%s", diff)
-		}
-		if token := r.pod().AutomountServiceAccountToken; token == nil || *token {
-			t.Error("the pod gets a token of the service account")
-		}
-		if p := r.pod(); p.HostPID || p.HostIPC || len(p.InitContainers) > 0 {
-			t.Error("the pod shares more than the host's network")
+		if diff := cmp.Diff(want, r.daemonSet); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
 		}
 	})
 }
@@ -193,126 +270,6 @@ func TestPodHasAnAccountOfItsOwnWithoutRights(t *testing.T) {
 	})
 }
 
-func TestPodRunsOnEveryLinuxNode(t *testing.T) {
-	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		p := r.pod()
-		if !p.HostNetwork || p.PriorityClassName != "system-node-critical" {
-			t.Errorf("hostNetwork %t, priority class %q", p.HostNetwork, p.PriorityClassName)
-		}
-		if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, p.Tolerations); diff != "" {
-			t.Errorf("tolerations (-want +got):\n%s", diff)
-		}
-		want := map[string]string{"kubernetes.io/os": "linux"}
-		if name == "labelled-nodes" {
-			want["node.kubernetes.io/masq-agent-ds-ready"] = "true"
-		}
-		if diff := cmp.Diff(want, p.NodeSelector); diff != "" {
-			t.Errorf("node selector (-want +got):\n%s", diff)
-		}
-		if r.daemonSet.Namespace != "kube-system" {
-			t.Errorf("namespace %q", r.daemonSet.Namespace)
-		}
-		selector, labels := r.daemonSet.Spec.Selector.MatchLabels, r.daemonSet.Spec.Template.Labels
-		for k, v := range selector {
-			if labels[k] != v {
-				t.Errorf("the selector %s=%s does not match the pod's labels %v", k, v, labels)
-			}
-		}
-	})
-}
-
-func TestRollingUpdateReplacesATenthOfTheNodesAtATime(t *testing.T) {
-	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		u := r.daemonSet.Spec.UpdateStrategy
-		want := "10%"
-		if name == "removal" {
-			want = "100%"
-		}
-		if u.Type != appsv1.RollingUpdateDaemonSetStrategyType || u.RollingUpdate.MaxUnavailable.String() != want ||
-			u.RollingUpdate.MaxSurge.String() != "0" || r.daemonSet.Spec.MinReadySeconds < 5 {
-			t.Errorf("%s, %s unavailable, %s more", u.Type, u.RollingUpdate.MaxUnavailable, u.RollingUpdate.MaxSurge)
-		}
-	})
-}
-
-func TestPodResources(t *testing.T) {
-	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		res := r.container().Resources
-		if cpu, memory := res.Requests.Cpu().String(), res.Requests.Memory().String(); cpu != "10m" || memory != "16Mi" {
-			t.Errorf("requests %s and %s", cpu, memory)
-		}
-		if res.Limits.Memory().IsZero() || !res.Limits.Cpu().IsZero() {
-			t.Errorf("limits %v", res.Limits)
-		}
-		i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
-		if i < 0 {
-			t.Fatal("no GOMEMLIMIT")
-		}
-		limit := res.Limits.Memory()
-		soft := limit.DeepCopy()
-		if err := soft.UnmarshalJSON([]byte(strings.TrimSuffix(r.container().Env[i].Value, "B"))); err != nil {
-			t.Fatal(err)
-		}
-		if soft.Value() > limit.Value()*3/4 {
-			t.Errorf("GOMEMLIMIT %s leaves the kernel too little of %s", &soft, limit)
-		}
-	})
-}
-
-func TestConfigMapIsOptionalAndMountedAsADirectory(t *testing.T) {
-	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		source, file := "ip-masq-agent", "ip-masq-agent"
-		if name == "non-masquerade-daemon" {
-			source, file = name, name
-		}
-		yes := true
-		var probe corev1.Volume
-		if err := yaml.Unmarshal([]byte("name: probe\nemptyDir: {medium: Memory, sizeLimit: 1Mi}\n"), &probe); err != nil {
-			t.Fatal(err)
-		}
-		volumes := []corev1.Volume{{
-			Name: "config",
-			VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
-				LocalObjectReference: corev1.LocalObjectReference{Name: source},
-				Optional:             &yes,
-				Items:                []corev1.KeyToPath{{Key: "config", Path: file}},
-			}},
-		}, probe}
-		if diff := cmp.Diff(volumes, r.pod().Volumes); diff != "" {
-			t.Errorf("volumes (-want +got):\n%s", diff)
-		}
-		mounts := []corev1.VolumeMount{
-			{Name: "config", MountPath: "/etc/config", ReadOnly: true},
-			{Name: "probe", MountPath: "/run/nft-masq-agent"},
-		}
-		if diff := cmp.Diff(mounts, r.container().VolumeMounts); diff != "" {
-			t.Errorf("mounts (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestArguments(t *testing.T) {
-	loopback, probe := "--http-address=127.0.0.1:9717", "--probe-socket=/run/nft-masq-agent/probe.sock"
-	want := map[string][]string{
-		"base":           {loopback, probe},
-		"iptables-nft":   {loopback, probe, "--mode=iptables-nft"},
-		"labelled-nodes": {loopback, probe},
-		"non-masquerade-daemon": {
-			loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
-			"--config=/etc/config/non-masquerade-daemon",
-		},
-		"prometheus":          {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
-		"prometheus-operator": {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
-		"removal":             {"cleanup", "--wait"},
-		"takeover":            {loopback, probe, "--takeover"},
-	}
-	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		if diff := cmp.Diff(want[name], r.container().Args); diff != "" {
-			t.Errorf("arguments (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	program := agent.Program(t)
@@ -321,86 +278,37 @@ func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 		if !strings.HasPrefix(args[0], "-") {
 			args, command = args[1:], args[0]
 		}
-		help, err := exec.CommandContext(t.Context(), program, command, "--help").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		help := run(t, program+" "+command+" --help")
 		for _, arg := range args {
 			flag, _, _ := strings.Cut(arg, "=")
-			if !slices.Contains(strings.Fields(string(help)), flag) {
+			if !slices.Contains(strings.Fields(help), flag) {
 				t.Errorf("%s has no flag %s:\n%s", command, flag, help)
 			}
 		}
 	})
 }
 
-func TestProbesQueryTheirOwnAgent(t *testing.T) {
-	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		start, live, ready := r.container().StartupProbe, r.container().LivenessProbe, r.container().ReadinessProbe
-		if name == "removal" {
-			if start != nil || live != nil || ready != nil {
-				t.Error("overlay removal has a probe")
-			}
-			return
-		}
-		alive := []string{"/nft-masq-agent", "ready", "--alive"}
-		for p, want := range map[*corev1.Probe][]string{
-			start: alive, live: alive, ready: {"/nft-masq-agent", "ready"},
-		} {
-			if p.Exec == nil || !slices.Equal(p.Exec.Command, want) {
-				t.Errorf("probe %v, want %q", p.ProbeHandler, want)
-			}
-		}
-		// Each starts a program: rarely, but until the first answer, after which the kubelet asks at once whether it is
-		// ready.
-		if start.PeriodSeconds != 1 || live.PeriodSeconds < 60 || ready.PeriodSeconds < 30 {
-			t.Errorf("probes every %d, %d and %d s", start.PeriodSeconds, live.PeriodSeconds, ready.PeriodSeconds)
-		}
-	})
-}
-
-func TestPrometheusFindsEachNode(t *testing.T) {
-	for _, name := range []string{"prometheus", "prometheus-operator"} {
+func TestPrometheusFindsEachNodeAndNamesTargetsByIt(t *testing.T) {
+	for name, monitors := range map[string]int{"prometheus": 0, "prometheus-operator": 1} {
 		r := read(t, name)
-		if len(r.services) != 1 {
-			t.Fatalf("%d services", len(r.services))
+		if len(r.services) != 1 || len(r.monitors) != monitors {
+			t.Fatalf("%d services, %d monitors", len(r.services), len(r.monitors))
 		}
-		wantSelected(t, r, r.services[0].Spec.Selector)
-		i := slices.IndexFunc(r.container().Env, func(e corev1.EnvVar) bool { return e.Name == "HOST_IP" })
-		if i < 0 || r.container().Env[i].ValueFrom.FieldRef.FieldPath != "status.hostIP" {
-			t.Errorf("HOST_IP is not the node's address: %v", r.container().Env)
+		selectors := []map[string]string{r.services[0].Spec.Selector}
+		for _, m := range r.monitors {
+			selectors = append(selectors, m.Spec.Selector.MatchLabels)
+			e := m.Spec.PodMetricsEndpoints
+			if len(e) != 1 || e[0].Port != r.container().Ports[0].Name || len(e[0].Relabelings) != 1 ||
+				e[0].Relabelings[0].TargetLabel != "node" ||
+				!slices.Equal(e[0].Relabelings[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
+				t.Errorf("endpoints %+v", e)
+			}
 		}
-		want := []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
-		if diff := cmp.Diff(want, r.container().Ports); diff != "" {
-			t.Errorf("ports (-want +got):\n%s", diff)
+		for _, selector := range selectors {
+			if diff := cmp.Diff(selector, r.daemonSet.Spec.Template.Labels); diff != "" {
+				t.Errorf("-selector +pod:\n%s", diff)
+			}
 		}
-	}
-}
-
-// wantSelected checks that a selector matches the pods of a manifest.
-func wantSelected(t *testing.T, r rendered, selector map[string]string) {
-	t.Helper()
-	labels := r.daemonSet.Spec.Template.Labels
-	for k, v := range selector {
-		if labels[k] != v {
-			t.Errorf("selects %s=%s, the pod has %v", k, v, labels)
-		}
-	}
-}
-
-func TestPodMonitorNamesTargetsByTheirNode(t *testing.T) {
-	r := read(t, "prometheus-operator")
-	if len(r.monitors) != 1 || len(r.monitors[0].Spec.Endpoints) != 1 {
-		t.Fatalf("%+v", r.monitors)
-	}
-	wantSelected(t, r, r.monitors[0].Spec.Selector.MatchLabels)
-	endpoint := r.monitors[0].Spec.Endpoints[0]
-	if endpoint.Port != r.container().Ports[0].Name {
-		t.Errorf("port %s", endpoint.Port)
-	}
-	if l := endpoint.Relabelings; len(l) != 1 || l[0].TargetLabel != "node" ||
-		!slices.Equal(l[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
-		t.Errorf("relabelings %+v", l)
 	}
 }
 
@@ -419,42 +327,12 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 // make uninstall deletes the objects of all overlays by this label.
 func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		objects := map[string]map[string]string{"DaemonSet": r.daemonSet.Labels}
-		for _, o := range r.services {
-			objects["Service"] = o.Labels
-		}
-		for _, o := range r.accounts {
-			objects["ServiceAccount"] = o.Labels
-		}
-		for _, o := range r.monitors {
-			objects["PodMonitor"] = o.Metadata.Labels
-		}
-		for _, o := range r.rules {
-			objects["PrometheusRule"] = o.Metadata.Labels
-		}
-		for kind, labels := range objects {
-			if labels["app.kubernetes.io/name"] != "nft-masq-agent" {
-				t.Errorf("%s: labels %v", kind, labels)
+		for _, o := range r.objects {
+			if o.Metadata.Labels["app.kubernetes.io/name"] != "nft-masq-agent" {
+				t.Errorf("%s: labels %v", o.Kind, o.Metadata.Labels)
 			}
 		}
 	})
-}
-
-// These overlays replace DaemonSets in place, so they must have their names and
-// labels: a selector is immutable, and containers are merged by name.
-func TestOverlaysThatReplaceOlderAgentsHaveTheirNames(t *testing.T) {
-	for overlay, name := range map[string]string{
-		"takeover":              "ip-masq-agent",
-		"non-masquerade-daemon": "non-masquerade-daemon",
-	} {
-		r := read(t, overlay)
-		if r.daemonSet.Name != name || r.container().Name != name {
-			t.Errorf("%s: DaemonSet %s, container %s", overlay, r.daemonSet.Name, r.container().Name)
-		}
-		if diff := cmp.Diff(map[string]string{"k8s-app": name}, r.daemonSet.Spec.Selector.MatchLabels); diff != "" {
-			t.Errorf("%s: selector (-want +got):\n%s", overlay, diff)
-		}
-	}
 }
 
 // kubectl creates a key for each file in a directory.
@@ -466,11 +344,8 @@ func TestSampleConfigHasASingleKey(t *testing.T) {
 }
 
 func TestSampleConfigMeansTheDefaults(t *testing.T) {
-	text, err := os.ReadFile("agent-config/config")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: text})
+	text := readFile(t, "agent-config/config")
+	got, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -485,14 +360,7 @@ func TestSampleConfigMeansTheDefaults(t *testing.T) {
 // that have a table in nft/EVIDENCE.md, rows of the lab, or rules that tests read.
 func TestPlatformsSayWhatWasTested(t *testing.T) {
 	t.Parallel()
-	document := func(name string) string {
-		text, err := os.ReadFile(filepath.Join("..", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	evidence := document("nft/EVIDENCE.md")
+	evidence := readFile(t, "../nft/EVIDENCE.md")
 	tested := map[string]string{} // by name: the best of what was tested
 	samples, err := filepath.Glob("../testdata/foreign/*")
 	if err != nil || len(samples) == 0 {
@@ -511,7 +379,7 @@ func TestPlatformsSayWhatWasTested(t *testing.T) {
 			tested[group[1]] = "nothing yet: its table in nft/EVIDENCE.md is empty"
 		}
 	}
-	_, table, _ := strings.Cut(document("manifests/README.md"), "| tested here |\n|")
+	_, table, _ := strings.Cut(readFile(t, "README.md"), "| tested here |\n|")
 	table, _, _ = strings.Cut(table, "\n\n")
 	named := map[string]bool{}
 	rows := strings.Split(strings.TrimSpace(table), "\n")[1:]

@@ -54,9 +54,7 @@ func fleet(t *testing.T, desired int, answers map[string]string) (output string,
 	pods := ""
 	for node, text := range answers {
 		pods += fmt.Sprintf("%-20s agent-%s\n", node, node)
-		if err := os.WriteFile(filepath.Join(dir, "agent-"+node), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, filepath.Join(dir, "agent-"+node), text)
 	}
 	script := fmt.Sprintf(`#!/bin/sh
 case "$*" in
@@ -69,9 +67,7 @@ case "$*" in
 esac
 `, pods, desired, dir)
 	kubectl := filepath.Join(dir, "kubectl")
-	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, kubectl, script)
 	return plugin(t, kubectl, "fleet")
 }
 
@@ -178,9 +174,7 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 	n := newDocumentNode(t, top.Node)
 	kubectl := strings.NewReplacer("NODE4", top.NodeV4.String(), "NODE6", top.NodeV6.String(), "POD4",
 		top.PodV4.String(), "POD6", top.PodV6.String()).Replace(theKubectl)
-	if err := os.WriteFile(filepath.Join(n.dir, "kubectl"), []byte(kubectl), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(n.dir, "kubectl"), kubectl)
 	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // a user namespace may lack them
 		_ = top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "3600")
 	}
@@ -258,18 +252,14 @@ func TestPluginWatchesTheFleet(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	kubectl := filepath.Join(dir, "kubectl")
-	if err := os.WriteFile(kubectl, []byte("#!/bin/sh\nexit 0\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, kubectl, "#!/bin/sh\nexit 0\n")
 	cmd := exec.CommandContext(t.Context(), "./kubectl-masq", "fleet", "--watch=0.1")
 	cmd.Env = append(os.Environ(), "KUBECTL="+kubectl)
 	pipe, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines, times := bufio.NewScanner(pipe), 0
 	for times < 3 && lines.Scan() {
 		if strings.Contains(lines.Text(), "no pods with ") {

@@ -1,7 +1,6 @@
 package manifests_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -10,8 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"sigs.k8s.io/yaml"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -31,26 +28,9 @@ type dashboard struct {
 
 func readDashboard(t *testing.T) dashboard {
 	t.Helper()
-	text, err := os.ReadFile("grafana/dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var d dashboard
-	if err := json.Unmarshal(text, &d); err != nil {
-		t.Fatal(err)
-	}
+	readYAML(t, "grafana/dashboard.json", &d) // JSON is YAML
 	return d
-}
-
-func readYAML(t *testing.T, file string, into any) {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(text, into); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
 }
 
 // An alert is an alert in prometheus/rules.yaml.
@@ -77,10 +57,7 @@ func readAlerts(t *testing.T) []alert {
 }
 
 func TestDashboardAndAlertsUseDocumentedMetrics(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := readFile(t, "README.md")
 	var exprs []string
 	for _, a := range readAlerts(t) {
 		exprs = append(exprs, a.Expr)
@@ -97,7 +74,7 @@ func TestDashboardAndAlertsUseDocumentedMetrics(t *testing.T) {
 		}
 		for _, name := range names.FindAllString(expr, -1) {
 			row := regexp.MustCompile("(?m)^\\| `" + strings.TrimSuffix(name, "_bucket") + "[`{]")
-			if !row.Match(readme) {
+			if !row.MatchString(readme) {
 				t.Errorf("%s is not in README.md", name)
 			}
 		}
@@ -142,13 +119,10 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 }
 
 func TestReadmeNamesTheCriticalAlerts(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := readFile(t, "README.md")
 	for _, a := range readAlerts(t) {
 		critical := a.Labels["severity"] == "critical"
-		if named := strings.Contains(string(readme), "`"+a.Alert+"`"); named != critical {
+		if named := strings.Contains(readme, "`"+a.Alert+"`"); named != critical {
 			t.Errorf("%s is critical: %t, is named: %t", a.Alert, critical, named)
 		}
 	}
@@ -213,9 +187,7 @@ func TestPromtoolParsesTheDashboardExpressions(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "dashboard.yaml")
-	if err := os.WriteFile(file, []byte(rules.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, file, rules.String())
 	promtool.run(t, "", "check", "rules", file)
 }
 

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,9 +25,7 @@ func releaseFiles(t *testing.T, dir string) map[string][]byte {
 		all[name], err = os.ReadFile(filepath.Join(dir, name))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -36,17 +33,9 @@ func releaseFiles(t *testing.T, dir string) map[string][]byte {
 func cloned(t *testing.T, env []string, lines ...string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "clone")
-	if out, err := exec.CommandContext(t.Context(), "git", "clone", "-q", "--no-hardlinks", "..",
-		dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	run(t, "git clone -q --no-hardlinks . "+dir)
 	for _, line := range lines {
-		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", line)
-		cmd.Dir = dir
-		cmd.Env = append(append(os.Environ(), "KUSTOMIZE="+filepath.Join(tools(t), "kustomize")), env...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
-		}
+		run(t, "cd "+dir+"; "+line, append(env, "KUSTOMIZE="+filepath.Join(tools(t), "kustomize"))...)
 	}
 	return dir
 }
@@ -73,9 +62,7 @@ func TestReleaseIsReproducibleAndVerifiable(t *testing.T) {
 	t.Log(slices.Sorted(maps.Keys(files)))
 
 	var layout struct{ Manifests []struct{ Digest string } }
-	if err := json.Unmarshal(files["image/index.json"], &layout); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(files["image/index.json"], &layout))
 	image := "registry.example/nft-masq-agent@" + layout.Manifests[0].Digest
 	manifests := 0
 	for name, text := range files {
@@ -93,21 +80,12 @@ func TestReleaseIsReproducibleAndVerifiable(t *testing.T) {
 	}
 	wantProvenance(t, files)
 
-	chart := objectsOfChart(t, filepath.Join(dist, "nft-masq-agent-1.0.0.tgz"))
+	helm := filepath.Join(tools(t), "helm")
+	chart := objects(t, run(t, helm+" template any "+filepath.Join(dist, "nft-masq-agent-1.0.0.tgz")))
 	if got := at(chart["DaemonSet nft-masq-agent"], "spec", "template", "spec", "containers", 0,
 		"image"); got != strings.Replace(image, "@", ":v1.0.0@", 1) {
 		t.Errorf("the chart has the image %v", got)
 	}
-}
-
-// objectsOfChart renders a packed chart.
-func objectsOfChart(t *testing.T, chart string) map[string]object {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), filepath.Join(tools(t), "helm"), "template", "any", chart).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return objects(t, out)
 }
 
 // wantProvenance compares the subjects of the provenance with the files.
@@ -117,9 +95,7 @@ func wantProvenance(t *testing.T, files map[string][]byte) {
 		Type    string `json:"_type"`
 		Subject []struct{ Name string }
 	}
-	if err := json.Unmarshal(files["provenance.json"], &s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(files["provenance.json"], &s))
 	if s.Type != "https://in-toto.io/Statement/v1" {
 		t.Errorf("type %s", s.Type)
 	}

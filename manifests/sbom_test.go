@@ -2,7 +2,6 @@ package manifests_test
 
 import (
 	"encoding/json"
-	"os/exec"
 	"regexp"
 	"slices"
 	"testing"
@@ -16,10 +15,7 @@ import (
 func TestSBOMListsTheModulesOfTheBinary(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	program := agent.Program(t)
-	text, err := exec.CommandContext(t.Context(), "go", "run", "./sbom", "v1.0.0", program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := run(t, "go run ./manifests/sbom v1.0.0 "+program)
 	var bom struct {
 		Metadata struct {
 			Component struct{ PURL string }
@@ -28,19 +24,14 @@ func TestSBOMListsTheModulesOfTheBinary(t *testing.T) {
 			Name, Version, PURL string
 		}
 	}
-	if err := json.Unmarshal(text, &bom); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(text), &bom))
 	if bom.Metadata.Component.PURL != "pkg:golang/nft-masq-agent@v1.0.0" {
 		t.Errorf("the SBOM describes %s", bom.Metadata.Component.PURL)
 	}
-	list, err := exec.CommandContext(t.Context(), "go", "version", "-m", program).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var want, got []string
-	for _, m := range regexp.MustCompile(`(?m)^\tdep\t(\S+)\t(\S+)`).FindAllSubmatch(list, -1) {
-		want = append(want, "pkg:golang/"+string(m[1])+"@"+string(m[2]))
+	list := run(t, "go version -m "+program)
+	for _, m := range regexp.MustCompile(`(?m)^\tdep\t(\S+)\t(\S+)`).FindAllStringSubmatch(list, -1) {
+		want = append(want, "pkg:golang/"+m[1]+"@"+m[2])
 	}
 	for _, c := range bom.Components[1:] { // after std
 		got = append(got, c.PURL)

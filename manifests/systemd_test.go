@@ -1,8 +1,6 @@
 package manifests_test
 
 import (
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -35,20 +33,11 @@ func setting(t *testing.T, unit, name string) string {
 func TestUnitIsValidAndItsAgentInstallsRules(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "systemd-analyze", "setpriv", "nft")
-	text, err := os.ReadFile(unitFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	program, dir := agent.Program(t), t.TempDir()
-	unit := strings.ReplaceAll(string(text), "/usr/local/bin/nft-masq-agent", program)
+	unit := strings.ReplaceAll(readFile(t, unitFile), "/usr/local/bin/nft-masq-agent", program)
 	path := filepath.Join(dir, filepath.Base(unitFile))
-	if err := os.WriteFile(path, []byte(unit), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no",
-		path).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	writeFile(t, path, unit)
+	run(t, "systemd-analyze verify --man=no "+path)
 
 	// With the privileges of the unit, and its flags, in a namespace.
 	args := strings.Fields(strings.ReplaceAll(setting(t, unit, "ExecStart"), "/run/nft-masq-agent/", dir+"/"))
@@ -72,14 +61,8 @@ func TestUnitIsValidAndItsAgentInstallsRules(t *testing.T) {
 // pod of the DaemonSet.
 func TestStaticPodIsThePodOfTheDaemonSet(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(staticPod)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var pod corev1.Pod
-	if err := yaml.UnmarshalStrict(text, &pod); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict([]byte(readFile(t, staticPod)), &pod))
 	r := read(t, "base")
 	want := *r.daemonSet.Spec.Template.Spec.DeepCopy()
 	want.NodeSelector, want.Tolerations = nil, nil // a scheduler's

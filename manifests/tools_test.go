@@ -1,9 +1,8 @@
 package manifests_test
 
 import (
-	"bytes"
+	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -29,14 +28,12 @@ func tools(t *testing.T) string {
 type object = map[string]any
 
 // objects returns the objects in a listing, by kind and name.
-func objects(t *testing.T, listing []byte) map[string]object {
+func objects(t *testing.T, listing string) map[string]object {
 	t.Helper()
 	all := map[string]object{}
-	for _, document := range bytes.Split(listing, []byte("---\n")) {
+	for document := range strings.SplitSeq(listing, "---\n") {
 		var o object
-		if err := yaml.Unmarshal(document, &o); err != nil {
-			t.Fatalf("%v\n%s", err, document)
-		}
+		must(t, yaml.Unmarshal([]byte(document), &o))
 		if o != nil {
 			all[o["kind"].(string)+" "+o["metadata"].(object)["name"].(string)] = o
 		}
@@ -44,35 +41,24 @@ func objects(t *testing.T, listing []byte) map[string]object {
 	return all
 }
 
-// helm renders the chart.
+// helm renders the chart; the error has what helm prints.
 func helm(t *testing.T, args ...string) (map[string]object, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(tools(t), "helm"),
-		append([]string{"template", "any", "helm", "--namespace=kube-system"}, args...)...)
-	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir())
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	line := filepath.Join(tools(t), "helm") + " template any manifests/helm --namespace=kube-system"
+	for _, arg := range args {
+		line += " '" + arg + "'"
+	}
+	out, err := try(t, line, "HELM_CACHE_HOME="+t.TempDir())
 	if err != nil {
-		return nil, &helmError{err, stderr.String()}
+		return nil, fmt.Errorf("%w: %s", err, out)
 	}
 	return objects(t, out), nil
 }
 
-// A helmError includes what helm printed.
-type helmError struct {
-	err  error
-	text string
-}
-
-func (e *helmError) Error() string { return e.err.Error() + ": " + e.text }
-
 func mustHelm(t *testing.T, args ...string) map[string]object {
 	t.Helper()
 	all, err := helm(t, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -105,19 +91,11 @@ func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
 		if !ok {
 			t.Fatal("the chart has no values for this overlay")
 		}
-		file := filepath.Join("testdata", name+".yaml")
-		if name == "base" {
-			file = oneFile
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
 		chart := mustHelm(t, args...)
 		for name, o := range chart {
 			withoutLabelsOfTheChart(t, name, o)
 		}
-		if diff := cmp.Diff(objects(t, text), chart); diff != "" {
+		if diff := cmp.Diff(objects(t, readFile(t, fileOf(name))), chart); diff != "" {
 			t.Errorf("-kustomize +helm:\n%s", diff)
 		}
 	})
@@ -164,9 +142,7 @@ func TestToolsChartUsesConfigVerbatim(t *testing.T) {
 		"a:\r\n  - b  ",
 	} {
 		file := filepath.Join(t.TempDir(), "config")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, file, text)
 		all := mustHelm(t, "--set-file=config="+file)
 		if got := at(all["ConfigMap nft-masq-agent"], "data", "config"); got != text {
 			t.Errorf("%q became %q", text, got)
@@ -246,12 +222,9 @@ func TestPatchesByIndexTestWhatTheyMeet(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, list := range regexp.MustCompile(`op: replace\n +path: (\S*/(?:args|volumes)/\d+)`).FindAllSubmatch(text, -1) {
-			if !regexp.MustCompile(`op: test\n +path: ` + string(list[1])).Match(text) {
+		text, replaced := readFile(t, file), regexp.MustCompile(`op: replace\n +path: (\S*/(?:args|volumes)/\d+)`)
+		for _, list := range replaced.FindAllStringSubmatch(text, -1) {
+			if !regexp.MustCompile(`op: test\n +path: ` + list[1]).MatchString(text) {
 				t.Errorf("%s: %s is not tested", file, list[1])
 			}
 		}
@@ -284,11 +257,7 @@ func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 
 // values.yaml is the only reference of the values.
 func TestEachValueOfTheChartIsDescribed(t *testing.T) {
-	text, err := os.ReadFile("helm/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for paragraph := range strings.SplitSeq(string(text), "\n\n") {
+	for paragraph := range strings.SplitSeq(readFile(t, "helm/values.yaml"), "\n\n") {
 		if !strings.HasPrefix(paragraph, "# ") {
 			t.Errorf("no comment is above\n%s", paragraph)
 		}
@@ -332,37 +301,41 @@ func TestToolsNodePoolsHaveSeparateAgents(t *testing.T) {
 	}
 }
 
-// kustomize builds the base with components in the given order.
-func kustomize(t *testing.T, components ...string) (map[string]object, string) {
+// kustomization builds a directory with these files. HERE is that of the manifests; kustomize accepts no absolute
+// paths.
+func kustomization(t *testing.T, files map[string]string) (map[string]object, string) {
 	t.Helper()
 	dir := t.TempDir()
 	here, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if here, err = filepath.Rel(dir, here); err != nil { // kustomize does not accept absolute paths
-		t.Fatal(err)
-	}
-	text := "resources: [" + here + "/base]\ncomponents:\n"
-	for _, c := range components {
-		text += "  - " + here + "/components/" + c + "\n"
-	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+	must(t, err)
+	here, err = filepath.Rel(dir, here)
+	must(t, err)
+	for name, text := range files {
+		writeFile(t, filepath.Join(dir, name), strings.ReplaceAll(text, "HERE", here))
 	}
 	return build(t, dir)
+}
+
+// kustomize builds the base with components in the given order.
+func kustomize(t *testing.T, components ...string) (map[string]object, string) {
+	t.Helper()
+	text := "resources: [HERE/base]\ncomponents:\n"
+	for _, c := range components {
+		text += "  - HERE/components/" + c + "\n"
+	}
+	return kustomization(t, map[string]string{"kustomization.yaml": text})
 }
 
 // build returns the objects that kustomize builds from a directory, or its error
 // message.
 func build(t *testing.T, dir string) (map[string]object, string) {
 	t.Helper()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), filepath.Join(tools(t), "kustomize"), "build", dir)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join("manifests", dir)
+	}
+	out, err := try(t, filepath.Join(tools(t), "kustomize")+" build "+dir)
 	if err != nil {
-		return nil, stderr.String()
+		return nil, out
 	}
 	return objects(t, out), ""
 }
@@ -374,24 +347,11 @@ spec: {template: {spec: {initContainers: [{name: other, image: other}], containe
 `
 
 func TestToolsWorkloadWaitsForRulesBeforeAnythingElse(t *testing.T) {
-	dir := t.TempDir()
-	here, err := filepath.Abs(".")
-	if err == nil {
-		here, err = filepath.Rel(dir, here)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{
+	all, text := kustomization(t, map[string]string{
 		"web.yaml": someWorkload,
-		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [" + here +
-			"/components/wait-for-rules]\nimages: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all, text := build(t, dir)
+		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [HERE/components/wait-for-rules]\n" +
+			"images: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
+	})
 	if text != "" {
 		t.Fatal(text)
 	}
@@ -414,9 +374,7 @@ func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
 	var component struct{ Patches []struct{ Patch string } }
 	readYAML(t, "components/wait-for-rules/kustomization.yaml", &component)
 	var patch object
-	if err := yaml.Unmarshal([]byte(component.Patches[0].Patch), &patch); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(component.Patches[0].Patch), &patch))
 	waiting := at(patch, "spec", "template", "spec", "initContainers", 0)
 	address, ok := strings.CutPrefix(at(waiting, "args", 1).(string), "--wait-for=")
 	if !ok {
@@ -484,14 +442,9 @@ func normalized(all map[string]object) map[string]object {
 
 func TestToolsMakeManifestHasImageAndComponents(t *testing.T) {
 	tools(t)
-	cmd := exec.CommandContext(t.Context(), "make", "-s", "-C", "..", "manifest",
-		"IMAGE=registry.example:5000/a/nft-masq-agent", "TAG=v1.0.0",
-		"COMPONENTS=prometheus takeover")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	if !regexp.MustCompile(`(?m)image: registry\.example:5000/a/nft-masq-agent:v1\.0\.0$`).Match(out) {
+	out := run(t, "make -s manifest IMAGE=registry.example:5000/a/nft-masq-agent TAG=v1.0.0 "+
+		"COMPONENTS='prometheus takeover'")
+	if !strings.Contains(out, "image: registry.example:5000/a/nft-masq-agent:v1.0.0\n") {
 		t.Errorf("%s", out)
 	}
 }

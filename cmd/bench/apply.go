@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfttest"
 )
 
 const groupApply = "full apply"
@@ -25,17 +26,14 @@ const (
 const iptablesUpTo = 10_000
 
 // apply measures applying the whole ruleset to a kernel without any of it.
-func (b *bench) apply(ctx context.Context) error {
+func (b *bench) apply(ctx context.Context) {
 	sizes := b.sizes
 	if b.million {
 		sizes = append(sizes[:len(sizes):len(sizes)], 1_000_000)
 	}
 	for _, n := range sizes {
-		if err := b.applyN(ctx, n); err != nil {
-			return err
-		}
+		b.applyN(ctx, n)
 	}
-	return nil
 }
 
 // An applyBench is what the contenders of one size use.
@@ -48,12 +46,9 @@ type applyBench struct {
 	dir    string // with the files config, nft and iptables
 }
 
-func (b *bench) applyN(ctx context.Context, n int) (err error) {
-	a, err := openApply(n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, a.close()) }()
+func (b *bench) applyN(ctx context.Context, n int) {
+	a := nfttest.Must(openApply(n))
+	defer func() { nfttest.Check(a.close()) }()
 	contenders := []contender{a.fromRuleset(), a.kernelAlone(), a.program("nft", "-f", a.file("nft"))}
 	large := n > 100_000 // more CIDRs than a config file may have
 	if !large {
@@ -62,10 +57,7 @@ func (b *bench) applyN(ctx context.Context, n int) (err error) {
 	if n <= iptablesUpTo {
 		contenders = append(contenders, a.restore())
 	}
-	s, err := takeTurns(ctx, b.rounds, contenders...)
-	if err != nil {
-		return err
-	}
+	s := takeTurns(ctx, b.rounds, contenders...)
 	ours, bare, byNft := s[0], s[1], s[2]
 	fromRuleset := func() row { return newRow(groupApply, n, "from a ruleset", "ms", ours) }
 	b.add(bounded(fromRuleset().against("nft -f", ours, byNft), map[int]float64{targetLarge: 0.4, targetSmall: 1}))
@@ -77,7 +69,6 @@ func (b *bench) applyN(ctx context.Context, n int) (err error) {
 		whole := newRow(groupApply, n, "process, from the file", "ms", s[3]).against("nft -f", s[3], byNft)
 		b.add(bounded(whole, map[int]float64{targetLarge: 0.6}))
 	}
-	return nil
 }
 
 // bounded adds the target of the row's size.

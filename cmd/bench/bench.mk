@@ -1,11 +1,13 @@
 .PHONY: bench
-bench: deps build ## develop: Measure the agent against nft, iptables and the kernel, as root, in under 15 minutes: make bench [ARGS='-o json']
+bench: deps build ## develop: Measure the agent against nft, iptables and the kernel, as root, in under 15 minutes: make bench [ARGS='-only swap']
 	$(call need,strace:strace)
 	@go run ./cmd/bench -agent bin/nft-masq-agent $(ARGS)
 
 .PHONY: plots
 plots: ## develop: Draw the plots of cmd/bench/results.txt, into which a run of bench goes
-	go run ./cmd/bench/plot cmd/bench/results.txt cmd/bench
+	$(call need,gnuplot:gnuplot-nox)
+	gnuplot cmd/bench/plots.gp
+	cd cmd/bench && sha256sum results.txt plots.gp *.svg >plots.sha256
 
 .PHONY: dashboard
 dashboard: deps build bin/prometheus ## develop: Draw manifests/grafana/dashboard.svg, with the metrics of two agents that run for it (a minute and a half)

@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
+	"net"
 	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
@@ -45,12 +44,9 @@ func crowds() []crowd {
 
 // beside measures status, from the start of the process to its end, and its peak memory. It
 // works for binaries of earlier versions, too.
-func (b *bench) beside(ctx context.Context) error {
+func (b *bench) beside(ctx context.Context) {
 	for _, c := range crowds() {
-		took, peak, err := b.besideOf(ctx, c)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
-		}
+		took, peak := b.besideOf(ctx, c)
 		time := newRow(groupBeside, defaultSize, c.name, "ms", took)
 		if c.connections > 0 {
 			time = time.target(2000)
@@ -58,44 +54,29 @@ func (b *bench) beside(ctx context.Context) error {
 		b.add(time)
 		b.add(newRow(groupBeside, defaultSize, c.name+", peak memory", "MB", peak))
 	}
-	return nil
 }
 
-func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series, err error) {
-	n, err := openNode("bench-beside")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, n.close()) }()
-	v, err := newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, v.Close()) }()
-	if _, err := timeToApplied(n, b.agent, v.Path()); err != nil {
-		return nil, nil, err
-	}
-	if _, err := n.ns.Output(c.rules(), c.program, c.args...); err != nil {
-		return nil, nil, err
-	}
-	if err := openConnections(n.ns, c.connections); err != nil {
-		return nil, nil, err
-	}
+func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series) {
+	n := nfttest.Must(openNode("bench-beside"))
+	defer func() { nfttest.Check(n.close()) }()
+	v := nfttest.Must(newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n"))
+	defer func() { nfttest.Check(v.Close()) }()
+	nfttest.Must(timeToApplied(n, b.agent, v.Path()))
+	nfttest.Must(n.ns.Output(c.rules(), c.program, c.args...))
+	nfttest.Check(openConnections(n.ns, c.connections))
 	debug.FreeOSMemory() // the peak of a new process begins with the memory of this one
 	for range b.rounds {
 		cmd := nfttest.Command(b.agent, "status", "--config", v.Path())
 		start := time.Now()
-		if err := errors.Join(ctx.Err(), n.ns.Do(cmd.Start)); err != nil {
-			return nil, nil, err
-		}
+		nfttest.Check(errors.Join(ctx.Err(), n.ns.Do(cmd.Start)))
 		if err := cmd.Wait(); err != nil && cmd.ProcessState.ExitCode() > 1 { // 1: there is a problem
-			return nil, nil, err
+			nfttest.Check(err)
 		}
 		took = append(took, time.Since(start).Seconds())
 		usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 		peak = append(peak, float64(usage.Maxrss)*1024/1e6)
 	}
-	return took, peak, nil
+	return took, peak
 }
 
 // pairsText returns rules for a source and a network each.
@@ -171,54 +152,18 @@ func kubeProxyText(services int) string {
 		"meta mark & 0x4000 == 0x4000 masquerade\n}\n}\n"
 }
 
-// openConnections adds connections to connection tracking, each from another pod or port.
-func openConnections(ns *nfttest.NS, n int) (err error) {
-	c, err := nfttest.DialNetfilter(ns)
-	if err != nil {
-		return err
+// openConnections adds connections over UDP, which nobody translates, to connection tracking, for ten minutes, each
+// from another pod or port.
+func openConnections(ns *nfttest.NS, n int) error {
+	h, err := ns.Netlink()
+	for i := 0; i < n && err == nil; i++ {
+		pod, dst := net.IP{10, 244, byte(i % 4500 >> 8), byte(i % 4500)}, net.IP{203, 0, 113, byte(i % 250)}
+		port := uint16(1024 + i/4500)
+		err = h.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
+			FamilyType: unix.AF_INET, TimeOut: 600,
+			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: pod, SrcPort: port, DstIP: dst, DstPort: 53},
+			Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: dst, SrcPort: 53, DstIP: pod, DstPort: port},
+		})
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	for i := range n {
-		pod := netip.AddrFrom4([4]byte{10, 244, byte(i % 4500 >> 8), byte(i % 4500)})
-		dst := netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 250)})
-		data, err := connection(pod, dst, uint16(1024+i/4500))
-		if err != nil {
-			return err
-		}
-		const create = netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl
-		m := netlink.Message{Header: netlink.Header{Type: unix.NFNL_SUBSYS_CTNETLINK << 8, Flags: create}, Data: data}
-		if _, err := c.Execute(m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// connection is what creates a connection over UDP that nobody translates, for ten minutes.
-func connection(src, dst netip.Addr, port uint16) ([]byte, error) {
-	// Attributes of enum ctattr_type, ctattr_tuple, ctattr_ip and ctattr_l4proto.
-	const orig, reply, timeout, ip, proto, from, to, number, fromPort, toPort = 1, 2, 7, 1, 2, 1, 2, 1, 2, 3
-	e := netlink.NewAttributeEncoder()
-	e.ByteOrder = binary.BigEndian
-	tuple := func(src, dst netip.Addr, sport, dport uint16) func(*netlink.AttributeEncoder) error {
-		return func(e *netlink.AttributeEncoder) error {
-			e.Nested(ip, func(e *netlink.AttributeEncoder) error {
-				e.Bytes(from, src.AsSlice())
-				e.Bytes(to, dst.AsSlice())
-				return nil
-			})
-			e.Nested(proto, func(e *netlink.AttributeEncoder) error {
-				e.Uint8(number, unix.IPPROTO_UDP)
-				e.Uint16(fromPort, sport)
-				e.Uint16(toPort, dport)
-				return nil
-			})
-			return nil
-		}
-	}
-	e.Nested(orig, tuple(src, dst, port, 53))
-	e.Nested(reply, tuple(dst, src, 53, port))
-	e.Uint32(timeout, 600)
-	data, err := e.Encode()
-	return append([]byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}, data...), err
+	return err
 }

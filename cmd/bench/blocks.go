@@ -34,37 +34,29 @@ func keyed(networks []netip.Prefix, keys string) nft.Ruleset {
 }
 
 // blocks compares portsPerPod with the same rules without it.
-func (b *bench) blocks(ctx context.Context) error {
+func (b *bench) blocks(ctx context.Context) {
 	networks := reachable(targetSmall)
-	var texts []string
+	var all []rules
 	for _, keys := range podKeys {
-		texts = append(texts, keyed(networks, keys).String())
+		all = append(all, ofNft(keyed(networks, keys).String()))
 	}
-	s, err := b.onNodes(ctx, texts, nil, destinations(networks, false))
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 5, all, nil, destinations(networks, false))
 	r := newRow(groupBlocks, targetSmall, "a new connection", "µs", s[1]).against("without portsPerPod", s[1], s[0])
 	b.add(r.targetOfMedian(1.05))
-	return errors.Join(b.changeBlocks(ctx), b.fillBlocks(ctx))
+	b.changeBlocks(ctx)
+	b.fillBlocks(ctx)
 }
 
 // changeBlocks measures a change of one CIDR with and without blocks, by turns.
-func (b *bench) changeBlocks(ctx context.Context) (err error) {
+func (b *bench) changeBlocks(ctx context.Context) {
 	const bound = 10 // ms more
 	var contenders []contender
 	for _, keys := range podKeys {
-		f, openErr := openFollower(targetSmall, b.agent, keys)
-		if openErr != nil {
-			return openErr
-		}
-		defer func() { err = errors.Join(err, f.close()) }()
+		f := nfttest.Must(openFollower(targetSmall, b.agent, keys))
+		defer func() { nfttest.Check(f.close()) }()
 		contenders = append(contenders, f.firstChange())
 	}
-	s, err := takeTurns(ctx, 3*b.rounds, contenders...)
-	if err != nil {
-		return err
-	}
+	s := takeTurns(ctx, 3*b.rounds, contenders...)
 	more := slices.Clone(s[1])
 	for i := range more {
 		more[i] -= s[0][i]
@@ -72,43 +64,35 @@ func (b *bench) changeBlocks(ctx context.Context) (err error) {
 	b.add(newRow(groupBlocks, targetSmall, "one CIDR changed, swap to kernel", "ms", s[1]).
 		against("without portsPerPod", s[1], s[0]))
 	b.add(newRow(groupBlocks, targetSmall, "the difference of these", "ms", more).targetOfMedian(bound))
-	return nil
 }
 
 // fillBlocks measures how many ports of a block connections to one destination take before a packet is
 // lost, and how many packets are lost before they have all: the kernel tries at most 248 ports, at random.
-func (b *bench) fillBlocks(ctx context.Context) (err error) {
+func (b *bench) fillBlocks(ctx context.Context) {
 	for _, size := range []int{blockSize, 500, 1000} {
 		var before, lost series
 		for range b.rounds {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
+			nfttest.Check(ctx.Err())
 			first, all, err := fillBlock(size)
-			if err != nil {
-				return err
-			}
+			nfttest.Check(err)
 			before = append(before, float64(first)/float64(size))
 			lost = append(lost, float64(all))
 		}
 		b.add(newRow(groupBlocks, targetSmall, fmt.Sprintf("a block of %d, full before a packet is lost", size), "%", before))
 		b.add(newRow(groupBlocks, targetSmall, fmt.Sprintf("a block of %d, packets lost before it is full", size), "", lost))
 	}
-	return nil
 }
 
 // fillBlock opens connections until a block is full, and returns how many there were before the first
 // packet was lost, and how many packets were.
 func fillBlock(size int) (first, lost int, err error) {
 	r := keyed(reachable(targetSmall), fmt.Sprintf("masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: %d\n", size))
-	p, err := openPath("nft", r.String(), "-f", "-")
-	if p != nil {
-		defer func() { err = errors.Join(err, p.close()) }()
-	}
-	if err == nil {
-		err = p.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "300")
-	}
+	p, err := openPath(ofNft(r.String()))
 	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := p.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "300"); err != nil {
 		return 0, 0, err
 	}
 	to := &unix.SockaddrInet4{Addr: benchmarks.Addr().Next().As4(), Port: 53}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
@@ -34,6 +35,18 @@ type follower struct {
 // openFollower returns a follower of files with some more keys.
 func openFollower(n int, binary string, keys ...string) (f *follower, err error) {
 	return followerOf(n, binary, [2][]netip.Prefix{shuffled(n, false), shuffled(n, true)}, keys...)
+}
+
+// follow returns a follower that has started.
+func (b *bench) follow(n int) (*follower, error) {
+	f, err := openFollower(n, b.agent)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.start(); err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	return f, nil
 }
 
 // followerOf returns a follower of files with two lists.
@@ -125,46 +138,30 @@ func (f *follower) contender() contender {
 
 // change measures a change of one CIDR among n, compared with a full apply and
 // with the kernel's floor for refilling the sets.
-func (b *bench) change(ctx context.Context) error {
+func (b *bench) change(ctx context.Context) {
 	for _, n := range b.sizes {
-		if err := b.changeN(ctx, n); err != nil {
-			return err
-		}
+		b.changeN(ctx, n)
 	}
-	return nil
 }
 
-func (b *bench) changeN(ctx context.Context, n int) (err error) {
-	f, err := openFollower(n, b.agent)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	a, err := openApply(n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, a.close()) }()
-	s, err := takeTurns(ctx, b.rounds, f.firstChange(), a.fromRuleset(), a.kernelAlone())
-	if err != nil {
-		return err
-	}
+func (b *bench) changeN(ctx context.Context, n int) {
+	f := nfttest.Must(openFollower(n, b.agent))
+	defer func() { nfttest.Check(f.close()) }()
+	a := nfttest.Must(openApply(n))
+	defer func() { nfttest.Check(a.close()) }()
+	s := takeTurns(ctx, b.rounds, f.firstChange(), a.fromRuleset(), a.kernelAlone())
 	r := newRow(groupChange, n, "swap to kernel", "ms", s[0])
 	b.add(r.against("full apply, from a ruleset", s[0], s[1]))
 	b.add(bounded(r.against("kernel's floor", s[0], s[2]), map[int]float64{targetLarge: 2}))
-	return nil
 }
 
+// swaps is how many are measured.
+const swaps = 300
+
 // swap measures the time from a file swap to the kernel with the default config.
-func (b *bench) swap(ctx context.Context) (err error) {
-	f, err := openFollower(defaultSize, b.agent)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return err
-	}
+func (b *bench) swap(ctx context.Context) {
+	f := nfttest.Must(b.follow(defaultSize))
+	defer func() { nfttest.Check(f.close()) }()
 	c := f.contender()
 	prepare := c.prepare
 	c.prepare = func() error {
@@ -172,20 +169,6 @@ func (b *bench) swap(ctx context.Context) (err error) {
 		time.Sleep(100 * time.Millisecond)
 		return prepare()
 	}
-	s, err := takeTurns(ctx, b.swaps, c)
-	if err != nil {
-		return err
-	}
-	for _, q := range []struct {
-		name     string
-		quantile float64
-	}{{"p50", 0.5}, {"p99", 0.99}} {
-		r := newRow(groupSwap, defaultSize, "default config, "+q.name, "ms", series{s[0].quantile(q.quantile)})
-		r.Rounds = len(s[0])
-		if q.quantile > 0.9 {
-			r = r.target(10)
-		}
-		b.add(r)
-	}
-	return nil
+	s := takeTurns(ctx, swaps, c)
+	b.addQuantiles(groupSwap, "default config, ", s[0], 10)
 }

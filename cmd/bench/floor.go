@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"time"
 
@@ -35,67 +34,22 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, scratch.close()) }()
-	r := &recorder{}
-	k := kernel.New(nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := nfttest.DialNetfilter(scratch.ns)
-		if err != nil {
-			return nil, err
-		}
-		r.nl = nl
-		return netlink.NewConn(r, nl.PID()), nil
-	}), nil)
-	_, err = k.Apply(context.Background(), want, layout.Ours)
-	return r.msgs, errors.Join(err, k.Close())
-}
-
-// A recorder is between a connection and its socket, and keeps the messages of
-// the transactions.
-type recorder struct {
-	nl   *netlink.Conn
-	msgs []netlink.Message
-}
-
-func (r *recorder) SendMessages(msgs []netlink.Message) error {
-	for _, m := range msgs {
-		if m.Header.Type != unix.NFNL_MSG_BATCH_BEGIN && m.Header.Type != unix.NFNL_MSG_BATCH_END {
-			r.msgs = append(r.msgs, m)
-		}
-	}
-	_, err := r.nl.SendMessages(msgs)
-	return err
-}
-
-func (r *recorder) Send(m netlink.Message) error {
-	_, err := r.nl.Send(m)
-	return err
-}
-
-func (r *recorder) Receive() ([]netlink.Message, error) {
-	msgs, err := r.nl.Receive()
-	for i := range msgs {
-		// The messages are complete: clear the flag, so that the reader does not
-		// wait for more.
-		msgs[i].Header.Flags &^= netlink.Multi
-	}
-	return msgs, err
-}
-
-func (r *recorder) ReceiveIter() iter.Seq2[netlink.Message, error] {
-	return func(yield func(netlink.Message, error) bool) {
-		msgs, err := r.Receive()
-		if err != nil {
-			yield(netlink.Message{}, err)
-			return
-		}
-		for _, m := range msgs {
-			if !yield(m, nil) {
-				return
+	dial := func() (*netlink.Conn, error) { return nfttest.DialNetfilter(scratch.ns) }
+	batch := false
+	k := kernel.New(nfnetlink.New(nfttest.Through(dial, func(m *netlink.Message) error {
+		switch m.Header.Type {
+		case unix.NFNL_MSG_BATCH_BEGIN, unix.NFNL_MSG_BATCH_END:
+			batch = m.Header.Type == unix.NFNL_MSG_BATCH_BEGIN
+		default:
+			if batch {
+				msgs = append(msgs, *m)
 			}
 		}
-	}
+		return nil
+	}, nil)), nil)
+	_, err = k.Apply(context.Background(), want, layout.Ours)
+	return msgs, errors.Join(err, k.Close())
 }
-
-func (r *recorder) Close() error { return r.nl.Close() }
 
 // newFloor prepares to send recorded messages to a namespace.
 func newFloor(ns *nfttest.NS, msgs []netlink.Message) (*floor, error) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +12,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 )
 
 const groupInvalid = "what dropInvalid costs an open connection"
@@ -27,24 +27,16 @@ const emptyHook = `table inet empty {
 // invalid measures packets of connections that are open, which the chain that drops others
 // lets pass: small datagrams one by one, and as much as goes through one TCP connection.
 // The rules take turns on one node, because two nodes differ by more than they do.
-func (b *bench) invalid(ctx context.Context) (err error) {
+func (b *bench) invalid(ctx context.Context) {
 	c := config.Default(config.Defaults{})
 	c.MasqueradeSrcCIDRs = []config.CIDR{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}
 	options := nft.Options{Layout: ruleset(nil, nft.ModeNFTables).Layout, RandomFully: true}
 	without := nft.Compile(c, options).String()
 	c.DropInvalid = &config.Position{}
 	texts := []string{nft.Compile(c, options).String(), without, without + emptyHook}
-	p, err := openPath("nft", without, "-f", "-")
-	if p != nil {
-		defer func() { err = errors.Join(err, p.close()) }()
-	}
-	if err != nil {
-		return err
-	}
-	l, err := p.sink()
-	if err != nil {
-		return err
-	}
+	p := nfttest.Must(openPath(ofNft(without)))
+	defer func() { nfttest.Check(p.close()) }()
+	l := nfttest.Must(p.sink())
 	defer l.Close()
 	for _, kind := range []struct {
 		name  string
@@ -54,22 +46,16 @@ func (b *bench) invalid(ctx context.Context) (err error) {
 		var all []contender
 		for _, text := range texts {
 			all = append(all, contender{prepare: func() error {
-				if _, err := p.top.Node.Output("flush ruleset\n"+text, "nft", "-f", "-"); err != nil {
-					return err
-				}
+				nfttest.Must(p.top.Node.Output("flush ruleset\n"+text, "nft", "-f", "-"))
 				_, err := kind.turn.turn(ctx) // the first packets after a change are slower
 				return err
 			}, run: func() (time.Duration, error) { return kind.turn.turn(ctx) }})
 		}
-		s, err := takeTurns(ctx, kind.times*b.rounds, all...)
-		if err != nil {
-			return err
-		}
+		s := takeTurns(ctx, kind.times*b.rounds, all...)
 		r := newRow(groupInvalid, targetSmall, kind.name, "µs", s[0])
 		b.add(r.against("without dropInvalid", s[0], s[1]).targetOfMedian(1.03))
 		b.add(r.against("an empty chain", s[0], s[2]))
 	}
-	return nil
 }
 
 // invalidPort is where the outside host reads what pods send.

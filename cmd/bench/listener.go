@@ -21,15 +21,12 @@ const groupListener = "what the agent costs other programs"
 
 // others measures another program's transactions with and without the agent, in
 // time and in kernel memory.
-func (b *bench) others(ctx context.Context) error {
+func (b *bench) others(ctx context.Context) {
 	for _, n := range b.sizes {
-		if err := b.neighbourOf(ctx, n, "a set of CIDRs",
-			func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) }); err != nil {
-			return err
-		}
+		b.neighbourOf(ctx, n, "a set of CIDRs", func(ns *nfttest.NS) (transaction, error) { return fillOf(ns, n) })
 	}
 	const services = 1000
-	return b.neighbourOf(ctx, services, "rules of so many Services",
+	b.neighbourOf(ctx, services, "rules of so many Services",
 		func(*nfttest.NS) (transaction, error) { return kubeProxyLike(services) })
 }
 
@@ -75,57 +72,41 @@ type cost [states]struct{ seconds, megabytes series }
 
 func (b *bench) neighbourOf(ctx context.Context, n int, what string,
 	open func(*nfttest.NS) (transaction, error),
-) (err error) {
-	f, err := openFollower(defaultSize, b.agent)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	t, err := open(f.node.ns)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, t.release()) }()
+) {
+	f := nfttest.Must(openFollower(defaultSize, b.agent))
+	defer func() { nfttest.Check(f.close()) }()
+	t := nfttest.Must(open(f.node.ns))
+	defer func() { nfttest.Check(t.release()) }()
 	var c, control cost
 	for range b.rounds {
-		if err := c.withAgent(ctx, f, n, t, &control); err != nil {
-			return err
-		}
+		c.withAgent(ctx, f, n, t, &control)
 	}
 	b.addCost(n, what, c, control)
-	return nil
 }
 
 // withAgent measures one run of an agent. Repetitions count with their median;
 // the control is measured like [nextTo], but without the agent.
-func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) (err error) {
-	if err := f.start(); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.stop()) }()
+func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) {
+	nfttest.Check(f.start())
+	defer func() { nfttest.Check(f.stop()) }()
 	repeats := 5
 	if n < memoryFrom {
 		repeats = 15 // a run takes so little time that the machine's noise decides
 	}
 	var life, again cost
 	for i := range repeats {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+		nfttest.Check(ctx.Err())
 		steps := []func() error{
 			func() error { return f.whileStopped(func() error { return life.measure(alone, f, n, t) }) },
 			func() error { return life.measure(nextTo, f, n, t) },
 			func() error { return f.whileStopped(func() error { return again.measure(alone, f, n, t) }) },
 		}
 		for j := range steps { // the order changes each time
-			if err := steps[(i+j)%len(steps)](); err != nil {
-				return err
-			}
+			nfttest.Check(steps[(i+j)%len(steps)]())
 		}
 	}
 	c.add(life)
 	control.add(again)
-	return nil
 }
 
 // whileStopped measures while the agent's process does not run.

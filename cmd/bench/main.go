@@ -19,6 +19,8 @@ import (
 	"strings"
 	"time"
 
+	"nft-masq-agent/nft/nfttest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -43,10 +45,7 @@ type settings struct {
 	sizes   []int
 	million bool
 	rounds  int
-	swaps   int
-	rest    time.Duration
 	only    *regexp.Regexp
-	write   func(report, io.Writer) error
 }
 
 // A usageError is an error in the command line.
@@ -59,11 +58,8 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.StringVar(&s.agent, "agent", "bin/nft-masq-agent", "`PATH` of the agent")
 	sizes := fs.String("sizes", "10,1000,10000,100000", "numbers of CIDRs")
 	fs.BoolVar(&s.million, "million", false, "also apply 1,000,000 CIDRs, from a ruleset (a minute more)")
-	fs.IntVar(&s.rounds, "rounds", 7, "`NUMBER` of rounds, at least five")
-	fs.IntVar(&s.swaps, "swaps", 300, "`NUMBER` of file swaps with the default config")
-	fs.DurationVar(&s.rest, "rest", time.Minute, "how long agents are watched at rest")
+	fs.IntVar(&s.rounds, "rounds", 7, "`NUMBER` of rounds")
 	only := fs.String("only", "", "measure only the groups that match the `PATTERN`: "+strings.Join(groupNames(), ", "))
-	output := fs.String("o", "text", "text, json or markdown")
 	if err := fs.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return s, err
@@ -81,14 +77,9 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	if s.only, err = regexp.Compile(*only); err != nil {
 		return s, usageError{fmt.Errorf("only: %w", err)}
 	}
-	formats := map[string]func(report, io.Writer) error{
-		"text": report.writeText, "json": report.writeJSON, "markdown": report.writeMarkdown,
-	}
-	switch s.write = formats[*output]; {
-	case s.write == nil:
-		return s, usageError{fmt.Errorf("o: %q is neither text nor json nor markdown", *output)}
-	case s.rounds < 1 || s.swaps < 1:
-		return s, usageError{errors.New("rounds and swaps: want at least 1")}
+	switch {
+	case s.rounds < 1:
+		return s, usageError{errors.New("rounds: want at least 1")}
 	case fs.NArg() > 0:
 		return s, usageError{fmt.Errorf("unexpected argument %q", fs.Arg(0))}
 	}
@@ -107,7 +98,7 @@ func (b *bench) add(r row) { b.Rows = append(b.Rows, r) }
 // A group is a part of the table.
 type group struct {
 	name    string
-	measure func(*bench, context.Context) error
+	measure func(*bench, context.Context)
 }
 
 func groups() []group {
@@ -150,10 +141,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		start := time.Now()
 		_, _ = fmt.Fprintf(stderr, "%s …", g.name)
-		if err := g.measure(b, ctx); err != nil {
+		if err := nfttest.Part(func() { g.measure(b, ctx) }); err != nil {
 			return fmt.Errorf("%s: %w", g.name, err)
 		}
 		_, _ = fmt.Fprintf(stderr, " %s\n", time.Since(start).Round(time.Second))
 	}
-	return s.write(b.report, stdout)
+	return b.report.write(stdout)
 }

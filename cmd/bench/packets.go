@@ -56,23 +56,44 @@ type path struct {
 	port uint16 // of the next turn's connections
 }
 
-func openPath(program, rules string, args ...string) (*path, error) {
+// Rules are what a program loads.
+type rules struct {
+	text, program string
+	args          []string
+}
+
+// ofNft are rules for nft.
+func ofNft(text string) rules { return rules{text, "nft", []string{"-f", "-"}} }
+
+func openPath(r rules, addresses ...netip.Addr) (*path, error) {
 	top, err := nfttest.OpenTopology()
 	if err != nil {
 		return nil, fmt.Errorf("%w (this program needs root)", err)
 	}
 	p := &path{top: top, port: firstPort}
-	if _, err := top.Outside.Output(farEnd, "nft", "-f", "-"); err != nil {
-		return nil, err
+	if err := p.prepare(r, addresses); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+func (p *path) prepare(r rules, addresses []netip.Addr) error {
+	if _, err := p.top.Outside.Output(farEnd, "nft", "-f", "-"); err != nil {
+		return err
 	}
 	// A turn's connections must expire before the table is full.
 	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} {
-		if err := top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1"); err != nil {
-			return nil, err
+		if err := p.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1"); err != nil {
+			return err
 		}
 	}
-	_, err = top.Node.Output(rules, program, args...)
-	return p, err
+	for _, a := range addresses {
+		if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
+			return err
+		}
+	}
+	_, err := p.top.Node.Output(r.text, r.program, r.args...)
+	return err
 }
 
 func (p *path) close() error { return p.top.Close() }
@@ -139,46 +160,40 @@ func timeTurn(port uint16, send func(fd int) error) (time.Duration, error) {
 
 // packets measures the cost of a new connection with our rules, compared with
 // rules that only do the same.
-func (b *bench) packets(ctx context.Context) error {
+func (b *bench) packets(ctx context.Context) {
 	for _, n := range b.sizes {
 		for _, exempt := range []bool{false, true} {
-			if err := b.packetsN(ctx, n, exempt); err != nil {
-				return err
-			}
+			b.packetsN(ctx, n, exempt)
 		}
 	}
-	return b.packetsFrom(ctx, 1, 8)
+	b.packetsFrom(ctx, 1, 8)
 }
 
 // packetsFrom measures what fixed source addresses add to masquerading. The address of a
 // pod is in a map if there are several.
-func (b *bench) packetsFrom(ctx context.Context, counts ...int) error {
+func (b *bench) packetsFrom(ctx context.Context, counts ...int) {
 	networks := reachable(targetSmall)
 	dsts := destinations(networks, false)
 	plain := ruleset(networks, nft.ModeNFTables)
-	texts := []string{plain.String()}
+	all := []rules{ofNft(plain.String())}
 	addresses := sources(slices.Max(counts))
 	for _, n := range counts {
 		from := plain.Policy
 		from.Families = slices.Clone(from.Families)
 		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
-		texts = append(texts, nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String())
+		all = append(all, ofNft(nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String()))
 	}
-	s, err := b.onNodes(ctx, texts, addresses, dsts)
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 5, all, addresses, dsts)
 	for i, n := range counts {
 		r := newRow(groupPackets, targetSmall, fmt.Sprintf("from one of %d fixed addresses", n), "µs", s[i+1])
 		b.add(bounded(r.against("masqueraded", s[i+1], s[0]), map[int]float64{targetSmall: 1.02}))
 	}
-	return nil
 }
 
 // firstSource is the first of the fixed addresses.
 var firstSource = netip.MustParseAddr("203.0.113.1")
 
-func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
+func (b *bench) packetsN(ctx context.Context, n int, exempt bool) {
 	what, bare, bareName, bound := "masqueraded", bareMasquerade, "bare masquerade", 1.1
 	if exempt {
 		what, bare, bareName, bound = "exempt", bareReturn, "bare return", 1.2
@@ -187,52 +202,29 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) (err error) {
 	dsts := destinations(networks, exempt)
 	shuffle(networks)
 	ours, chain := ruleset(networks, nft.ModeNFTables), ruleset(networks, nft.ModeIPTables)
-	opened, err := openPaths(n, ours.String(), bare, chain.String())
-	defer func() {
-		for _, p := range opened {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	if err != nil {
-		return err
+	all := []rules{ofNft(ours.String()), ofNft(bare)}
+	if n <= iptablesUpTo {
+		all = append(all, rules{chain.String(), "iptables-nft-restore", []string{"--noflush"}})
 	}
-	var contenders []contender
-	for _, p := range opened {
-		contenders = append(contenders, p.contender(dsts))
-	}
-	const times = 3 // a turn is short
-	s, err := takeTurns(ctx, times*b.rounds, contenders...)
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 3, all, nil, dsts)
 	r := newRow(groupPackets, n, what, "µs", s[0])
 	b.add(bounded(r.against(bareName, s[0], s[1]), map[int]float64{targetLarge: bound}))
 	if n <= iptablesUpTo {
 		chainRow := newRow(groupPackets, n, what+", the iptables chain", "µs", s[2])
 		b.add(chainRow.against(bareName, s[2], s[1]))
 	}
-	return nil
 }
 
-// openPaths creates a node for each of the rulesets.
-func openPaths(n int, ours, bare, chain string) (all []*path, err error) {
-	type rules struct {
-		text    string
-		program string
-		args    []string
+// onNodes measures new connections to the destinations by turns on nodes, each of which has
+// the addresses and other rules. A turn is short: a round has several.
+func (b *bench) onNodes(
+	ctx context.Context, times int, all []rules, addresses, dsts []netip.Addr,
+) (s []series) {
+	var contenders []contender
+	for _, r := range all {
+		p := nfttest.Must(openPath(r, addresses...))
+		defer func() { nfttest.Check(p.close()) }()
+		contenders = append(contenders, p.contender(dsts))
 	}
-	nodes := []rules{{ours, "nft", []string{"-f", "-"}}, {bare, "nft", []string{"-f", "-"}}}
-	if n <= iptablesUpTo {
-		nodes = append(nodes, rules{chain, "iptables-nft-restore", []string{"--noflush"}})
-	}
-	for _, r := range nodes {
-		p, err := openPath(r.program, r.text, r.args...)
-		if p != nil {
-			all = append(all, p)
-		}
-		if err != nil {
-			return all, err
-		}
-	}
-	return all, nil
+	return takeTurns(ctx, times*b.rounds, contenders...)
 }

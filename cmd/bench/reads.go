@@ -23,7 +23,7 @@ const groupReads = "a change reads nothing that it does not need"
 
 // reads measures what is read for a change: nothing, if all CIDRs are others; and few messages, if
 // one is.
-func (b *bench) reads(ctx context.Context) error {
+func (b *bench) reads(ctx context.Context) {
 	const many, few = 50_000, 11
 	all := list(2 * many)
 	var halves [2][]netip.Prefix
@@ -32,36 +32,24 @@ func (b *bench) reads(ctx context.Context) error {
 	}
 	var contenders []contender
 	for _, lists := range [][2][]netip.Prefix{{halves[0], halves[1]}, {list(few), halves[1]}} {
-		f, err := followerOf(many, b.agent, lists)
-		if err != nil {
-			return err
-		}
+		f := nfttest.Must(followerOf(many, b.agent, lists))
 		defer func() { _ = f.close() }()
 		contenders = append(contenders, f.firstChange())
 	}
-	s, err := takeTurns(ctx, b.rounds, contenders...)
-	if err != nil {
-		return err
-	}
+	s := takeTurns(ctx, b.rounds, contenders...)
 	b.add(newRow(groupReads, many, "replaced by others, swap to kernel", "ms", s[0]).
 		against(fmt.Sprintf("instead of %d", few), s[0], s[1]).targetOfMedian(1.3))
-	n, err := b.messages()
-	if err == nil {
-		b.add(newRow(groupReads, 10, "netlink messages of one CIDR changed, without the poll", "", series{n}).target(25))
-	}
-	return err
+	n := nfttest.Must(b.messages())
+	b.add(newRow(groupReads, 10, "netlink messages of one CIDR changed, without the poll", "", series{n}).target(25))
 }
 
 // messages counts the messages that an agent sends because of one CIDR.
 func (b *bench) messages() (n float64, err error) {
-	f, err := openFollower(10, b.agent)
+	f, err := b.follow(10)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return 0, err
-	}
 	out := filepath.Join(os.TempDir(), fmt.Sprintf("bench-%d.strace", os.Getpid()))
 	defer func() { _ = os.Remove(out) }()
 	const observed = 3 * time.Second // and all observers have seen the change

@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 )
 
 const (
@@ -17,37 +17,26 @@ const (
 
 // memory measures the peak memory of a start with n CIDRs and a change of one,
 // and the memory some seconds later.
-func (b *bench) memory(ctx context.Context) error {
+func (b *bench) memory(ctx context.Context) {
 	for _, n := range append([]int{defaultSize}, b.sizes...) {
 		var peaks, rests series
 		for range b.rounds {
-			peak, rest, err := b.memoryOnce(ctx, n)
-			if err != nil {
-				return err
-			}
-			peaks, rests = append(peaks, peak), append(rests, rest)
+			peak, now := b.memoryOnce(ctx, n)
+			peaks, rests = append(peaks, peak), append(rests, now)
 		}
 		b.add(bounded(newRow(groupMemory, n, "peak", "MB", peaks), map[int]float64{defaultSize: 16}))
 		b.add(bounded(newRow(groupMemory, n, "at rest", "MB", rests), map[int]float64{targetLarge: 48}))
 	}
-	return nil
 }
 
-func (b *bench) memoryOnce(ctx context.Context, n int) (peak, rest float64, err error) {
-	f, err := openFollower(n, b.agent)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer func() { err = errors.Join(err, f.close()) }()
-	if err := f.start(); err != nil {
-		return 0, 0, err
-	}
-	if _, err := f.contender().turn(ctx); err != nil {
-		return 0, 0, err
-	}
+func (b *bench) memoryOnce(ctx context.Context, n int) (peak, now float64) {
+	f := nfttest.Must(b.follow(n))
+	defer func() { nfttest.Check(f.close()) }()
+	nfttest.Must(f.contender().turn(ctx))
 	time.Sleep(2 * time.Second) // to come to rest
 	p, r, err := f.agent.Memory()
-	return float64(p) / 1e6, float64(r) / 1e6, err
+	nfttest.Check(err)
+	return float64(p) / 1e6, float64(r) / 1e6
 }
 
 // A rester is an agent that is observed while its file does not change.
@@ -73,55 +62,43 @@ func allSurroundings() []surroundings {
 
 // atRest observes agents, each on a separate node, at the same time: alone, and next to a program that commits to its
 // own table.
-func (b *bench) atRest(ctx context.Context) (err error) {
+func (b *bench) atRest(ctx context.Context) {
 	var all []*rester
-	defer func() {
-		for _, r := range all {
-			err = errors.Join(err, r.close())
-		}
-	}()
 	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {
 		for _, s := range allSurroundings() {
-			f, err := openFollower(n, b.agent)
-			if err != nil {
-				return err
-			}
+			f := nfttest.Must(b.follow(n))
+			defer func() { nfttest.Check(f.close()) }()
 			all = append(all, &rester{follower: f, surroundings: s})
-			if err := f.start(); err != nil {
-				return err
-			}
 		}
 	}
-	return b.observe(ctx, all)
+	b.observe(ctx, all)
 }
 
+// rest is how long agents are watched.
+const rest = time.Minute
+
 // observe observes agents at the same time.
-func (b *bench) observe(ctx context.Context, all []*rester) (err error) {
+func (b *bench) observe(ctx context.Context, all []*rester) {
 	time.Sleep(time.Second) // for the rest of the start
 	watched := make([]func() (share, writes float64, err error), len(all))
 	for i, r := range all {
-		if watched[i], err = r.watch(ctx); err != nil {
-			return err
-		}
+		watched[i] = nfttest.Must(r.watch(ctx))
 	}
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(b.rest):
+		nfttest.Check(ctx.Err())
+	case <-time.After(rest):
 	}
 	for i, r := range all {
 		share, writes, err := watched[i]()
-		if err != nil {
-			return err
-		}
+		nfttest.Check(err)
 		b.addRest(r, share, writes)
 	}
-	return nil
 }
 
 func (b *bench) addRest(r *rester, share, writes float64) {
 	processor := newRow(groupRest, r.size, "CPU, "+r.what, "%", series{share})
-	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", b.rest, r.what), "", series{writes})
+	written := newRow(groupRest, r.size, fmt.Sprintf("writes in %s, %s", rest, r.what), "", series{writes})
 	if r.size == defaultSize {
 		processor, written = processor.target(r.bound), written.target(0)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -60,19 +59,16 @@ func (k ruleKind) ruleset(networks []netip.Prefix, n int, addresses []netip.Addr
 }
 
 // rules measures what many entries of snatRules add to one of their kind. The last one matches.
-func (b *bench) rules(ctx context.Context) error {
+func (b *bench) rules(ctx context.Context) {
 	networks := reachable(targetSmall)
 	dsts, addresses, counts := destinations(networks, false), sources(4), []int{1, 16, 64}
-	var texts []string
+	var all []rules
 	for _, k := range ruleKinds() {
 		for _, n := range counts {
-			texts = append(texts, k.ruleset(networks, n, addresses).String())
+			all = append(all, ofNft(k.ruleset(networks, n, addresses).String()))
 		}
 	}
-	s, err := b.onNodes(ctx, texts, addresses, dsts)
-	if err != nil {
-		return err
-	}
+	s := b.onNodes(ctx, 5, all, addresses, dsts)
 	for i, k := range ruleKinds() {
 		one := s[i*len(counts)]
 		for j, n := range counts[1:] {
@@ -82,34 +78,6 @@ func (b *bench) rules(ctx context.Context) error {
 			b.add(bounded(r, map[int]float64{targetSmall: ruleBounds[n]}))
 		}
 	}
-	return nil
-}
-
-// onNodes measures new connections to the destinations by turns on nodes, each of which has
-// the addresses and other rules.
-func (b *bench) onNodes(ctx context.Context, texts []string, addresses, dsts []netip.Addr) (all []series, err error) {
-	var opened []*path
-	defer func() {
-		for _, p := range opened {
-			err = errors.Join(err, p.close())
-		}
-	}()
-	var contenders []contender
-	for _, text := range texts {
-		p, err := openPath("nft", text, "-f", "-")
-		if p != nil {
-			opened = append(opened, p)
-		}
-		if err == nil {
-			err = p.assign(addresses)
-		}
-		if err != nil {
-			return nil, err
-		}
-		contenders = append(contenders, p.contender(dsts))
-	}
-	const times = 5 // a turn is short, and the difference small
-	return takeTurns(ctx, times*b.rounds, contenders...)
 }
 
 // sources returns addresses that connections can leave from.
@@ -118,14 +86,4 @@ func sources(n int) (addresses []netip.Addr) {
 		addresses = append(addresses, addr(number(firstSource)+uint32(i)))
 	}
 	return addresses
-}
-
-// assign gives the node addresses.
-func (p *path) assign(addresses []netip.Addr) error {
-	for _, a := range addresses {
-		if err := p.top.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-			return err
-		}
-	}
-	return nil
 }

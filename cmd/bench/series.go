@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // A series is one value per round, in order.
@@ -42,9 +44,9 @@ func (s series) times(factor float64) series {
 
 // A spread is a median with the quartiles around it.
 type spread struct {
-	Median float64 `json:"median"`
-	Q1     float64 `json:"q1"`
-	Q3     float64 `json:"q3"`
+	Median float64
+	Q1     float64
+	Q3     float64
 }
 
 func (s series) spread() spread {
@@ -60,21 +62,18 @@ type contender struct {
 // takeTurns measures the contenders in turn, round by round, and returns the
 // seconds that each took. The order changes with each round. An extra first round
 // is not counted.
-func takeTurns(ctx context.Context, rounds int, contenders ...contender) ([]series, error) {
+func takeTurns(ctx context.Context, rounds int, contenders ...contender) []series {
 	all := make([]series, len(contenders))
 	for round := range rounds + 1 {
 		for i := range contenders {
 			at := (round + i) % len(contenders)
-			took, err := contenders[at].turn(ctx)
-			if err != nil {
-				return nil, err
-			}
+			took := nfttest.Must(contenders[at].turn(ctx))
 			if round > 0 {
 				all[at] = append(all[at], took.Seconds())
 			}
 		}
 	}
-	return all, nil
+	return all
 }
 
 func (c contender) turn(ctx context.Context) (time.Duration, error) {

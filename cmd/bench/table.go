@@ -1,42 +1,40 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strings"
-	"text/tabwriter"
 )
 
 // A report is the output.
 type report struct {
-	Date       string `json:"date"`
-	Kernel     string `json:"kernel"`
-	Machine    string `json:"machine"`
-	Processors int    `json:"processors"`
-	Nft        string `json:"nft"`
-	Iptables   string `json:"iptables"`
-	Agent      string `json:"agent"`
-	Rows       []row  `json:"rows"`
+	Date       string
+	Kernel     string
+	Machine    string
+	Processors int
+	Nft        string
+	Iptables   string
+	Agent      string
+	Rows       []row
 }
 
 // A row is a measurement, alone or compared with another one. Its target is a
 // bound of the ratio if compared, otherwise of the value.
 type row struct {
-	Group   string  `json:"group"`
-	CIDRs   int     `json:"cidrs"` // 0: the default config
-	What    string  `json:"what"`
-	Unit    string  `json:"unit"`
-	Ours    spread  `json:"value"`
-	Against string  `json:"against,omitempty"`
-	Theirs  *spread `json:"other,omitempty"`
-	Ratio   *spread `json:"ratio,omitempty"`
-	Rounds  int     `json:"rounds"`
-	Target  float64 `json:"target,omitempty"`
-	Bounded bool    `json:"bounded,omitempty"` // there is a target
-	Met     bool    `json:"met,omitempty"`     // by the worse quartile, or by the median
+	Group   string
+	CIDRs   int // 0: the default config
+	What    string
+	Unit    string
+	Ours    spread
+	Against string
+	Theirs  *spread
+	Ratio   *spread
+	Rounds  int
+	Target  float64
+	Bounded bool // there is a target
+	Met     bool // by the worse quartile, or by the median
 }
 
 // units returns the factors from a series' unit.
@@ -80,12 +78,6 @@ func (r row) targetOfMedian(bound float64) row {
 	return r
 }
 
-func (r report) writeJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
-}
-
 func (r report) head() string {
 	return fmt.Sprintf("%s · Linux %s · %d × %s · %s · %s · %s",
 		r.Date, r.Kernel, r.Processors, r.Machine, r.Agent, r.Nft, r.Iptables)
@@ -107,25 +99,8 @@ func (r row) cells() []string {
 	}
 }
 
-func (r report) writeText(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(cells []string) { _, _ = fmt.Fprintln(tw, strings.Join(cells, "\t")) }
-	// Lines without a tab have separate columns.
-	_, _ = fmt.Fprintf(tw, "%s\n%s\n", r.head(), legend)
-	group := ""
-	for _, row := range r.Rows {
-		if row.Group != group {
-			group = row.Group
-			_, _ = fmt.Fprintf(tw, "\n%s\n", group)
-			line(columns())
-		}
-		line(row.cells())
-	}
-	return tw.Flush()
-}
-
-// writeMarkdown prints the table for a README.
-func (r report) writeMarkdown(w io.Writer) error {
+// write prints the table, in Markdown.
+func (r report) write(w io.Writer) error {
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
 	fmt.Fprintf(&b, "%s\n\n%s\n\n", r.head(), legend)

@@ -26,15 +26,12 @@ const snatKey = `snatAddresses: [198.51.100.208/29, "2001:db8:5::/64"]`
 // addressesMove assigns addresses to the node and removes them. Once the agent has
 // followed, a pod's connections leave from the address that is its own, and from no
 // other.
-func addressesMove(keys ...string) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error { return b.moveAddresses(ctx, keys) }
+func addressesMove(keys ...string) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) { b.moveAddresses(ctx, keys) }
 }
 
-func (b *bench) moveAddresses(ctx context.Context, keys []string) error {
-	a, p, err := b.inService(ctx, nft.ModeNFTables, 4, keys...)
-	if err != nil {
-		return err
-	}
+func (b *bench) moveAddresses(ctx context.Context, keys []string) {
+	a, p := b.inService(ctx, nft.ModeNFTables, 4, keys...)
 	want := p[0].ruleset[nft.ModeNFTables]
 	var has []string // which is what the hammer expects at first
 	for b.more(ctx) {
@@ -47,43 +44,29 @@ func (b *bench) moveAddresses(ctx context.Context, keys []string) error {
 		}
 		// Until the agent has followed, connections leave from the addresses of before.
 		b.hammer.LeavesFrom(append(b.sources(want, has), b.sources(want, after)...)...)
-		err := b.whileAway(ctx, func() error {
-			if err := b.float(moving, at < 0); err != nil {
-				return err
-			}
-			return a.Until(ctx, "the addresses of the node", func() bool { return a.Count("snat_addresses_changed") > before })
+		b.whileAway(ctx, func() {
+			b.float(moving, at < 0)
+			followed := func() bool { return a.Count("snat_addresses_changed") > before }
+			nfttest.Check(a.Until(ctx, "the addresses of the node", followed))
 		})
-		if err != nil {
-			return err
-		}
 		has = after
-		if err := b.settle(ctx, want, has); err != nil {
-			return err
-		}
+		b.settle(ctx, want, has)
 	}
-	return nil
 }
 
 // fixedChanges is fileChanges on a node with fixed source addresses.
-func fixedChanges(ctx context.Context, b *bench) error {
-	p, err := policies(4, snatKey)
-	if err != nil {
-		return err
-	}
-	if err := b.floatAll(); err != nil {
-		return err
-	}
+func fixedChanges(ctx context.Context, b *bench) {
+	p := policies(4, snatKey)
+	b.floatAll()
 	b.from = b.sources(p[0].ruleset[nft.ModeNFTables], floating)
-	return fileChanges(nft.ModeNFTables, 4, snatKey)(ctx, b)
+	fileChanges(nft.ModeNFTables, 4, snatKey)(ctx, b)
 }
 
 // settle expects connections only from the addresses that are right now.
-func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) error {
+func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
-	if err := b.inSync(ctx, want.On(addresses(has))); err != nil {
-		return err
-	}
-	return b.flows(ctx, 20)
+	b.inSync(ctx, want.On(addresses(has)))
+	b.flows(ctx, 20)
 }
 
 // sources returns the addresses from which the pod's connections leave.
@@ -108,24 +91,21 @@ func addresses(texts []string) (all []netip.Addr) {
 }
 
 // floatAll assigns all of the addresses to the node.
-func (b *bench) floatAll() error {
+func (b *bench) floatAll() {
 	for _, a := range floating {
-		if err := b.float(a, true); err != nil {
-			return err
-		}
+		b.float(a, true)
 	}
-	return nil
 }
 
 // float assigns an address to the node, or removes it.
-func (b *bench) float(a string, here bool) error {
+func (b *bench) float(a string, here bool) {
 	addr := netip.MustParseAddr(a)
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
 	if here {
-		return b.top.Node.AddAddr("lo", prefix)
+		nfttest.Check(b.top.Node.AddAddr("lo", prefix))
+	} else {
+		nfttest.Must(b.top.Node.Output("", "ip", "address", "del", prefix.String(), "dev", "lo"))
 	}
-	_, err := b.top.Node.Output("", "ip", "address", "del", prefix.String(), "dev", "lo")
-	return err
 }
 
 // onTheLink is an address that the far end resolves by ARP.
@@ -134,32 +114,19 @@ const onTheLink = "192.0.2.211"
 // changedByHand is known to be wrong: an address is taken from the node before the rules
 // change, by hand and so some connections later. Meanwhile answers go nowhere. It
 // returns how many TCP connections were lost.
-func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
+func changedByHand(ctx context.Context, b *bench) (lost uint64) {
 	c, problems := config.Parse(config.Defaults{},
 		config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
-	if err := problems.Err(); err != nil {
-		return 0, err
-	}
+	nfttest.Check(problems.Err())
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 	with := without.On(addresses([]string{onTheLink}))
-	apply := func(r nft.Ruleset) error {
-		_, err := b.kernel.Apply(ctx, r, layout.Ours)
-		return err
-	}
-	if err := b.float(onTheLink, true); err != nil {
-		return 0, err
-	}
-	if err := apply(with); err != nil {
-		return 0, err
-	}
+	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, layout.Ours)) }
+	b.float(onTheLink, true)
+	apply(with)
 	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}
-	if b.hammer, err = b.top.StartHammerFrom([]netip.Addr{b.top.NodeV4, netip.MustParseAddr(onTheLink)},
-		target); err != nil {
-		return 0, err
-	}
-	if err := b.flows(ctx, 20); err != nil {
-		return 0, err
-	}
+	from := []netip.Addr{b.top.NodeV4, netip.MustParseAddr(onTheLink)}
+	b.hammer = nfttest.Must(b.top.StartHammerFrom(from, target))
+	b.flows(ctx, 20)
 	missing := func() uint64 {
 		t := b.hammer.SoFar()
 		return t.Sent() - min(t.Seen(), t.Sent())
@@ -167,34 +134,18 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64, err error) {
 	for b.more(ctx) || lost == 0 && ctx.Err() == nil {
 		b.updates++
 		before := missing()
-		if err := b.float(onTheLink, false); err != nil {
-			return lost, err
-		}
+		b.float(onTheLink, false)
 		// The far end asks again who has it.
-		if _, err := b.top.Outside.Output("", "ip", "neighbour", "flush", "dev", "eth0", "to", onTheLink); err != nil {
-			return lost, err
-		}
-		if err := b.hammer.Sent(ctx, 2); err != nil {
-			return lost, err
-		}
-		if err := apply(without); err != nil {
-			return lost, err
-		}
-		if err := b.flows(ctx, 5); err != nil {
-			return lost, err
-		}
+		nfttest.Must(b.top.Outside.Output("", "ip", "neighbour", "flush", "dev", "eth0", "to", onTheLink))
+		nfttest.Check(b.hammer.Sent(ctx, 2))
+		apply(without)
+		b.flows(ctx, 5)
 		lost += missing() - min(before, missing())
-		if err := b.float(onTheLink, true); err != nil {
-			return lost, err
-		}
-		if err := apply(with); err != nil {
-			return lost, err
-		}
-		if err := b.flows(ctx, 5); err != nil {
-			return lost, err
-		}
+		b.float(onTheLink, true)
+		apply(with)
+		b.flows(ctx, 5)
 	}
-	return lost, nil
+	return lost
 }
 
 // byHand runs what is known to be wrong with addresses.
@@ -204,10 +155,7 @@ func (r *report) byHand(ctx context.Context, s settings) {
 		return
 	}
 	var lost uint64
-	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) (err error) {
-		lost, err = changedByHand(ctx, b)
-		return err
-	})
+	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) { lost = changedByHand(ctx, b) })
 	if err != nil {
 		r.fail("%s: %v", name, err)
 		return

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/stress/knownbad"
 	"nft-masq-agent/nft"
@@ -33,13 +32,12 @@ type bench struct {
 	until  time.Time
 
 	updates int
-	tally   nfttest.Tally // of a scenario without the hammer
 	away    nfttest.Tally // what was wrong while the rules were missing
 	note    string        // what else was counted
 }
 
 // openBench creates a node without rules, and without connections through it.
-func openBench(ctx context.Context, binary string) (*bench, error) {
+func openBench(binary string) (*bench, error) {
 	binary, err := filepath.Abs(binary)
 	if err != nil {
 		return nil, err
@@ -57,29 +55,8 @@ func openBench(ctx context.Context, binary string) (*bench, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	b.from = []netip.Addr{b.top.NodeV4, b.top.NodeV6}
-	b.kernel = kernel.New(nfnetlink.New(b.dial), nil)
-	// The first netlink socket of a process gets its PID as port, others a
-	// different one: keep the first one open, so that attackers have distinct
-	// ports.
-	if _, err := b.kernel.Removable(ctx, kernel.Ours); err != nil {
-		return nil, errors.Join(err, b.close())
-	}
+	b.kernel = kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(b.top.Node) }), nil)
 	return b, nil
-}
-
-// dial opens a connection to the node's nf_tables.
-func (b *bench) dial() (nl *netlink.Conn, err error) {
-	err = b.top.Node.Do(func() error {
-		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	// Without CAP_NET_ADMIN in the initial user namespace, the machine's limit applies.
-	_ = nl.SetWriteBuffer(8 << 20)
-	_ = nl.SetReadBuffer(1 << 20)
-	return nl, nil
 }
 
 func (b *bench) close() error {
@@ -89,102 +66,77 @@ func (b *bench) close() error {
 		errs = append(errs, err)
 	}
 	for _, a := range b.agents {
-		_ = kill(a)
+		_ = a.Kill() // most have ended
+		<-a.Done()
 	}
 	return errors.Join(append(errs, b.kernel.Close(), b.top.Close(), os.RemoveAll(filepath.Dir(b.config)))...)
 }
 
 // hammerIt opens connections from now on.
-func (b *bench) hammerIt(ctx context.Context) (err error) {
-	if b.hammer, err = b.top.StartHammerFrom(b.from, targets()...); err != nil {
-		return err
-	}
-	return b.flows(ctx, 1)
+func (b *bench) hammerIt(ctx context.Context) {
+	b.hammer = nfttest.Must(b.top.StartHammerFrom(b.from, targets()...))
+	b.flows(ctx, 1)
 }
 
 // flows waits until n more connections to every target have been opened and seen.
 // All that were opened before have then been counted or lost.
-func (b *bench) flows(ctx context.Context, n uint64) error { return b.hammer.Wait(ctx, n) }
+func (b *bench) flows(ctx context.Context, n uint64) { nfttest.Check(b.hammer.Wait(ctx, n)) }
 
 // more reports whether there is time for another round.
 func (b *bench) more(ctx context.Context) bool { return ctx.Err() == nil && time.Now().Before(b.until) }
 
 // write replaces the agent's file atomically.
-func (b *bench) write(p policy) error {
-	if err := os.WriteFile(b.config+".new", p.text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(b.config+".new", b.config)
+func (b *bench) write(p policy) {
+	nfttest.Check(os.WriteFile(b.config+".new", p.text, 0o600))
+	nfttest.Check(os.Rename(b.config+".new", b.config))
 }
 
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
-func (b *bench) inSync(ctx context.Context, want nft.Ruleset) error {
-	s, err := b.kernel.Read(ctx, want, layout.TakeOver)
-	if err != nil {
-		return err
+func (b *bench) inSync(ctx context.Context, want nft.Ruleset) {
+	if diffs := nfttest.Must(b.kernel.Read(ctx, want, layout.TakeOver)).Drift(); len(diffs) > 0 {
+		nfttest.Check(fmt.Errorf("the kernel is out of sync: %q", diffs))
 	}
-	if diffs := s.Drift(); len(diffs) > 0 {
-		return fmt.Errorf("the kernel is out of sync: %q", diffs)
-	}
-	return nil
 }
 
 // awaitSync waits until the kernel is in sync.
-func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) error {
+func (b *bench) awaitSync(ctx context.Context, want nft.Ruleset) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := b.inSync(ctx, want)
+		err := nfttest.Part(func() { b.inSync(ctx, want) })
 		if err == nil {
-			return nil
+			return
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
+			nfttest.Check(errors.Join(ctx.Err(), err))
 		}
 	}
 }
 
 // try updates by a recipe, with connections through the node, while there is time
 // and until enough returns true.
-func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) error {
-	c, err := b.foreigner()
-	if err != nil {
-		return err
-	}
+func (b *bench) try(ctx context.Context, bad knownbad.Recipe, enough func() bool) {
+	c := b.foreigner()
 	defer func() { _ = c.CloseLasting() }()
 	both := lists(bad.CIDRs)
-	t, err := bad.Install(c, both[0])
-	if err != nil {
-		return err
-	}
-	if err := b.hammerIt(ctx); err != nil {
-		return err
-	}
+	t := nfttest.Must(bad.Install(c, both[0]))
+	b.hammerIt(ctx)
 	for b.more(ctx) || ctx.Err() == nil && !enough() {
 		b.updates++
-		if err := t.Update(both[b.updates%2]); err != nil {
-			return err
-		}
+		nfttest.Check(t.Update(both[b.updates%2]))
 	}
-	return nil
 }
 
 // whileAway calls fn, which leaves the node without rules or with wrong ones for
 // a while, and counts separately what is wrong in the meantime.
-func (b *bench) whileAway(ctx context.Context, fn func() error) error {
-	if err := b.flows(ctx, 1); err != nil {
-		return err
-	}
+func (b *bench) whileAway(ctx context.Context, fn func()) {
+	b.flows(ctx, 1)
 	before := b.hammer.SoFar()
-	if err := fn(); err != nil {
-		return err
-	}
-	if err := b.flows(ctx, 1); err != nil {
-		return err
-	}
+	fn()
+	b.flows(ctx, 1)
 	after := b.hammer.SoFar()
 	for i := range after.Counts {
 		after.Counts[i].Sent -= before.Counts[i].Sent
@@ -193,12 +145,4 @@ func (b *bench) whileAway(ctx context.Context, fn func() error) error {
 		after.Counts[i].Other -= before.Counts[i].Other
 	}
 	b.away.Counts = append(b.away.Counts, after.Counts...)
-	return nil
-}
-
-// generation reads the number of the ruleset's generation in the node.
-func (b *bench) generation() (uint32, error) {
-	c := nfnetlink.New(b.dial)
-	g, err := c.Generation()
-	return g, errors.Join(err, c.Close())
 }

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
@@ -26,44 +26,31 @@ import (
 // they are closed, and the pod sends segments without a connection. With dropInvalid none
 // of these may be seen with the pod's address, and no segment of a connection that keeps
 // its entry may get lost. Without it some must be seen, or the scenario proves nothing.
-func entriesVanish(on bool) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		p, err := policies(4, `masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`, fmt.Sprintf("dropInvalid: %t", on))
-		if err != nil {
-			return err
-		}
-		a, err := b.serve(ctx, nft.ModeNFTables, p)
-		if err != nil {
-			return err
-		}
+func entriesVanish(on bool) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		p := policies(4, `masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`, fmt.Sprintf("dropInvalid: %t", on))
+		a := b.serve(ctx, nft.ModeNFTables, p)
 		s := strays{bench: b}
-		if err := s.start(); err != nil {
-			return errors.Join(err, s.stop())
-		}
-		// Some of each kind, however short the scenario is.
-		for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
-			b.updates++
-			now := p[b.updates%2]
-			if err := b.write(now); err != nil {
-				return errors.Join(err, s.stop())
+		err := nfttest.Part(func() {
+			nfttest.Check(s.start())
+			// Some of each kind, however short the scenario is.
+			for b.more(ctx) || ctx.Err() == nil && s.err.Load() == nil && s.rounds.Load() < 3 {
+				b.updates++
+				b.change(ctx, a, nft.ModeNFTables, p[b.updates%2])
 			}
-			if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
-				return errors.Join(err, s.stop())
-			}
-		}
-		if err := errors.Join(s.stop(), b.flows(ctx, 1)); err != nil {
-			return err
-		}
+		})
+		nfttest.Check(errors.Join(err, s.stop()))
+		b.flows(ctx, 1)
 		leaked := s.leaked.Load()
 		b.note = fmt.Sprintf("%d packets without a connection, of %d rounds of 5 and a FIN, were seen with the pod's address",
 			leaked, s.rounds.Load())
 		switch {
 		case on && leaked > 0:
-			return fmt.Errorf("%d packets without a connection were seen with the pod's address", leaked)
+			nfttest.Check(fmt.Errorf("%d packets without a connection were seen with the pod's address", leaked))
 		case !on && leaked == 0:
-			return errors.New("no packet without a connection was seen: this run proves nothing")
+			nfttest.Check(errors.New("no packet without a connection was seen: this run proves nothing"))
 		}
-		return b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
+		b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
 	}
 }
 
@@ -273,49 +260,20 @@ func echo(l net.Listener) {
 	}
 }
 
-// forget deletes the entry of a connection from the node's connection tracking.
+// forget lets the entry of a connection in the node's connection tracking expire, by which the kernel
+// finds it no longer.
 func (s *strays) forget(src, dst netip.AddrPort) error {
-	const (
-		tupleOrig, tupleIP, tupleProto = 1, 1, 2 // CTA_TUPLE_ORIG, CTA_TUPLE_IP, CTA_TUPLE_PROTO
-		protoNum, srcPort, dstPort     = 1, 2, 3 // CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
-		deleteEntry                    = 2       // IPCTNL_MSG_CT_DELETE
-	)
-	family, ip := byte(unix.AF_INET), uint16(1) // CTA_IP_V4_SRC
-	if src.Addr().Is6() {
-		family, ip = unix.AF_INET6, 3 // CTA_IP_V6_SRC
-	}
-	port := func(n uint16) []byte { return []byte{byte(n >> 8), byte(n)} }
-	e := netlink.NewAttributeEncoder()
-	e.Nested(tupleOrig, func(e *netlink.AttributeEncoder) error {
-		e.Nested(tupleIP, func(e *netlink.AttributeEncoder) error {
-			e.Bytes(ip, src.Addr().AsSlice())
-			e.Bytes(ip+1, dst.Addr().AsSlice())
-			return nil
-		})
-		e.Nested(tupleProto, func(e *netlink.AttributeEncoder) error {
-			e.Uint8(protoNum, unix.IPPROTO_TCP)
-			e.Bytes(srcPort, port(src.Port()))
-			e.Bytes(dstPort, port(dst.Port()))
-			return nil
-		})
-		return nil
-	})
-	attrs, err := e.Encode()
+	h, err := s.top.Node.Netlink()
 	if err != nil {
 		return err
 	}
-	return s.top.Node.Do(func() error {
-		nl, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-		if err != nil {
-			return err
+	tuple := func(src, dst netip.AddrPort) netlink.IPTuple {
+		return netlink.IPTuple{
+			Protocol: unix.IPPROTO_TCP,
+			SrcIP:    src.Addr().AsSlice(), SrcPort: src.Port(), DstIP: dst.Addr().AsSlice(), DstPort: dst.Port(),
 		}
-		defer nl.Close()
-		_, err = nl.Execute(netlink.Message{
-			Header: netlink.Header{
-				Type: unix.NFNL_SUBSYS_CTNETLINK<<8 | deleteEntry, Flags: netlink.Request | netlink.Acknowledge,
-			},
-			Data: append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
-		})
-		return err
-	})
+	}
+	family := uint8(netns.Family(src.Addr()))
+	return h.ConntrackUpdate(netlink.ConntrackTable, netlink.InetFamily(family),
+		&netlink.ConntrackFlow{FamilyType: family, Forward: tuple(src, dst), Reverse: tuple(dst, src), TimeOut: 0})
 }

@@ -40,7 +40,6 @@ type settings struct {
 	each  time.Duration // duration of a scenario, and of a bad recipe
 	flows uint64        // minimum in total
 	limit time.Duration // total duration
-	heals int           // repetitions of each attack, for each number of CIDRs
 	only  *regexp.Regexp
 }
 
@@ -53,8 +52,6 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.Uint64Var(&s.flows, "flows", 1_000_000,
 		"least `NUMBER` of connections in total: the scenarios are repeated until then")
 	fs.DurationVar(&s.limit, "limit", 20*time.Minute, "most time in total")
-	fs.IntVar(&s.heals, "heals", 40,
-		"`TIMES` that the rules are destroyed in each way, for each number of CIDRs, to measure the healing")
 	only := fs.String("only", "", "run only what matches the `PATTERN`, and the control")
 	if err := fs.Parse(args); err != nil {
 		return settings{}, err
@@ -84,16 +81,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
-	machine, err := thisMachine()
-	if err != nil {
+	r := &report{out: stdout}
+	if err := r.begin(time.Now()); err != nil {
 		_, _ = fmt.Fprintln(stderr, "stress:", err)
 		return exitWrong
 	}
-	r := &report{out: stdout, machine: machine}
-	r.begin(time.Now())
 	r.scenarios(ctx, s)
 	r.recipes(ctx, s)
-	r.healing(ctx, s)
 	if !r.end(s) {
 		return exitWrong
 	}

@@ -68,12 +68,12 @@ type policy struct {
 const chain = "IP-MASQ-AGENT"
 
 // policies returns the two lists as configs, both with the same additional keys.
-func policies(n int, keys ...string) ([2]policy, error) {
+func policies(n int, keys ...string) [2]policy {
 	return policiesWith(n, [2][]string{keys, keys})
 }
 
 // policiesWith returns the two lists as configs, each with additional keys of its own.
-func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
+func policiesWith(n int, keys [2][]string) (both [2]policy) {
 	for i, list := range lists(n) {
 		var b strings.Builder
 		b.WriteString("enableIPv6: true\nmasqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
@@ -84,9 +84,7 @@ func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
 			b.WriteString(key + "\n")
 		}
 		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
-		if err := problems.Err(); err != nil {
-			return both, err
-		}
+		nfttest.Check(problems.Err())
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
 			nft.ModeNFTables: nft.Compile(c,
 				nft.Options{
@@ -96,5 +94,5 @@ func policiesWith(n int, keys [2][]string) (both [2]policy, err error) {
 			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
 		}}
 	}
-	return both, nil
+	return both
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"strings"
 	"time"
@@ -15,9 +17,8 @@ import (
 
 // A report is the result of a run, written as it progresses.
 type report struct {
-	out     io.Writer
-	machine machine
-	arrays  bool
+	out    io.Writer
+	arrays bool
 
 	flows    uint64 // of scenarios
 	wrong    uint64
@@ -34,27 +35,37 @@ func (r *report) fail(format string, args ...any) {
 	r.printf("FAILED: %s", text)
 }
 
-func (r *report) begin(now time.Time) {
-	r.printf("Linux %s, %d processors, %s, %s", r.machine.release, r.machine.processors, runtime.GOARCH,
+func (r *report) begin(now time.Time) error {
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	r.printf("Linux %s, %d processors, %s, %s", bytes.TrimSpace(release), runtime.NumCPU(), runtime.GOARCH,
 		now.UTC().Format(time.DateOnly))
+	return err
+}
+
+// looksUpInArrays reports whether nf_tables, which must be loaded, looks up
+// addresses in sorted arrays. The release does not show this, because such
+// changes are backported.
+func looksUpInArrays() (bool, error) {
+	symbols, err := os.ReadFile("/proc/kallsyms")
+	return bytes.Contains(symbols, []byte(" nft_array_")), err
 }
 
 // overtime is how long a scenario may exceed its duration.
 const overtime = 3 * time.Minute
 
 // bench runs fn on a new node.
-func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench) error) (*bench, nfttest.Tally,
+func (r *report) bench(ctx context.Context, s settings, fn func(context.Context, *bench)) (*bench, nfttest.Tally,
 	error,
 ) {
-	b, err := openBench(ctx, s.agent)
+	b, err := openBench(s.agent)
 	if err != nil {
 		return nil, nfttest.Tally{}, err
 	}
 	b.until = time.Now().Add(s.each)
 	ctx, cancel := context.WithDeadline(ctx, b.until.Add(overtime))
 	defer cancel()
-	err = fn(ctx, b)
-	tally := b.tally
+	err = nfttest.Part(func() { fn(ctx, b) })
+	var tally nfttest.Tally
 	if b.hammer != nil {
 		var stopErr error
 		tally, stopErr = b.hammer.Stop()
@@ -124,8 +135,8 @@ func (r *report) recipes(ctx context.Context, s settings) {
 func (r *report) recipe(ctx context.Context, s settings, bad knownbad.Recipe) {
 	seen := func(t nfttest.Tally) bool { return t.Wronged() > 0 || !bad.ComesAndGoes && t.Leaked() > 0 }
 	must := bad.Shows(r.arrays)
-	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) error {
-		return b.try(ctx, bad, func() bool { return !must || seen(b.hammer.SoFar()) })
+	b, tally, err := r.bench(ctx, s, func(ctx context.Context, b *bench) {
+		b.try(ctx, bad, func() bool { return !must || seen(b.hammer.SoFar()) })
 	})
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		r.fail("%s: %v", bad.Name, err)
@@ -144,39 +155,6 @@ func (r *report) recipe(ctx context.Context, s settings, bad knownbad.Recipe) {
 		r.fail("%s: wrong packets were expected here but not seen: this run proves nothing", bad.Name)
 	}
 }
-
-// healing measures how soon destroyed rules are restored.
-func (r *report) healing(ctx context.Context, s settings) {
-	if s.heals == 0 {
-		return
-	}
-	r.printf("\nfrom the attacker's commit to the repair\n%-26s %-13s %6s %6s %9s %9s %9s", "what is done to the rules",
-		"mode", "CIDRs", "times", "p50", "p99", "max")
-	for _, cidrs := range []int{10, 1000} {
-		times := s.heals
-		if cidrs == 1000 {
-			times = (s.heals + 3) / 4 // a repair takes hardly longer
-		}
-		for _, a := range attacks() {
-			if ctx.Err() != nil || !s.only.MatchString("healing: "+a.name) {
-				continue
-			}
-			var h healed
-			_, _, err := r.bench(ctx, s, func(ctx context.Context, b *bench) (err error) {
-				h, err = b.heal(ctx, a, cidrs, times)
-				return err
-			})
-			if err != nil {
-				r.fail("healing: %s, %d CIDRs: %v", a.name, cidrs, err)
-				continue
-			}
-			r.printf("%-26s %-13s %6d %6d %9s %9s %9s", a.name, a.mode, cidrs, len(h.took),
-				ms(h.percentile(50)), ms(h.percentile(99)), ms(h.percentile(100)))
-		}
-	}
-}
-
-func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond)) }
 
 // end prints the result.
 func (r *report) end(s settings) (clean bool) {

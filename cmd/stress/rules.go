@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfttest"
 )
 
 // randomRules returns snatRules with n entries, most of them for other pods.
@@ -53,51 +54,29 @@ func someAddresses(n int) string {
 // rulesChange changes entries of snatRules, their addresses and their order, and
 // snatAddresses, together with the list. Meanwhile a connection leaves from the address
 // that the old policy or the new one chooses, then only from that of the new one.
-func rulesChange(n int) func(context.Context, *bench) error {
-	next := func(i int) (policy, error) {
+func rulesChange(n int) func(context.Context, *bench) {
+	next := func(i int) policy {
 		keys := []string{randomRules(n)}
 		if rand.IntN(2) == 0 {
 			keys = append(keys, "snatAddresses: ["+someAddresses(1+rand.IntN(2))+"]")
 		}
-		p, err := policies(4, keys...)
-		return p[i%2], err
+		return policies(4, keys...)[i%2]
 	}
-	return func(ctx context.Context, b *bench) error {
-		if err := b.floatAll(); err != nil {
-			return err
-		}
-		before, err := next(0)
-		if err != nil {
-			return err
-		}
+	return func(ctx context.Context, b *bench) {
+		b.floatAll()
+		before := next(0)
 		b.from = b.sources(before.ruleset[nft.ModeNFTables], floating)
-		a, err := b.serve(ctx, nft.ModeNFTables, [2]policy{before})
-		if err != nil {
-			return err
-		}
+		a := b.serve(ctx, nft.ModeNFTables, [2]policy{before})
 		for b.more(ctx) {
 			b.updates++
-			after, err := next(b.updates)
-			if err != nil {
-				return err
-			}
+			after := next(b.updates)
 			old, want := before.ruleset[nft.ModeNFTables], after.ruleset[nft.ModeNFTables]
 			b.hammer.LeavesFrom(slices.Concat(b.sources(old, floating), b.sources(want, floating))...)
-			if err := b.write(after); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, want); err != nil {
-				return err
-			}
-			if err := b.flows(ctx, 1); err != nil { // those of before are counted
-				return err
-			}
-			if err := b.settle(ctx, want, floating); err != nil {
-				return err
-			}
+			b.change(ctx, a, nft.ModeNFTables, after)
+			b.flows(ctx, 1) // those of before are counted
+			b.settle(ctx, want, floating)
 			before = after
 		}
-		return nil
 	}
 }
 
@@ -105,11 +84,11 @@ func rulesChange(n int) func(context.Context, *bench) error {
 // an agent. Connections leave from the addresses of either, and from no other: a map that
 // a packet finds without its element would let the next rule masquerade. With several
 // addresses in an entry, the pod chooses in another kind of map.
-func rulesAlternate(several bool) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error { return b.alternate(ctx, several) }
+func rulesAlternate(several bool) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) { b.alternate(ctx, several) }
 }
 
-func (b *bench) alternate(ctx context.Context, several bool) error {
+func (b *bench) alternate(ctx context.Context, several bool) {
 	var rulesets [2]nft.Ruleset
 	b.from = nil // not the addresses of the interfaces
 	for i := range rulesets {
@@ -117,29 +96,17 @@ func (b *bench) alternate(ctx context.Context, several bool) error {
 		if several {
 			of = func(v4, v6 string) string { return fmt.Sprintf("[%s, %s, %q, %q]", v4, floating[2], v6, floating[6]) }
 		}
-		p, err := policies(4, fmt.Sprintf(
+		p := policies(4, fmt.Sprintf(
 			`snatRules: [{from: [20.%d.0.0/16], addresses: %s}, {from: [10.0.0.0/8, "fd00::/8"], addresses: %s}]`,
 			i, of(floating[3], floating[7]), of(floating[i], floating[4+i])))
-		if err != nil {
-			return err
-		}
 		rulesets[i] = p[i].ruleset[nft.ModeNFTables]
 		b.from = append(b.from, b.sources(rulesets[i], floating)...)
 	}
-	if err := b.floatAll(); err != nil {
-		return err
-	}
-	if _, err := b.kernel.Apply(ctx, rulesets[0], layout.Ours); err != nil {
-		return err
-	}
-	if err := b.hammerIt(ctx); err != nil {
-		return err
-	}
+	b.floatAll()
+	nfttest.Must(b.kernel.Apply(ctx, rulesets[0], layout.Ours))
+	b.hammerIt(ctx)
 	for b.more(ctx) {
 		b.updates++
-		if _, err := b.kernel.Apply(ctx, rulesets[b.updates%2], layout.Ours); err != nil {
-			return err
-		}
+		nfttest.Must(b.kernel.Apply(ctx, rulesets[b.updates%2], layout.Ours))
 	}
-	return nil
 }

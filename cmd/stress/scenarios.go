@@ -8,13 +8,14 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
 // A scenario is something that happens repeatedly to a node in service.
 type scenario struct {
 	name string
-	do   func(context.Context, *bench) error
+	do   func(context.Context, *bench)
 }
 
 func scenarios() []scenario {
@@ -55,38 +56,26 @@ func scenarios() []scenario {
 
 // inService starts the agent with the first policy, and connections through the
 // node once it has installed its rules.
-func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...string) (*agent.Agent, [2]policy, error) {
-	p, err := policies(n, keys...)
-	if err != nil {
-		return nil, p, err
-	}
-	a, err := b.serve(ctx, mode, p)
-	return a, p, err
+func (b *bench) inService(ctx context.Context, mode nft.Mode, n int, keys ...string) (*agent.Agent, [2]policy) {
+	p := policies(n, keys...)
+	return b.serve(ctx, mode, p), p
 }
 
 // serve is inService with these policies.
-func (b *bench) serve(ctx context.Context, mode nft.Mode, p [2]policy) (*agent.Agent, error) {
-	if err := b.write(p[0]); err != nil {
-		return nil, err
-	}
-	a, err := b.startAgent(mode)
-	if err != nil {
-		return nil, err
-	}
-	if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
-		return nil, err
-	}
-	return a, b.hammerIt(ctx)
+func (b *bench) serve(ctx context.Context, mode nft.Mode, p [2]policy) *agent.Agent {
+	a := b.enforced(ctx, mode, p[0])
+	b.hammerIt(ctx)
+	return a
 }
 
-func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *bench) error {
+func fileChanges(mode nft.Mode, n int, keys ...string) func(context.Context, *bench) {
 	return changes(mode, n, [2][]string{keys, keys})
 }
 
 // conditionsChange changes the lists together with each condition that mode nftables
 // alone has: those of one file are not set in the other, and the targets stay
 // masqueraded or exempt.
-func conditionsChange(n int) func(context.Context, *bench) error {
+func conditionsChange(n int) func(context.Context, *bench) {
 	return changes(nft.ModeNFTables, n, [2][]string{
 		{
 			"masqueradeHost: false",
@@ -100,27 +89,15 @@ func conditionsChange(n int) func(context.Context, *bench) error {
 }
 
 // changes has the agent change between two files with these keys.
-func changes(mode nft.Mode, n int, keys [2][]string) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		p, err := policiesWith(n, keys)
-		if err != nil {
-			return err
-		}
-		a, err := b.serve(ctx, mode, p)
-		if err != nil {
-			return err
-		}
+func changes(mode nft.Mode, n int, keys [2][]string) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		p := policiesWith(n, keys)
+		a := b.serve(ctx, mode, p)
 		for b.more(ctx) {
 			b.updates++
-			now := p[b.updates%2]
-			if err := b.write(now); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
-				return err
-			}
+			b.change(ctx, a, mode, p[b.updates%2])
 		}
-		return b.inSync(ctx, p[b.updates%2].ruleset[mode])
+		b.inSync(ctx, p[b.updates%2].ruleset[mode])
 	}
 }
 
@@ -137,189 +114,118 @@ const anotherProgram = `table inet another {
 
 // enforcedChanges is like fileChanges, with another program that would masquerade
 // exempt traffic, and with conditions on sources and interfaces.
-func enforcedChanges(n int) func(context.Context, *bench) error {
+func enforcedChanges(n int) func(context.Context, *bench) {
 	change := fileChanges(nft.ModeNFTables, n,
 		"enforceNonMasquerade: true",
 		`masqueradeSrcCIDRs: [10.244.0.0/16, "fd00:10:244::/48"]`,
 		`masqueradeSrcInterfaces: ["pod*"]`,
 		`nonMasqueradeOutInterfaces: ["wg*"]`)
-	return func(ctx context.Context, b *bench) error {
-		if _, err := b.top.Node.Output(anotherProgram, "nft", "-f", "-"); err != nil {
-			return err
-		}
-		return change(ctx, b)
+	return func(ctx context.Context, b *bench) {
+		nfttest.Must(b.top.Node.Output(anotherProgram, "nft", "-f", "-"))
+		change(ctx, b)
 	}
 }
 
 // modeChanges replaces the agent with one in the other mode, together with the
 // file.
-func modeChanges(n int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, nft.ModeNFTables, n)
-		if err != nil {
-			return err
-		}
+func modeChanges(n int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		a, p := b.inService(ctx, nft.ModeNFTables, n)
 		modes := [2]nft.Mode{nft.ModeNFTables, nft.ModeIPTables}
 		for b.more(ctx) {
 			b.updates++
-			if err := a.Stop(); err != nil {
-				return err
-			}
+			nfttest.Check(a.Stop())
 			now, mode := p[b.updates/2%2], modes[b.updates%2]
-			if err := b.write(now); err != nil {
-				return err
-			}
-			if a, err = b.startAgent(mode); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, now.ruleset[mode]); err != nil {
-				return err
-			}
-			if err := b.inSync(ctx, now.ruleset[mode]); err != nil {
-				return err
-			}
+			b.write(now)
+			a = b.startAgent(mode)
+			awaitPolicy(ctx, a, now.ruleset[mode])
+			b.inSync(ctx, now.ruleset[mode])
 		}
-		return nil
 	}
 }
 
 // killed kills the agent at any point of an update.
-func killed(n int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, nft.ModeNFTables, n)
-		if err != nil {
-			return err
-		}
+func killed(n int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		a, p := b.inService(ctx, nft.ModeNFTables, n)
 		var took time.Duration
 		for b.more(ctx) {
 			b.updates++
 			now := p[b.updates%2]
-			start := time.Now()
-			if err := b.write(now); err != nil {
-				return err
-			}
 			if b.updates%2 == 1 { // to know how long an update takes
-				if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
-					return err
-				}
+				start := time.Now()
+				b.change(ctx, a, nft.ModeNFTables, now)
 				took = time.Since(start)
 				continue
 			}
+			b.write(now)
 			time.Sleep(rand.N(took))
-			if err := kill(a); err != nil {
-				return err
-			}
-			if a, err = b.startAgent(nft.ModeNFTables); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables]); err != nil {
-				return err
-			}
+			kill(a)
+			a = b.startAgent(nft.ModeNFTables)
+			awaitPolicy(ctx, a, now.ruleset[nft.ModeNFTables])
 		}
-		return b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
+		b.inSync(ctx, p[b.updates%2].ruleset[nft.ModeNFTables])
 	}
 }
 
 // replaced starts a second agent next to the first, changes the file while both
 // run, and stops the first, as a rolling update does.
-func replaced(n int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		old, p, err := b.inService(ctx, nft.ModeNFTables, n)
-		if err != nil {
-			return err
-		}
-		change := func() error {
+func replaced(n int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		old, p := b.inService(ctx, nft.ModeNFTables, n)
+		change := func() {
 			b.updates++
 			now := p[b.updates%2]
-			if err := b.write(now); err != nil {
-				return err
-			}
-			return b.awaitSync(ctx, now.ruleset[nft.ModeNFTables])
+			b.write(now)
+			b.awaitSync(ctx, now.ruleset[nft.ModeNFTables])
 		}
 		for b.more(ctx) {
-			next, err := b.startAgent(nft.ModeNFTables)
-			if err != nil {
-				return err
-			}
+			next := b.startAgent(nft.ModeNFTables)
 			for range 5 {
-				if err := change(); err != nil {
-					return err
-				}
+				change()
 			}
-			if err := old.Stop(); err != nil {
-				return err
-			}
-			if err := change(); err != nil {
-				return err
-			}
+			nfttest.Check(old.Stop())
+			change()
 			old = next
 		}
-		return nil
 	}
 }
 
 // destroyed removes the agent's rules.
-func destroyed(mode nft.Mode) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, mode, 1000)
-		if err != nil {
-			return err
-		}
-		attacks := attacksThatLeave(mode)
+func destroyed(mode nft.Mode) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		a, p := b.inService(ctx, mode, 1000)
+		attacks := attacks(mode)
 		for b.more(ctx) {
 			attack := attacks[b.updates%len(attacks)]
 			b.updates++
-			before := restores(a)
-			err := b.whileAway(ctx, func() error {
-				attacker, err := b.attack(attack)
-				if err != nil {
-					return err
-				}
-				if err := attacker.close(); err != nil {
-					return err
-				}
-				return restoresAfter(ctx, a, attack.name, before)
+			before := a.Count("rules_restored")
+			b.whileAway(ctx, func() {
+				b.attack(attack)
+				restored := func() bool { return a.Count("rules_restored") > before }
+				nfttest.Check(a.Until(ctx, "rules restored after: "+attack.name, restored))
 			})
-			if err != nil {
-				return err
-			}
-			if err := b.flows(ctx, 20); err != nil {
-				return err
-			}
+			b.flows(ctx, 20)
 		}
-		return b.inSync(ctx, p[0].ruleset[mode])
+		b.inSync(ctx, p[0].ruleset[mode])
 	}
 }
 
 // firstInstallation starts the agent on a node without rules, in service.
-func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, mode, n)
-		if err != nil {
-			return err
-		}
+func firstInstallation(mode nft.Mode, n int) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		a, p := b.inService(ctx, mode, n)
 		for b.more(ctx) {
 			b.updates++
-			if err := a.Stop(); err != nil {
-				return err
-			}
-			err := b.whileAway(ctx, func() error {
-				if _, err := b.kernel.Cleanup(ctx, kernel.Ours); err != nil {
-					return err
-				}
-				if a, err = b.startAgent(mode); err != nil {
-					return err
-				}
-				return awaitPolicy(ctx, a, p[0].ruleset[mode])
+			nfttest.Check(a.Stop())
+			b.whileAway(ctx, func() {
+				nfttest.Must(b.kernel.Cleanup(ctx, kernel.Ours))
+				a = b.startAgent(mode)
+				awaitPolicy(ctx, a, p[0].ruleset[mode])
 			})
-			if err != nil {
-				return err
-			}
-			if err := b.flows(ctx, 20); err != nil {
-				return err
-			}
+			b.flows(ctx, 20)
 		}
-		return b.inSync(ctx, p[0].ruleset[mode])
+		b.inSync(ctx, p[0].ruleset[mode])
 	}
 }
 
@@ -337,38 +243,22 @@ COMMIT
 
 // takenOver replaces our rules with an older agent's, as if the node had never
 // had ours, and has the agent take them over.
-func takenOver(mode nft.Mode) func(context.Context, *bench) error {
-	return func(ctx context.Context, b *bench) error {
-		a, p, err := b.inService(ctx, mode, 1000)
-		if err != nil {
-			return err
-		}
+func takenOver(mode nft.Mode) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		a, p := b.inService(ctx, mode, 1000)
 		for b.more(ctx) {
 			b.updates++
-			if err := a.Stop(); err != nil {
-				return err
-			}
+			nfttest.Check(a.Stop())
 			for program, exempt := range map[string]string{
 				"iptables-nft-restore":  "10.0.0.0/8",
 				"ip6tables-nft-restore": "fd00::/8",
 			} {
-				if _, err := b.top.Node.Output(fmt.Sprintf(olderRules, olderChain, exempt), program, "--noflush"); err != nil {
-					return err
-				}
+				nfttest.Must(b.top.Node.Output(fmt.Sprintf(olderRules, olderChain, exempt), program, "--noflush"))
 			}
-			if _, err := b.kernel.Cleanup(ctx, kernel.Ours); err != nil {
-				return err
-			}
-			if a, err = b.startAgent(mode, "--takeover"); err != nil {
-				return err
-			}
-			if err := awaitPolicy(ctx, a, p[0].ruleset[mode]); err != nil {
-				return err
-			}
-			if err := b.inSync(ctx, p[0].ruleset[mode]); err != nil {
-				return err
-			}
+			nfttest.Must(b.kernel.Cleanup(ctx, kernel.Ours))
+			a = b.startAgent(mode, "--takeover")
+			awaitPolicy(ctx, a, p[0].ruleset[mode])
+			b.inSync(ctx, p[0].ruleset[mode])
 		}
-		return nil
 	}
 }

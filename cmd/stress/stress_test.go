@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -21,7 +20,7 @@ func TestShortStress(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	var out strings.Builder
-	args := []string{"--agent", agent.Program(t), "--each", "300ms", "--flows", "1", "--heals", "1", "--limit", "3m"}
+	args := []string{"--agent", agent.Program(t), "--each", "300ms", "--flows", "1", "--limit", "3m"}
 	code := run(t.Context(), args, &out, &out)
 	t.Log(out.String())
 	if code != exitClean {
@@ -33,18 +32,6 @@ func TestTooFewConnectionsAreAFailure(t *testing.T) {
 	r := report{out: io.Discard, flows: 9}
 	if r.end(settings{flows: 10}) {
 		t.Error("clean with 9 connections of 10")
-	}
-}
-
-func TestPercentile(t *testing.T) {
-	var h healed
-	for i := range 200 {
-		h.took = append(h.took, time.Duration(i+1))
-	}
-	for p, want := range map[int]time.Duration{50: 100, 99: 198, 100: 200} {
-		if got := h.percentile(p); got != want {
-			t.Errorf("p%d of 1 to 200 is %d, want %d", p, got, want)
-		}
 	}
 }
 

@@ -34,6 +34,10 @@ type world struct {
 	inside  []*nfttest.NS // the nodes' namespaces
 	nodes   []*cluster.Node
 	mode    string // of the agent
+	// ask runs a command of the agent on node1.
+	ask func(args ...string) (string, error)
+	// condition is the rule of routing by mark, on which answers of explain depend.
+	condition string
 
 	count
 	rows []string // of the table in nft/EVIDENCE.md
@@ -64,7 +68,33 @@ func newWorld(t *testing.T) *world {
 	for _, n := range w.nodes {
 		w.awaitReady(n)
 	}
+	w.ask = w.inPod
 	return w
+}
+
+// startProxies starts kube-proxy on each node, in place of one that runs.
+func (w *world) startProxies(mode string) {
+	w.t.Helper()
+	for _, n := range w.nodes {
+		n.StopProxy()
+		n.StartProxy(mode)
+	}
+}
+
+func (w *world) cleanProxies() {
+	w.t.Helper()
+	for _, n := range w.nodes {
+		n.CleanProxy()
+	}
+}
+
+// holds waits until the rules of a node have a text, or have it no more.
+func (w *world) holds(n *cluster.Node, text string, held bool) {
+	w.t.Helper()
+	w.Await(fmt.Sprintf("%s: %s: %t", n.Name, text, held), func() bool {
+		out, err := n.NS.Output("", "nft", "list", "ruleset")
+		return err == nil && strings.Contains(out, text) == held
+	})
 }
 
 // newNetwork connects two nodes with the host outside.

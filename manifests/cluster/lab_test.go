@@ -3,7 +3,6 @@ package cluster_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
@@ -32,8 +31,6 @@ type lab struct {
 	made     int       // pods
 	agent    *agent.Agent
 	config   string // its file
-	// condition is the rule of routing by mark, on which answers of explain depend.
-	condition string
 }
 
 // A labPod is a network namespace that CNI plugins have connected.
@@ -64,6 +61,9 @@ func newLab(t *testing.T) *lab {
 	w, p := newNetwork(t)
 	l := &lab{world: w, plugins: filepath.Join(string(p), "cni")}
 	l.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "")
+	l.ask = func(args ...string) (string, error) {
+		return l.inside[0].Output("", agent.Program(t), append(args, "--probe-socket", l.Dir+"/probe")...)
+	}
 	for i, ns := range l.inside {
 		n := l.NewNode(ns, i+1)
 		l.nodes = append(l.nodes, n)
@@ -197,16 +197,9 @@ func (l *lab) renew(network connector) {
 		}
 	}
 	l.Sh("kubectl apply -f " + l.Write("services.yaml", text.String()))
-	near, far := l.pods[0].addrs, l.pods[1].addrs
-	l.families = []family{
-		{
-			name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
-			near: near[0], far: far[0], node1: l.nodes[0].V4, node2: l.nodes[1].V4, gate1: l.nodes[0].GateV4,
-		},
-		{
-			name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"), exempt: addr("fd00:9::9"),
-			near: near[1], far: far[1], node1: l.nodes[0].V6, node2: l.nodes[1].V6, gate1: l.nodes[0].GateV6,
-		},
+	l.families = l.addresses()
+	for i := range l.families {
+		l.families[i].near, l.families[i].far = l.pods[0].addrs[i], l.pods[1].addrs[i]
 	}
 	for name, at := range map[string][2]*netip.Addr{
 		"near": {&l.families[0].nearService, &l.families[1].nearService},
@@ -245,30 +238,17 @@ func (l *lab) enforce(config string) {
 		l.agent = agent.Run(l.t, l.inside[0], exec.Command(agent.Program(l.t), "run", "--config", l.config,
 			"--probe-socket", l.Dir+"/probe"))
 	}
-	l.Await("the policy", func() bool {
-		out, _ := l.inside[0].Output("", "nft", "list", "table", "inet", "nft-masq-agent")
-		return strings.Contains(out, "config "+c.Config.Hash)
-	})
-	l.forget()
-}
-
-// forget deletes what the nodes know of connections: an entry under the policy before
-// would decide when a port is used again.
-func (l *lab) forget() {
-	l.t.Helper()
-	const deleteEntries = 1<<8 | 2 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
+	l.holds(l.nodes[0], "config "+c.Config.Hash, true)
 	for _, ns := range l.inside {
-		c, err := nfttest.DialNetfilter(ns)
-		must(l.t, err)
-		_, err = c.Execute(netlink.Message{
-			Header: netlink.Header{Type: deleteEntries, Flags: netlink.Request | netlink.Acknowledge},
-			Data:   make([]byte, 4), // all families
-		})
-		must(l.t, errors.Join(err, c.Close()))
+		forget(l.t, ns)
 	}
 }
 
-// ours runs a command that asks the agent on node1.
-func (l *lab) ours(args ...string) (string, error) {
-	return l.inside[0].Output("", agent.Program(l.t), append(args, "--probe-socket", l.Dir+"/probe")...)
+// forget deletes what a node knows of connections: an entry under the policy before
+// would decide when a port is used again.
+func forget(t *testing.T, ns *nfttest.NS) {
+	t.Helper()
+	h, err := ns.Netlink()
+	must(t, err)
+	must(t, h.ConntrackTableFlush(netlink.ConntrackTable))
 }

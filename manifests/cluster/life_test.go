@@ -91,9 +91,7 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	w := newWorld(t)
 	families, hosts := w.hosts()
 	node := w.nodes[0]
-	for _, n := range w.nodes {
-		n.StartProxy("nftables")
-	}
+	w.startProxies("nftables")
 	plain := policies[0]
 	w.apply(plain.config)
 	w.install("nftables")

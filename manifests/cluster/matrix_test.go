@@ -61,91 +61,50 @@ func (f family) source(host string) netip.Addr {
 	return map[string]netip.Addr{"near": f.near, "node1": f.node1, "host": f.node1, "outside": f.client}[host]
 }
 
-// decider is who decides the source that the far end sees.
-type decider int
+// A place returns an address.
+type place func(f family, p policy) netip.Addr
 
-const (
-	us    decider = iota // explain must name the same address
-	proxy                // kube-proxy, or no program
-)
+func near(f family, _ policy) netip.Addr       { return f.near }
+func far(f family, _ policy) netip.Addr        { return f.far }
+func node1(f family, _ policy) netip.Addr      { return f.node1 }
+func node2(f family, _ policy) netip.Addr      { return f.node2 }
+func gate1(f family, _ policy) netip.Addr      { return f.gate1 }
+func client(f family, _ policy) netip.Addr     { return f.client }
+func outside(f family, _ policy) netip.Addr    { return f.masqueraded }
+func exempt(f family, _ policy) netip.Addr     { return f.exempt }
+func toFar(f family, _ policy) netip.Addr      { return f.farService }
+func toNear(f family, _ policy) netip.Addr     { return f.nearService }
+func balancer(f family, _ policy) netip.Addr   { return f.nearBalancer }
+func masquerade(f family, p policy) netip.Addr { return p.masquerade(f) }
 
-// rows are the ways of a packet. want is what the far end sees.
-var rows = []struct {
-	name    string
-	from    string
-	to      func(f family) netip.Addr
-	port    uint16
-	decides decider
-	want    func(f family, p policy) netip.Addr
-}{
-	{
-		"pod to outside", "near", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
-		func(f family, p policy) netip.Addr { return p.masquerade(f) },
-	},
-	{
-		"pod to an exempt address outside", "near", func(f family) netip.Addr { return f.exempt }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.near },
-	},
-	{
-		"pod to another node", "near", func(f family) netip.Addr { return f.node2 }, 8080, us,
-		func(f family, p policy) netip.Addr { return p.masquerade(f) },
-	},
-	{
-		"pod to its node", "near", func(f family) netip.Addr { return f.node1 }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.near },
-	},
-	{
-		"pod to pod", "near", func(f family) netip.Addr { return f.far }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.near },
-	},
-	{
-		"node to outside", "node1", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
-		func(f family, p policy) netip.Addr { return p.host(f) },
-	},
-	{
-		"node to an exempt address outside", "node1", func(f family) netip.Addr { return f.exempt }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"hostNetwork pod to outside", "host", func(f family) netip.Addr { return f.masqueraded }, 8080, us,
-		func(f family, p policy) netip.Addr { return p.host(f) },
-	},
-	{
-		"hostNetwork pod to an exempt address outside", "host", func(f family) netip.Addr { return f.exempt }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"hostNetwork pod to pod", "host", func(f family) netip.Addr { return f.far }, 8080, us,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"ClusterIP from a hostNetwork pod", "host", func(f family) netip.Addr { return f.farService }, 8080, proxy,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"ClusterIP", "near", func(f family) netip.Addr { return f.farService }, 8080, proxy,
-		func(f family, _ policy) netip.Addr { return f.near },
-	},
-	{
-		"ClusterIP from the node", "node1", func(f family) netip.Addr { return f.farService }, 8080, proxy,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"hairpin", "near", func(f family) netip.Addr { return f.nearService }, 8080, proxy,
-		func(f family, _ policy) netip.Addr { return f.gate1 },
-	},
-	{
-		"NodePort, policy Cluster", "outside", func(f family) netip.Addr { return f.node1 }, 30080, proxy,
-		func(f family, _ policy) netip.Addr { return f.node1 },
-	},
-	{
-		"NodePort, policy Local", "outside", func(f family) netip.Addr { return f.node1 }, 30081, proxy,
-		func(f family, _ policy) netip.Addr { return f.client },
-	},
-	{
-		"LoadBalancer address, policy Local", "outside", func(f family) netip.Addr { return f.nearBalancer }, 8080, proxy,
-		func(f family, _ policy) netip.Addr { return f.client },
-	},
+// A row is a way of a packet.
+type row struct {
+	name, from string
+	to         place
+	port       uint16
+	explained  bool  // explain must name the same address; otherwise kube-proxy decides, or no program
+	want       place // what the far end sees
+}
+
+// rows are those of a cluster. snatAddresses do not count for the node's own packets.
+var rows = []row{
+	{"pod to outside", "near", outside, 8080, true, masquerade},
+	{"pod to an exempt address outside", "near", exempt, 8080, true, near},
+	{"pod to another node", "near", node2, 8080, true, masquerade},
+	{"pod to its node", "near", node1, 8080, true, near},
+	{"pod to pod", "near", far, 8080, true, near},
+	{"node to outside", "node1", outside, 8080, true, node1},
+	{"node to an exempt address outside", "node1", exempt, 8080, true, node1},
+	{"hostNetwork pod to outside", "host", outside, 8080, true, node1},
+	{"hostNetwork pod to an exempt address outside", "host", exempt, 8080, true, node1},
+	{"hostNetwork pod to pod", "host", far, 8080, true, node1},
+	{"ClusterIP from a hostNetwork pod", "host", toFar, 8080, false, node1},
+	{"ClusterIP", "near", toFar, 8080, false, near},
+	{"ClusterIP from the node", "node1", toFar, 8080, false, node1},
+	{"hairpin", "near", toNear, 8080, false, gate1},
+	{"NodePort, policy Cluster", "outside", node1, 30080, false, node1},
+	{"NodePort, policy Local", "outside", node1, 30081, false, client},
+	{"LoadBalancer address, policy Local", "outside", balancer, 8080, false, client},
 }
 
 // A policy is a config, and what it makes of the source.
@@ -162,9 +121,6 @@ func (p policy) masquerade(f family) netip.Addr {
 	}
 	return f.node1
 }
-
-// host is what the node's own packets become, for which snatAddresses do not count.
-func (p policy) host(f family) netip.Addr { return f.node1 }
 
 var policies = []policy{
 	{name: "plain", config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\n"},
@@ -208,10 +164,7 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 
 	order, cells := []string(nil), map[string]string{} // rows, with a cell for each mode of kube-proxy
 	for _, proxyMode := range []string{"nftables", "iptables"} {
-		for _, n := range w.nodes {
-			n.StopProxy()
-			n.StartProxy(proxyMode)
-		}
+		w.startProxies(proxyMode)
 		for _, mode := range []string{"nftables", "iptables-nft"} {
 			// The other policies are errors in mode iptables-nft.
 			w.apply(policies[0].config)
@@ -276,21 +229,28 @@ func (w *world) workload() []family {
 			w.t.Fatal(w.Complaint())
 		}
 	}
-	v4 := family{
-		name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
-		nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11"),
-	}
-	v6 := family{
-		name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"),
-		exempt: addr("fd00:9::9"), nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11"),
-	}
-	for i, f := range []*family{&v4, &v6} {
+	families := w.addresses()
+	for i := range families {
+		f := &families[i]
 		f.near, f.far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
 		f.nearService, f.farService = addr(nearService.Spec.ClusterIPs[i]), addr(farService.Spec.ClusterIPs[i])
 	}
-	v4.node1, v4.node2, v4.gate1 = w.nodes[0].V4, w.nodes[1].V4, w.nodes[0].GateV4
-	v6.node1, v6.node2, v6.gate1 = w.nodes[0].V6, w.nodes[1].V6, w.nodes[0].GateV6
-	return []family{v4, v6}
+	return families
+}
+
+// addresses returns those that are the same in each cluster.
+func (w *world) addresses() []family {
+	n1, n2 := w.nodes[0], w.nodes[1]
+	return []family{
+		{
+			name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
+			nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11"), node1: n1.V4, node2: n2.V4, gate1: n1.GateV4,
+		},
+		{
+			name: "IPv6", client: addr("2001:db8::100"), masqueraded: addr("2001:db8:1::1"), exempt: addr("fd00:9::9"),
+			nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11"), node1: n1.V6, node2: n2.V6, gate1: n1.GateV6,
+		},
+	}
 }
 
 // install runs the command of README.md; the image is already on the nodes.
@@ -322,11 +282,10 @@ func (w *world) agent(n *cluster.Node) string {
 	return pods.Items[0].Name
 }
 
-// ask runs a command of the agent's in its pod.
-func (w *world) ask(n *cluster.Node, into any, args string) bool {
-	w.t.Helper()
-	out, err := w.Try("kubectl -n kube-system exec " + w.agent(n) + " -- /nft-masq-agent " + args + " -o json 2>/dev/null")
-	return json.Unmarshal([]byte(out), into) == nil && err == nil
+// inPod runs a command of the agent's in its pod on node1.
+func (w *world) inPod(args ...string) (string, error) {
+	return w.Try("kubectl -n kube-system exec " + w.agent(w.nodes[0]) + " -- /nft-masq-agent " + strings.Join(args, " ") +
+		" 2>/dev/null")
 }
 
 type checked struct {
@@ -363,10 +322,7 @@ func (w *world) configure(p policy) {
 		}
 		// The kubelet syncs a pod that has changed at once.
 		w.Sh("kubectl -n kube-system annotate --overwrite pod " + w.agent(n) + " test=" + c.Config.Hash)
-		w.Await(n.Name+" holds "+p.name, func() bool {
-			out, _ := n.NS.Output("", "nft", "list", "ruleset")
-			return strings.Contains(out, "config "+c.Config.Hash)
-		})
+		w.holds(n, "config "+c.Config.Hash, true)
 	}
 }
 
@@ -389,38 +345,57 @@ func (w *world) nft(n *cluster.Node, rules string) {
 func (w *world) matrix(name string, hosts map[string]*nfttest.NS, f family, proto string, p policy) {
 	w.t.Run(name, func(t *testing.T) {
 		for _, row := range rows {
-			to, want := row.to(f), row.want(f, p)
-			seen, err := dial(hosts[row.from], f.source(row.from), proto, netip.AddrPortFrom(to, row.port))
-			w.connections++
-			if err != nil {
-				t.Errorf("%s: %v", row.name, err)
-			} else if seen != want {
-				t.Errorf("%s: %s sees %s, want %s", row.name, to, seen, want)
-			}
-			if row.decides != us || proto != "tcp" {
-				continue
-			}
-			from := f.source(row.from)
-			var answer struct {
-				Sees     string
-				Headline string
-			}
-			if !w.ask(w.nodes[0], &answer, "explain "+to.String()+" --from "+from.String()) {
-				t.Errorf("%s: explain fails", row.name)
-			}
-			w.explained++
-			if answer.Sees == "" {
-				answer.Sees = from.String()
-			}
-			if answer.Sees != want.String() {
-				t.Errorf("%s: explain says %s, want %s: %s", row.name, answer.Sees, want, answer.Headline)
+			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
+			w.connect(t, row.name, hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port), want)
+			if row.explained && proto == "tcp" {
+				w.explains(t, row.name, from, to, want)
 			}
 		}
 	})
 }
 
+// connect opens a connection, and compares what the far end sees.
+func (w *world) connect(
+	t *testing.T, at string, ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort, want netip.Addr,
+) {
+	t.Helper()
+	seen, err := dial(ns, from, proto, to)
+	if w.connections++; err != nil || seen != want {
+		t.Errorf("%s: %s %s sees %s, want %s: %v", at, proto, to, seen, want, err)
+	}
+}
+
+// explains asks explain on node1 about a connection. It may say on which rule of routing the address depends, if
+// there is one.
+func (w *world) explains(t *testing.T, at string, from, to, want netip.Addr) {
+	t.Helper()
+	out, err := w.ask("explain", to.String(), "--from", from.String(), "-o", "json")
+	var answer struct {
+		Sees, Headline string
+		Possible       []string
+	}
+	if json.Unmarshal([]byte(out), &answer) != nil || err != nil {
+		t.Errorf("%s: explain: %v\n%s", at, err, out)
+	}
+	w.explained++
+	if answer.Sees == "" && len(answer.Possible) == 0 {
+		answer.Sees = from.String()
+	}
+	depends := w.condition != "" && strings.Contains(answer.Headline, w.condition) &&
+		slices.ContainsFunc(answer.Possible, func(p string) bool { return strings.HasPrefix(p, want.String()+",") })
+	if answer.Sees != want.String() && !depends {
+		t.Errorf("%s: explain says %s %v, want %s: %s", at, answer.Sees, answer.Possible, want, answer.Headline)
+	}
+}
+
 // echo answers on an address, over TCP and UDP, with the address that it sees.
 func echo(t *testing.T, ns *nfttest.NS, at netip.AddrPort) {
+	t.Helper()
+	answer(t, ns, at, func(string, netip.AddrPort) {})
+}
+
+// answer is echo that says what it has seen.
+func answer(t *testing.T, ns *nfttest.NS, at netip.AddrPort, saw func(proto string, from netip.AddrPort)) {
 	t.Helper()
 	var l net.Listener
 	var u net.PacketConn
@@ -438,17 +413,18 @@ func echo(t *testing.T, ns *nfttest.NS, at netip.AddrPort) {
 			if err != nil {
 				return
 			}
+			saw("tcp", netip.MustParseAddrPort(c.RemoteAddr().String()))
 			_, _ = fmt.Fprint(c, c.RemoteAddr())
 			_ = c.Close()
 		}
 	}()
 	go func() {
-		b := make([]byte, 1)
-		for {
+		for b := make([]byte, 1); ; {
 			_, from, err := u.ReadFrom(b)
 			if err != nil {
 				return
 			}
+			saw("udp", netip.MustParseAddrPort(from.String()))
 			_, _ = u.WriteTo([]byte(from.String()), from)
 		}
 	}()

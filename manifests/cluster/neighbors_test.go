@@ -1,7 +1,6 @@
 package cluster_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -44,49 +43,28 @@ func podInterface(list []map[string]any) string {
 
 // labRows are the ways of a packet in the lab: rows with the same names as in a cluster
 // mean the same.
-func labRows(masq masquerades, enforced bool) []labRow {
-	near := func(f family) netip.Addr { return f.near }
-	node := func(f family) netip.Addr { return f.node1 }
-	gate := func(f family) netip.Addr { return f.gate1 }
-	client := func(f family) netip.Addr { return f.client }
-	unless := func(other bool) func(f family) netip.Addr {
+func labRows(masq masquerades, enforced bool) []row {
+	unless := func(other bool) place {
 		if other {
-			return node
+			return node1
 		}
 		return near
 	}
-	far := func(f family) netip.Addr { return f.far }
-	exempt := func(f family) netip.Addr { return f.exempt }
-	outside := func(f family) netip.Addr { return f.masqueraded }
-	return []labRow{
-		{"pod to outside", "near", outside, 8080, true, node},
+	return []row{
+		{"pod to outside", "near", outside, 8080, true, node1},
 		{"pod to an exempt address outside", "near", exempt, 8080, true, unless(masq.exempt && !enforced)},
 		{"pod to pod", "near", far, 8080, true, unless(masq.remote && !enforced)},
-		{
-			"ClusterIP", "near", func(f family) netip.Addr { return f.farService }, 8080, false,
-			unless(masq.services || masq.remote && !enforced),
-		},
-		{"hairpin", "near", func(f family) netip.Addr { return f.nearService }, 8080, false, gate},
-		{"hairpin through a host port", "near", node, 8081, false, gate},
-		{
-			"pod to a host port of another node", "near", func(f family) netip.Addr { return f.node2 }, 8081, false,
-			node,
-		},
-		{"node to outside", "node1", outside, 8080, true, node},
-		{"node to an exempt address outside", "node1", exempt, 8080, true, node},
-		{"node to its own host port", "node1", node, 8081, false, node},
-		{"NodePort, policy Cluster", "outside", node, 30080, false, node},
-		{"NodePort, policy Local", "outside", node, 30081, false, client},
-		{"host port from outside", "outside", node, 8081, false, client},
+		{"ClusterIP", "near", toFar, 8080, false, unless(masq.services || masq.remote && !enforced)},
+		{"hairpin", "near", toNear, 8080, false, gate1},
+		{"hairpin through a host port", "near", node1, 8081, false, gate1},
+		{"pod to a host port of another node", "near", node2, 8081, false, node1},
+		{"node to outside", "node1", outside, 8080, true, node1},
+		{"node to an exempt address outside", "node1", exempt, 8080, true, node1},
+		{"node to its own host port", "node1", node1, 8081, false, node1},
+		{"NodePort, policy Cluster", "outside", node1, 30080, false, node1},
+		{"NodePort, policy Local", "outside", node1, 30081, false, client},
+		{"host port from outside", "outside", node1, 8081, false, client},
 	}
-}
-
-type labRow struct {
-	name, from string
-	to         func(f family) netip.Addr
-	port       uint16
-	explained  bool // explain must name the same address
-	want       func(f family) netip.Addr
 }
 
 // labPolicies are configs for nodes whose pods send by an interface.
@@ -114,18 +92,14 @@ func (l *lab) matrix(t *testing.T, name string, masq masquerades, p policy) {
 	hosts := l.hosts()
 	for _, f := range l.families {
 		for _, row := range labRows(masq, enforced) {
-			from, to, want := f.source(row.from), row.to(f), row.want(f)
+			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
+			at := name + ": " + row.name
 			for _, proto := range []string{"tcp", "udp"} {
-				at := fmt.Sprintf("%s: %s: %s %s", name, row.name, proto, f.name)
-				seen, err := dial(hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port))
-				if l.connections++; err != nil || seen != want {
-					t.Errorf("%s: %s sees %s, want %s: %v", at, to, seen, want, err)
-				}
+				l.connect(t, at, hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port), want)
 			}
-			if !row.explained {
-				continue
+			if row.explained {
+				l.explains(t, at, from, to, want)
 			}
-			l.explains(t, name+": "+row.name, from, to, want)
 		}
 	}
 	if strings.Contains(p.config, "dropInvalid") {
@@ -138,35 +112,12 @@ func (l *lab) matrix(t *testing.T, name string, masq masquerades, p policy) {
 	}
 }
 
-// explains asks explain about a connection. It may say on which rule of routing the
-// address depends, if the lab has one.
-func (l *lab) explains(t *testing.T, at string, from, to, want netip.Addr) {
-	t.Helper()
-	out, err := l.ours("explain", to.String(), "--from", from.String(), "-o", "json")
-	var answer struct {
-		Sees, Headline string
-		Possible       []string
-	}
-	if json.Unmarshal([]byte(out), &answer) != nil || err != nil {
-		t.Errorf("%s: explain: %v\n%s", at, err, out)
-	}
-	l.explained++
-	if answer.Sees == "" && len(answer.Possible) == 0 {
-		answer.Sees = from.String()
-	}
-	depends := l.condition != "" && strings.Contains(answer.Headline, l.condition) &&
-		slices.ContainsFunc(answer.Possible, func(p string) bool { return strings.HasPrefix(p, want.String()+",") })
-	if answer.Sees != want.String() && !depends {
-		t.Errorf("%s: explain says %s %v, want %s: %s", at, answer.Sees, answer.Possible, want, answer.Headline)
-	}
-}
-
 const remedy = "Turn off masquerading in that program, or set enforceNonMasquerade"
 
 // says compares what status says of other programs' rules.
 func (l *lab) says(t *testing.T, name string, want ...string) {
 	t.Helper()
-	out, _ := l.ours("status")
+	out, _ := l.ask("status")
 	text := strings.Join(strings.Fields(out), " ")
 	if len(want) == 0 && strings.Contains(text, remedy) {
 		t.Errorf("%s: status names rules:\n%s", name, out)
@@ -208,25 +159,18 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 			l.watch(t, l.pods[0].ns, list[3], l.families, func() { nb.restart(l) })
 			l.matrix(t, nb.name+", started again", nb.masquerades, list[3])
 		}
-		for _, n := range l.nodes {
-			n.CleanProxy()
-		}
+		l.cleanProxies()
 	}
 	if nb.off != nil {
 		nb.off(l)
-		mode := proxyModes()[0]
-		for _, n := range l.nodes {
-			n.StartProxy(mode)
-		}
+		l.startProxies(proxyModes()[0])
 		l.enforce(list[0].config)
 		l.matrix(t, nb.name+", turned off", masquerades{}, list[0])
 		l.says(t, nb.name+", turned off")
 		if text := l.masquerading(t); text != "" {
 			t.Errorf("%s: left:\n%s", nb.name, text)
 		}
-		for _, n := range l.nodes {
-			n.CleanProxy()
-		}
+		l.cleanProxies()
 	}
 	l.rows = append(l.rows, fmt.Sprintf("| %s | %d |", nb.name, l.connections-before.connections))
 }

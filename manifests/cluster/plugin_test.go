@@ -10,9 +10,7 @@ import (
 func TestPluginAnswersByPodName(t *testing.T) {
 	w := newWorld(t)
 	families, hosts := w.hosts()
-	for _, n := range w.nodes {
-		n.StartProxy("nftables")
-	}
+	w.startProxies("nftables")
 	w.apply(policies[0].config)
 	w.install("nftables")
 	w.configure(policies[0])

@@ -160,10 +160,7 @@ func TestSigNetwork(t *testing.T) {
 	cell := func(row, format string, args ...any) { cells[row] += " " + fmt.Sprintf(format, args...) + " |" }
 	const exempt, untracked = "NoSNAT, with `nonMasqueradeCIDRs: []`", "packets that dropInvalid dropped"
 	for _, proxyMode := range []string{"nftables", "iptables"} {
-		for _, n := range w.nodes {
-			n.StopProxy()
-			n.StartProxy(proxyMode)
-		}
+		w.startProxies(proxyMode)
 		w.Sh("kubectl apply -f " + w.Write("coredns.yaml", coreDNS) +
 			" && kubectl -n kube-system rollout status deployment/coredns --timeout=3m")
 		w.install("nftables")

@@ -2,16 +2,12 @@ package cluster_test
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/manifests/cluster"
 )
@@ -57,36 +53,9 @@ func (w *world) newWitness(families []family, ports ...uint16) *witness {
 	s := &witness{seen: map[string][]sighting{}}
 	for _, f := range families {
 		for _, port := range ports {
-			at := netip.AddrPortFrom(f.masqueraded, port).String()
-			var l net.Listener
-			var u net.PacketConn
-			must(w.t, w.outside.Do(func() (err error) {
-				if l, err = net.Listen("tcp", at); err != nil {
-					return err
-				}
-				u, err = net.ListenPacket("udp", at)
-				return err
-			}))
-			w.t.Cleanup(func() { _, _ = l.Close(), u.Close() })
-			go func() {
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					s.note(port, "tcp", netip.MustParseAddrPort(c.RemoteAddr().String()).Addr())
-					_ = c.Close()
-				}
-			}()
-			go func() {
-				for b := make([]byte, 1); ; {
-					_, from, err := u.ReadFrom(b)
-					if err != nil {
-						return
-					}
-					s.note(port, "udp", netip.MustParseAddrPort(from.String()).Addr())
-				}
-			}()
+			answer(w.t, w.outside, netip.AddrPortFrom(f.masqueraded, port), func(proto string, from netip.AddrPort) {
+				s.note(port, proto, from.Addr())
+			})
 		}
 	}
 	return s
@@ -141,24 +110,14 @@ func (w *world) kustomization(name, manifest, component string) {
 func (w *world) wipe(n *cluster.Node) {
 	w.t.Helper()
 	w.nft(n, "flush ruleset")
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: n.NS.Fd()})
-	must(w.t, err)
-	defer c.Close()
-	const deleteConntrack = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
-	_, err = c.Execute(netlink.Message{
-		Header: netlink.Header{Type: deleteConntrack, Flags: netlink.Request | netlink.Acknowledge},
-		Data:   make([]byte, 4), // nfgenmsg: all families
-	})
-	must(w.t, err)
+	forget(w.t, n.NS)
 }
 
 func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	w := newWorld(t)
 	families := w.workload() // no namespace of a pod is kept open, which would outlive its node
 	node := w.nodes[0]
-	for _, n := range w.nodes {
-		n.StartProxy("nftables")
-	}
+	w.startProxies("nftables")
 	plain := policies[0]
 	w.apply(plain.config)
 	w.install("nftables", "prometheus")

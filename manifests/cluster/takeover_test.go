@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 
 	"nft-masq-agent/manifests/cluster"
@@ -59,20 +58,15 @@ var olderVersions = []string{
 func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 	w := newWorld(t)
 	families, hosts := w.hosts()
-	for _, n := range w.nodes {
-		n.StartProxy("nftables")
-	}
+	w.startProxies("nftables")
 	w.olderImage()
 	plain := policies[0]
 	w.apply(plain.config)
 	with := w.imageFlags()
-	holds := func(what, chain string, held bool) {
+	holds := func(chain string, held bool) {
 		w.t.Helper()
 		for _, n := range w.nodes {
-			w.Await(n.Name+": "+what, func() bool {
-				out, err := n.NS.Output("", "nft", "list", "ruleset")
-				return err == nil && strings.Contains(out, chain) == held
-			})
+			w.holds(n, chain, held)
 		}
 	}
 	for _, version := range olderVersions {
@@ -85,22 +79,22 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 		}
 		older := w.Write(version+".yaml", fmt.Sprintf(olderAgent, version))
 		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
-		holds("its rules", chain, true)
+		holds(chain, true)
 		w.during(version+" taken over", hosts["near"], plain, some, func() {
 			w.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent --dry-run=client -o yaml | kubectl apply -f -")
 			w.Sh("make -s manifest COMPONENTS=takeover" + with +
 				" | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
-			holds("its rules are gone", chain, false)
-			holds("ours", "table inet nft-masq-agent", true)
+			holds(chain, false)
+			holds("table inet nft-masq-agent", true)
 		})
 		w.during("back to "+version, hosts["near"], plain, some, func() {
 			w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
 			w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
-			holds("its rules", chain, true)
+			holds(chain, true)
 			w.Sh("make -s uninstall" + with)
-			holds("ours are gone", "nft-masq-agent", false)
+			holds("nft-masq-agent", false)
 		})
-		holds("its rules stay", chain, true)
+		holds(chain, true)
 		w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
 		for _, n := range w.nodes {
 			_, err := n.NS.Output("", "../../bin/linux_"+runtime.GOARCH+"/nft-masq-agent", "cleanup", "--legacy-only")

@@ -61,18 +61,14 @@ func uplinks(t *testing.T) {
 			"rule add from 10.245.1.0/24 lookup 7", "-6 rule add from fd00:10:245:1::/64 lookup 7")
 		before := l.count
 		for _, mode := range proxyModes() {
-			for _, n := range l.nodes {
-				n.StartProxy(mode)
-			}
+			l.startProxies(mode)
 			for _, p := range labPolicies(podInterface(pod.list())) {
 				l.enforce(p.config)
 				name := connect + ", kube-proxy " + mode + ", " + p.name
 				l.matrix(t, name, masquerades{}, p)
 				l.uplinkMatrix(t, name, at, p)
 			}
-			for _, n := range l.nodes {
-				n.CleanProxy()
-			}
+			l.cleanProxies()
 		}
 		l.rows = append(l.rows, fmt.Sprintf("| %s | %d | %d |", connect, l.connections-before.connections,
 			l.explained-before.explained))
@@ -106,10 +102,7 @@ func (l *lab) uplinkMatrix(t *testing.T, name string, second []netip.Addr, p pol
 			}
 			at := fmt.Sprintf("%s: %s: %s", name, row.name, f.name)
 			for _, proto := range []string{"tcp", "udp"} {
-				seen, err := dial(ns, row.from, proto, netip.AddrPortFrom(row.to, 8080))
-				if l.connections++; err != nil || seen != row.want {
-					t.Errorf("%s: %s: %s sees %s, want %s: %v", at, proto, row.to, seen, row.want, err)
-				}
+				l.connect(t, at, ns, row.from, proto, netip.AddrPortFrom(row.to, 8080), row.want)
 			}
 			l.explains(t, at, row.from, row.to, row.want)
 		}

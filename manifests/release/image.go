@@ -1,72 +1,20 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	spec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Media types of the OCI image specification, 1.1.
-const (
-	typeIndex    = "application/vnd.oci.image.index.v1+json"
-	typeManifest = "application/vnd.oci.image.manifest.v1+json"
-	typeConfig   = "application/vnd.oci.image.config.v1+json"
-	typeLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
-)
-
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int               `json:"size"`
-	Platform    *platform         `json:"platform,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-}
-
-type platform struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-	Variant      string `json:"variant,omitempty"`
-}
-
-type index struct {
-	SchemaVersion int               `json:"schemaVersion"`
-	MediaType     string            `json:"mediaType"`
-	Manifests     []descriptor      `json:"manifests"`
-	Annotations   map[string]string `json:"annotations,omitempty"`
-}
-
-type manifest struct {
-	SchemaVersion int               `json:"schemaVersion"`
-	MediaType     string            `json:"mediaType"`
-	Config        descriptor        `json:"config"`
-	Layers        []descriptor      `json:"layers"`
-	Annotations   map[string]string `json:"annotations,omitempty"`
-}
-
-type imageConfig struct {
-	Created time.Time `json:"created"`
-	platform
-	Config struct {
-		User       string
-		Entrypoint []string
-		Labels     map[string]string
-	} `json:"config"`
-	RootFS struct {
-		Type    string   `json:"type"`
-		DiffIDs []string `json:"diff_ids"`
-	} `json:"rootfs"`
-	History []history `json:"history"`
-}
-
-type history struct {
-	Created   time.Time `json:"created"`
-	CreatedBy string    `json:"created_by"`
-}
+// version2 is that of the schemas.
+var version2 = specs.Versioned{SchemaVersion: 2}
 
 // writeImage writes the layout of an image for several architectures, whose content
 // is that of the directories: what the Dockerfile makes of them.
@@ -80,10 +28,10 @@ func (r release) writeImage(contexts []string) (string, error) {
 			labels["org.opencontainers.image."+name] = value
 		}
 	}
-	all := index{SchemaVersion: 2, MediaType: typeIndex, Annotations: labels}
+	all := spec.Index{Versioned: version2, MediaType: spec.MediaTypeImageIndex, Annotations: labels}
 	for _, context := range contexts {
 		arch, dir, _ := strings.Cut(context, "=")
-		p := platform{Architecture: arch, OS: "linux"}
+		p := spec.Platform{Architecture: arch, OS: "linux"}
 		if arch == "arm" {
 			p.Variant = "v7" // GOARM's default
 		}
@@ -94,16 +42,18 @@ func (r release) writeImage(contexts []string) (string, error) {
 		one.Platform = &p
 		all.Manifests = append(all.Manifests, one)
 	}
-	image, err := r.blob(typeIndex, all)
+	image, err := r.blob(spec.MediaTypeImageIndex, all)
 	if err != nil {
 		return "", err
 	}
-	digest := image.Digest
+	digest := image.Digest.String()
 	// containerd imports the image under its whole name, which the first of these cannot hold.
 	image.Annotations = map[string]string{
-		"org.opencontainers.image.ref.name": r.version, "io.containerd.image.name": r.image + ":" + r.version,
+		spec.AnnotationRefName: r.version, "io.containerd.image.name": r.image + ":" + r.version,
 	}
-	top, err := json.Marshal(index{SchemaVersion: 2, MediaType: typeIndex, Manifests: []descriptor{image}})
+	top, err := json.Marshal(spec.Index{
+		Versioned: version2, MediaType: spec.MediaTypeImageIndex, Manifests: []spec.Descriptor{image},
+	})
 	if err != nil {
 		return "", err
 	}
@@ -113,50 +63,49 @@ func (r release) writeImage(contexts []string) (string, error) {
 	return digest, os.WriteFile(filepath.Join(r.dist, "image/oci-layout"), []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644)
 }
 
-func (r release) writePlatform(p platform, dir string, labels map[string]string) (descriptor, error) {
+func (r release) writePlatform(p spec.Platform, dir string, labels map[string]string) (d spec.Descriptor, err error) {
 	files, err := tree(dir, "")
 	if err != nil {
-		return descriptor{}, err
+		return d, err
 	}
 	content, err := pack(files, r.time)
 	if err != nil {
-		return descriptor{}, err
+		return d, err
 	}
-	c := imageConfig{Created: r.time, platform: p, History: []history{{r.time, "COPY . /"}}}
-	c.Config.User, c.Config.Entrypoint, c.Config.Labels = "0:0", []string{"/nft-masq-agent"}, labels
-	c.RootFS.Type, c.RootFS.DiffIDs = "layers", []string{sum(content)}
-	layer, err := r.write(typeLayer, compress(content))
+	layer, err := r.write(spec.MediaTypeImageLayerGzip, compress(content))
 	if err != nil {
-		return descriptor{}, err
+		return d, err
 	}
-	config, err := r.blob(typeConfig, c)
+	config, err := r.blob(spec.MediaTypeImageConfig, spec.Image{
+		Created: &r.time, Platform: p, History: []spec.History{{Created: &r.time, CreatedBy: "COPY . /"}},
+		Config: spec.ImageConfig{User: "0:0", Entrypoint: []string{"/nft-masq-agent"}, Labels: labels},
+		RootFS: spec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(content)}},
+	})
 	if err != nil {
-		return descriptor{}, err
+		return d, err
 	}
-	return r.blob(typeManifest, manifest{
-		SchemaVersion: 2, MediaType: typeManifest, Config: config, Layers: []descriptor{layer}, Annotations: labels,
+	return r.blob(spec.MediaTypeImageManifest, spec.Manifest{
+		Versioned: version2, MediaType: spec.MediaTypeImageManifest, Config: config,
+		Layers: []spec.Descriptor{layer}, Annotations: labels,
 	})
 }
 
 // blob writes a value as JSON.
-func (r release) blob(mediaType string, value any) (descriptor, error) {
+func (r release) blob(mediaType string, value any) (spec.Descriptor, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
-		return descriptor{}, err
+		return spec.Descriptor{}, err
 	}
 	return r.write(mediaType, text)
 }
 
-func (r release) write(mediaType string, data []byte) (descriptor, error) {
-	d := descriptor{MediaType: mediaType, Digest: sum(data), Size: len(data)}
+func (r release) write(mediaType string, data []byte) (spec.Descriptor, error) {
+	d := spec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
 	dir := filepath.Join(r.dist, "image/blobs/sha256")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return d, err
 	}
-	return d, os.WriteFile(filepath.Join(dir, strings.TrimPrefix(d.Digest, "sha256:")), data, 0o644)
+	return d, os.WriteFile(filepath.Join(dir, d.Digest.Encoded()), data, 0o644)
 }
 
-func sum(data []byte) string {
-	s := sha256.Sum256(data)
-	return "sha256:" + hex.EncodeToString(s[:])
-}
+func sum(data []byte) string { return digest.FromBytes(data).String() }

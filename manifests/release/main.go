@@ -19,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	spec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // A release is what all of its files agree about.
@@ -72,14 +74,14 @@ func (r release) digest() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var i index
+	var i spec.Index
 	if err := json.Unmarshal(text, &i); err != nil {
 		return "", err
 	}
 	if len(i.Manifests) != 1 {
 		return "", fmt.Errorf("%d images", len(i.Manifests))
 	}
-	return i.Manifests[0].Digest, nil
+	return i.Manifests[0].Digest.String(), nil
 }
 
 // writeChart writes the chart of a directory as helm package does, but for the times

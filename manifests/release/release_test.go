@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/go-digest"
+	spec "github.com/opencontainers/image-spec/specs-go/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -90,14 +92,14 @@ func TestFilesHaveTheSameBytesWhereverTheyAreWritten(t *testing.T) {
 }
 
 func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
-	digest, r := make1(t, 0o022)
+	want, r := make1(t, 0o022)
 	files := read(t, filepath.Join(r.dist, "image"))
 	if files["oci-layout"] != `{"imageLayoutVersion":"1.0.0"}` {
 		t.Errorf("oci-layout: %s", files["oci-layout"])
 	}
-	get := func(d descriptor) string {
-		text := files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
-		if sum([]byte(text)) != d.Digest || len(text) != d.Size {
+	get := func(d spec.Descriptor) string {
+		text := files["blobs/sha256/"+d.Digest.Encoded()]
+		if d.Digest != digest.FromString(text) || int64(len(text)) != d.Size {
 			t.Errorf("%+v is\n%s", d, text)
 		}
 		return text
@@ -107,9 +109,9 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 			t.Fatalf("%v: %s", err, text)
 		}
 	}
-	var top, all index
+	var top, all spec.Index
 	decode(files["index.json"], &top)
-	if len(top.Manifests) != 1 || top.Manifests[0].Digest != digest ||
+	if len(top.Manifests) != 1 || top.Manifests[0].Digest.String() != want ||
 		top.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != "v1.2.3" ||
 		top.Manifests[0].Annotations["io.containerd.image.name"] != "registry.example/nft-masq-agent:v1.2.3" {
 		t.Errorf("index.json: %+v", top)
@@ -118,13 +120,13 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 	blobs := 1
 	for i, arch := range []string{"amd64", "arm"} {
 		d := all.Manifests[i]
-		var m manifest
-		var c imageConfig
+		var m spec.Manifest
+		var c spec.Image
 		decode(get(d), &m)
 		decode(get(m.Config), &c)
-		want := platform{arch, "linux", map[string]string{"arm": "v7"}[arch]}
-		if *d.Platform != want || c.platform != want {
-			t.Errorf("platform %+v, in the config %+v, want %+v", *d.Platform, c.platform, want)
+		platform := spec.Platform{Architecture: arch, OS: "linux", Variant: map[string]string{"arm": "v7"}[arch]}
+		if !cmp.Equal(*d.Platform, platform) || !cmp.Equal(c.Platform, platform) {
+			t.Errorf("platform %+v, in the config %+v, want %+v", *d.Platform, c.Platform, platform)
 		}
 		if strings.Join(append(c.Config.Entrypoint, c.Config.User), " ") != "/nft-masq-agent 0:0" ||
 			c.Config.Labels["org.opencontainers.image.version"] != "v1.2.3" {
@@ -135,7 +137,7 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 			t.Fatal(err)
 		}
 		layer, err := io.ReadAll(unpacked)
-		if err != nil || c.RootFS.DiffIDs[0] != sum(layer) {
+		if err != nil || c.RootFS.DiffIDs[0] != digest.FromBytes(layer) {
 			t.Fatalf("%v: the layer is not %v", err, c.RootFS.DiffIDs)
 		}
 		wantContent := "-rwxr-xr-x nft-masq-agent, drwxr-xr-x licenses/, drwxr-xr-x licenses/go/, -rw-r--r-- " +

@@ -11,36 +11,7 @@ import (
 
 const provenanceFile = "provenance.json"
 
-// A statement is in-toto's, v1, with SLSA's provenance, v1, as the predicate.
-type statement struct {
-	Type          string    `json:"_type"`
-	Subject       []subject `json:"subject"`
-	PredicateType string    `json:"predicateType"`
-	Predicate     struct {
-		BuildDefinition struct {
-			BuildType            string            `json:"buildType"`
-			ExternalParameters   map[string]string `json:"externalParameters"`
-			ResolvedDependencies []resource        `json:"resolvedDependencies"`
-		} `json:"buildDefinition"`
-		RunDetails struct {
-			Builder struct {
-				ID string `json:"id"`
-			} `json:"builder"`
-		} `json:"runDetails"`
-	} `json:"predicate"`
-}
-
-type subject struct {
-	Name   string            `json:"name"`
-	Digest map[string]string `json:"digest"`
-}
-
-type resource struct {
-	URI         string            `json:"uri,omitempty"`
-	Name        string            `json:"name,omitempty"`
-	Digest      map[string]string `json:"digest,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-}
+type object = map[string]any
 
 // seal writes which source and which Go the files have, with the command that makes
 // them again, and the checksums of all files.
@@ -57,37 +28,39 @@ func (r release) seal(program string) error {
 	if err != nil {
 		return err
 	}
-	var s statement
-	s.Type, s.PredicateType = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
-	s.Subject = []subject{{r.image, map[string]string{"sha256": strings.TrimPrefix(digest, "sha256:")}}}
+	// A statement of in-toto, v1, with SLSA's provenance, v1, as the predicate.
+	of := func(name, hex string) object { return object{"name": name, "digest": object{"sha256": hex}} }
+	subjects := []object{of(r.image, strings.TrimPrefix(digest, "sha256:"))}
 	var sums strings.Builder
 	for _, f := range files {
 		hex := strings.TrimPrefix(sum(f.data), "sha256:")
-		s.Subject = append(s.Subject, subject{f.name, map[string]string{"sha256": hex}})
+		subjects = append(subjects, of(f.name, hex))
 		fmt.Fprintf(&sums, "%s  %s\n", hex, f.name)
 	}
-	build := &s.Predicate.BuildDefinition
-	build.BuildType = "urn:nft-masq-agent:make-release"
-	build.ExternalParameters = map[string]string{
-		"command": fmt.Sprintf("GOTOOLCHAIN=%s make release VERSION=%s IMAGE=%s SOURCE=%s", info.GoVersion, r.version,
-			r.image,
-			r.source),
-	}
-	build.ResolvedDependencies = []resource{
-		{Name: "source", URI: r.source, Digest: map[string]string{"gitCommit": r.commit}},
-		{Name: "go", Annotations: map[string]string{"version": info.GoVersion}},
+	dependencies := []object{
+		{"name": "source", "uri": r.source, "digest": object{"gitCommit": r.commit}},
+		{"name": "go", "annotations": object{"version": info.GoVersion}},
 	}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace
 		}
-		build.ResolvedDependencies = append(build.ResolvedDependencies, resource{
-			URI:         "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B"),
-			Annotations: map[string]string{"go:sum": m.Sum},
-		})
+		purl := "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")
+		dependencies = append(dependencies, object{"uri": purl, "annotations": object{"go:sum": m.Sum}})
 	}
-	s.Predicate.RunDetails.Builder.ID = "urn:nft-masq-agent:unsigned"
-	text, err := json.MarshalIndent(s, "", "  ")
+	text, err := json.MarshalIndent(object{
+		"_type": "https://in-toto.io/Statement/v1", "subject": subjects,
+		"predicateType": "https://slsa.dev/provenance/v1",
+		"predicate": object{
+			"buildDefinition": object{
+				"buildType": "urn:nft-masq-agent:make-release",
+				"externalParameters": object{"command": fmt.Sprintf(
+					"GOTOOLCHAIN=%s make release VERSION=%s IMAGE=%s SOURCE=%s", info.GoVersion, r.version, r.image, r.source)},
+				"resolvedDependencies": dependencies,
+			},
+			"runDetails": object{"builder": object{"id": "urn:nft-masq-agent:unsigned"}},
+		},
+	}, "", "  ")
 	if err != nil {
 		return err
 	}

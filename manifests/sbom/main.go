@@ -14,31 +14,7 @@ import (
 	"strings"
 )
 
-type bom struct {
-	Format      string      `json:"bomFormat"`
-	SpecVersion string      `json:"specVersion"`
-	Version     int         `json:"version"`
-	Metadata    metadata    `json:"metadata"`
-	Components  []component `json:"components"`
-}
-
-type metadata struct {
-	Component component `json:"component"`
-}
-
-type component struct {
-	Type       string     `json:"type"`
-	Ref        string     `json:"bom-ref"`
-	Name       string     `json:"name"`
-	Version    string     `json:"version"`
-	PURL       string     `json:"purl"`
-	Properties []property `json:"properties,omitempty"`
-}
-
-type property struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
-}
+type object = map[string]any
 
 func main() {
 	if len(os.Args) != 3 {
@@ -56,27 +32,28 @@ func run(version, program string) error {
 	if err != nil {
 		return err
 	}
-	b := bom{Format: "CycloneDX", SpecVersion: "1.5", Version: 1}
-	b.Metadata.Component = module("application", debug.Module{Path: info.Main.Path, Version: version})
-	b.Components = []component{module("library",
+	components := []object{module("library",
 		debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")})}
 	for _, m := range info.Deps {
 		if m.Replace != nil {
 			m = m.Replace
 		}
-		b.Components = append(b.Components, module("library", *m))
+		components = append(components, module("library", *m))
 	}
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", "  ")
-	return e.Encode(b)
+	return e.Encode(object{
+		"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components,
+		"metadata": object{"component": module("application", debug.Module{Path: info.Main.Path, Version: version})},
+	})
 }
 
 // module returns the component for a module.
-func module(kind string, m debug.Module) component {
+func module(kind string, m debug.Module) object {
 	purl := "pkg:golang/" + m.Path + "@" + strings.ReplaceAll(m.Version, "+", "%2B")
-	c := component{Type: kind, Ref: purl, Name: m.Path, Version: m.Version, PURL: purl}
+	c := object{"type": kind, "bom-ref": purl, "name": m.Path, "version": m.Version, "purl": purl}
 	if m.Sum != "" {
-		c.Properties = []property{{Name: "go:sum", Value: m.Sum}}
+		c["properties"] = []object{{"name": "go:sum", "value": m.Sum}}
 	}
 	return c
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -297,23 +296,12 @@ func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 	}
 }
 
-// A countingSocket calls reply for each message that it receives, and fails as
-// that returns.
-type countingSocket struct {
-	real  *netlink.Conn
-	reply func(n int) error // n counts the messages from 0
-	n     int
-	// May change what is sent and received.
-	request, response func(*netlink.Message)
-}
-
+// throughSocket returns a dialler of sockets that fail as reply returns for the message that they receive; n counts
+// them from 0.
 func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) func() (*netlink.Conn, error) {
 	return func() (*netlink.Conn, error) {
-		nl, err := dial()
-		if err != nil {
-			return nil, err
-		}
-		return netlink.NewConn(&countingSocket{real: nl, reply: reply}, nl.PID()), nil
+		n := -1
+		return nfttest.Through(dial, nil, func(*netlink.Message) error { n++; return reply(n) })()
 	}
 }
 
@@ -321,62 +309,15 @@ func throughSocket(dial func() (*netlink.Conn, error), reply func(n int) error) 
 func changing(
 	dial func() (*netlink.Conn, error), request, response func(*netlink.Message),
 ) func() (*netlink.Conn, error) {
-	return func() (*netlink.Conn, error) {
-		nl, err := dial()
-		if err != nil {
-			return nil, err
-		}
-		ok := func(int) error { return nil }
-		return netlink.NewConn(&countingSocket{real: nl, reply: ok, request: request, response: response}, nl.PID()), nil
-	}
-}
-
-func (s *countingSocket) Close() error { return s.real.Close() }
-
-func (s *countingSocket) SetDeadline(t time.Time) error      { return s.real.SetDeadline(t) }
-func (s *countingSocket) SetReadDeadline(t time.Time) error  { return s.real.SetReadDeadline(t) }
-func (s *countingSocket) SetWriteDeadline(t time.Time) error { return s.real.SetWriteDeadline(t) }
-
-func (s *countingSocket) Send(m netlink.Message) error {
-	if s.request != nil {
-		s.request(&m)
-	}
-	_, err := s.real.Send(m)
-	return err
-}
-
-func (s *countingSocket) SendMessages(m []netlink.Message) error {
-	_, err := s.real.SendMessages(m)
-	return err
-}
-
-func (s *countingSocket) Receive() ([]netlink.Message, error) {
-	var all []netlink.Message
-	for m, err := range s.ReceiveIter() {
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, m)
-	}
-	return all, nil
-}
-
-func (s *countingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
-	return func(yield func(netlink.Message, error) bool) {
-		for m, err := range s.real.ReceiveIter() {
-			if err == nil {
-				err = s.reply(s.n)
-				s.n++
-				if s.response != nil {
-					s.response(&m)
-				}
+	by := func(change func(*netlink.Message)) func(*netlink.Message) error {
+		return func(m *netlink.Message) error {
+			if change != nil {
+				change(m)
 			}
-			if !yield(m, err) || err != nil {
-				return
-			}
+			return nil
 		}
-		yield(netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi}}, nil)
 	}
+	return nfttest.Through(dial, by(request), by(response))
 }
 
 func TestInterruptedDumpIsRestarted(t *testing.T) {

@@ -2,15 +2,15 @@ package nfttest
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,72 +44,27 @@ func LoadForeign(tb testing.TB, n *NS, dir string, edit func(string) string) {
 // "add NAME ADDRESS" or "add NAME PREFIX".
 func restoreIPSets(tb testing.TB, n *NS, text string) {
 	tb.Helper()
-	nl, err := DialNetfilter(n)
+	h, err := n.Netlink()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer nl.Close()
 	for line := range strings.Lines(text) {
-		if err := ipset(nl, strings.Fields(line)); err != nil {
+		err := errors.New("not understood")
+		switch words := strings.Fields(line); {
+		case len(words) == 5 && words[0] == "create" && words[3] == "family":
+			family := map[string]uint8{"inet": unix.AF_INET, "inet6": unix.AF_INET6}[words[4]]
+			err = h.IpsetCreate(words[1], words[2], netlink.IpsetCreateOptions{Family: family, Replace: true})
+		case len(words) == 3 && words[0] == "add":
+			address, bits, found := strings.Cut(words[2], "/")
+			addr := netip.MustParseAddr(address)
+			length := addr.BitLen()
+			if found {
+				length, _ = strconv.Atoi(bits)
+			}
+			err = h.IpsetAdd(words[1], &netlink.IPSetEntry{IP: addr.AsSlice(), CIDR: uint8(length), Replace: true})
+		}
+		if err != nil {
 			tb.Fatalf("%s: ipset %s: %v", n, strings.TrimSpace(line), err)
 		}
 	}
-}
-
-func ipset(nl *netlink.Conn, words []string) error {
-	const (
-		create, add = 2, 9 // IPSET_CMD_CREATE, IPSET_CMD_ADD
-		// IPSET_ATTR_PROTOCOL and so on, of a command
-		attrProtocol, attrName, attrType, attrRevision, attrFamily, attrData = 1, 2, 3, 4, 5, 7
-		// IPSET_ATTR_IP and IPSET_ATTR_CIDR, of data; IPSET_ATTR_IPADDR_IPV4 is 1, _IPV6 is 2
-		attrIP, attrCIDR = 1, 3
-	)
-	families := map[string]byte{"inet": unix.NFPROTO_IPV4, "inet6": unix.NFPROTO_IPV6}
-	ae := netlink.NewAttributeEncoder()
-	ae.Uint8(attrProtocol, 6)
-	command, flags := create, netlink.Create // an equal set stays
-	switch {
-	case len(words) == 5 && words[0] == "create" && words[3] == "family":
-		ae.String(attrName, words[1])
-		ae.String(attrType, words[2])
-		ae.Uint8(attrRevision, 0)
-		ae.Uint8(attrFamily, families[words[4]])
-		ae.Nested(attrData, func(*netlink.AttributeEncoder) error { return nil })
-	case len(words) == 3 && words[0] == "add":
-		if !strings.Contains(words[2], "/") {
-			words[2] += map[bool]string{true: "/128", false: "/32"}[strings.Contains(words[2], ":")]
-		}
-		prefix, err := netip.ParsePrefix(words[2])
-		if err != nil {
-			return err
-		}
-		command, flags = add, 0
-		ae.String(attrName, words[1])
-		ae.Nested(attrData, func(data *netlink.AttributeEncoder) error {
-			data.Nested(attrIP, func(ip *netlink.AttributeEncoder) error {
-				ip.Bytes(map[bool]uint16{true: 1, false: 2}[prefix.Addr().Is4()]|unix.NLA_F_NET_BYTEORDER,
-					prefix.Addr().AsSlice())
-				return nil
-			})
-			data.Uint8(attrCIDR, uint8(prefix.Bits()))
-			return nil
-		})
-	default:
-		return errors.New("not understood")
-	}
-	attrs, err := ae.Encode()
-	if err != nil {
-		return err
-	}
-	_, err = nl.Execute(netlink.Message{
-		Header: netlink.Header{
-			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_IPSET<<8 | command),
-			Flags: netlink.Request | netlink.Acknowledge | flags,
-		},
-		Data: append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attrs...),
-	})
-	if err != nil {
-		return fmt.Errorf("netlink: %w", err)
-	}
-	return nil
 }

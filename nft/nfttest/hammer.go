@@ -120,6 +120,7 @@ type Hammer struct {
 	counts  []counters
 	refused uint64 // packets, before the start
 	node    atomic.Pointer[[]netip.Addr]
+	pods    Pods
 
 	stopping atomic.Bool // senders return
 	draining atomic.Bool // receivers return when there is nothing more to read
@@ -137,6 +138,23 @@ type counters struct {
 
 func (c *counters) seen() uint64 { return c.pod.Load() + c.node.Load() + c.other.Load() }
 
+// Pods are addresses of the pod that UDP packets come from in turn, each to the targets of its family. Node reports
+// whether what the far end sees is how the node must translate one of them, by its index.
+type Pods struct {
+	Addrs []netip.Addr
+	Node  func(pod int, seen netip.AddrPort) bool
+}
+
+// StartPods is StartHammer for several pods, to targets over UDP.
+func (t *Topology) StartPods(pods Pods, targets ...Target) (*Hammer, error) {
+	for _, pod := range pods.Addrs {
+		if err := t.AddAddr(t.Pod, pod); err != nil {
+			return nil, err
+		}
+	}
+	return t.startHammer(&Hammer{pods: pods}, nil, targets)
+}
+
 // StartHammer starts sending. No two targets may be the same, and only one Hammer
 // may run in a Topology. It shortens the node's connection-tracking timeouts, so
 // that the table does not fill up.
@@ -147,7 +165,11 @@ func (t *Topology) StartHammer(targets ...Target) (*Hammer, error) {
 // StartHammerFrom is StartHammer if other addresses than NodeV4 and NodeV6 count as the
 // node's.
 func (t *Topology) StartHammerFrom(node []netip.Addr, targets ...Target) (*Hammer, error) {
-	h := &Hammer{top: t, counts: make([]counters, len(targets))}
+	return t.startHammer(&Hammer{}, node, targets)
+}
+
+func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (*Hammer, error) {
+	h.top, h.counts = t, make([]counters, len(targets))
 	h.LeavesFrom(node...)
 	for i, target := range targets {
 		h.counts[i].Target = target
@@ -207,17 +229,20 @@ func (h *Hammer) of(proto Proto) (found []*counters) {
 // firstPort is the first source port of flows.
 const firstPort = 10000
 
-// judge counts one flow that the far end saw.
-func (h *Hammer) judge(c *counters, source netip.Addr) {
-	switch source {
-	case h.top.PodV4, h.top.PodV6:
+// judge counts one flow of the pod that the far end saw.
+func (h *Hammer) judge(c *counters, seen netip.Addr) {
+	pod, node := seen == h.top.PodV4 || seen == h.top.PodV6, slices.Contains(*h.node.Load(), seen)
+	c.count(pod, node)
+}
+
+func (c *counters) count(pod, node bool) {
+	switch {
+	case pod:
 		c.pod.Add(1)
+	case node:
+		c.node.Add(1)
 	default:
-		if slices.Contains(*h.node.Load(), source) {
-			c.node.Add(1)
-		} else {
-			c.other.Add(1)
-		}
+		c.other.Add(1)
 	}
 }
 
@@ -248,6 +273,15 @@ func (h *Hammer) fail(err error) {
 // Wait waits until that many flows to every target have been sent since the call
 // and seen.
 func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
+	return h.until(ctx, flows, (*counters).seen)
+}
+
+// Sent is Wait, but whether they are seen or not.
+func (h *Hammer) Sent(ctx context.Context, flows uint64) error {
+	return h.until(ctx, flows, func(c *counters) uint64 { return c.sent.Load() })
+}
+
+func (h *Hammer) until(ctx context.Context, flows uint64, count func(*counters) uint64) error {
 	goals := make([]uint64, len(h.counts))
 	for i := range h.counts {
 		goals[i] = h.counts[i].sent.Load() + flows
@@ -255,27 +289,7 @@ func (h *Hammer) Wait(ctx context.Context, flows uint64) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for i := range h.counts {
-		for h.counts[i].seen() < goals[i] {
-			if h.stopping.Load() {
-				return errors.New("hammer: stopped")
-			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("hammer: %s %s: %w", h.counts[i].Proto, h.counts[i].Dst, ctx.Err())
-			case <-tick.C:
-			}
-		}
-	}
-	return nil
-}
-
-// Sent waits until that many flows to every target have been sent since the call,
-// whether they are seen or not.
-func (h *Hammer) Sent(ctx context.Context, flows uint64) error {
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for i := range h.counts {
-		for goal := h.counts[i].sent.Load() + flows; h.counts[i].sent.Load() < goal; {
+		for count(&h.counts[i]) < goals[i] {
 			if h.stopping.Load() {
 				return errors.New("hammer: stopped")
 			}

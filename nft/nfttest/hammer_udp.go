@@ -1,6 +1,7 @@
 package nfttest
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -51,8 +52,17 @@ func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 			return fmt.Errorf("hammer: receive: %w", err)
 		}
 		src, dst, ok := netns.Addresses(packet)
-		if c := byDst[dst]; ok && c != nil {
+		c := byDst[dst]
+		switch {
+		case !ok || c == nil:
+		case len(h.pods.Addrs) == 0:
 			h.judge(c, src)
+		default:
+			seen, _ := netns.Source(packet)
+			if pod := int(binary.BigEndian.Uint16(packet[len(packet)-2:])); pod < len(h.pods.Addrs) {
+				own := src == h.pods.Addrs[pod]
+				c.count(own, !own && h.pods.Node(pod, seen))
+			}
 		}
 	}
 }
@@ -66,8 +76,12 @@ func (h *Hammer) sendUDP(targets []*counters) error {
 	}
 	defer undo()
 	const last = 65535
+	senders := h.pods.Addrs
+	if len(senders) == 0 {
+		senders = []netip.Addr{netip.IPv6Unspecified()} // for IPv4 it sends to mapped addresses
+	}
 	for src := uint16(firstPort); ; src++ {
-		if err := h.sendUDPFrom(src, targets); err != nil || h.stopping.Load() {
+		if err := h.sendUDPFrom(senders, src, targets); err != nil || h.stopping.Load() {
 			return err
 		}
 		if src == last {
@@ -76,32 +90,51 @@ func (h *Hammer) sendUDP(targets []*counters) error {
 	}
 }
 
-// sendUDPFrom sends from one source port to all destination ports. The socket is
-// an IPv6 socket; for IPv4 it sends to mapped addresses.
-func (h *Hammer) sendUDPFrom(port uint16, targets []*counters) error {
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("hammer: socket: %w", err)
+// A sending is what one sender sends to one target.
+type sending struct {
+	to   *counters
+	fd   int
+	at   unix.Sockaddr
+	port *int // of at
+	data []byte
+}
+
+// sendUDPFrom sends from one source port of each sender to many destination ports of the targets of its family. A
+// packet has the index of its sender.
+func (h *Hammer) sendUDPFrom(senders []netip.Addr, port uint16, targets []*counters) error {
+	var all []sending
+	for i, from := range senders {
+		fd, err := unix.Socket(netns.Family(from), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("hammer: socket: %w", err)
+		}
+		defer unix.Close(fd)
+		if err := bind(fd, Flow{Src: netip.AddrPortFrom(from, port), Dst: netip.AddrPortFrom(from, 0)}); err != nil {
+			return fmt.Errorf("hammer: %w", err)
+		}
+		data := binary.BigEndian.AppendUint16(nil, uint16(i))
+		for _, c := range targets {
+			v4, v6 := &unix.SockaddrInet4{}, &unix.SockaddrInet6{Addr: c.Dst.As16()}
+			switch {
+			case from.Is6() && (from.IsUnspecified() || c.Dst.Is6()):
+				all = append(all, sending{c, fd, v6, &v6.Port, data})
+			case from.Is4() && c.Dst.Is4():
+				v4.Addr = c.Dst.As4()
+				all = append(all, sending{c, fd, v4, &v4.Port, data})
+			}
+		}
 	}
-	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrInet6{Port: int(port)}); err != nil {
-		return fmt.Errorf("hammer: bind to port %d: %w", port, err)
-	}
-	to := make([]unix.SockaddrInet6, len(targets))
-	for i, c := range targets {
-		to[i].Addr = c.Dst.As16()
-	}
-	for dst := 1; dst <= 65535 && !h.stopping.Load(); dst++ {
-		for i, c := range targets {
-			to[i].Port = dst
-			err := unix.Sendto(fd, nil, 0, &to[i])
+	for dst := 1; dst <= 65535/len(senders) && !h.stopping.Load(); dst++ {
+		for _, s := range all {
+			*s.port = dst
+			err := unix.Sendto(s.fd, s.data, 0, s.at)
 			for errors.Is(err, unix.EINTR) {
-				err = unix.Sendto(fd, nil, 0, &to[i])
+				err = unix.Sendto(s.fd, s.data, 0, s.at)
 			}
 			if err != nil {
-				return fmt.Errorf("hammer: send to %s: %w", c.Dst, err)
+				return fmt.Errorf("hammer: send to %s: %w", s.to.Dst, err)
 			}
-			c.sent.Add(1)
+			s.to.sent.Add(1)
 		}
 	}
 	return nil

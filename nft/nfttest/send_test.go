@@ -57,71 +57,52 @@ func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 	}
 }
 
-func TestNodesOwnTrafficIsSeen(t *testing.T) {
+func TestTrafficOfTheNodeAndOfMorePodsIsSeen(t *testing.T) {
 	nfttest.Require(t, "nft")
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
-	for _, tt := range []struct {
-		proto          nfttest.Proto
-		src, dst, want string
-		dev            string
-	}{
-		{proto: nfttest.UDP, src: "10.244.1.1", dst: "198.51.100.1", want: "192.0.2.1"},
-		{proto: nfttest.TCP, src: "10.244.1.1", dst: "198.51.100.1", want: "192.0.2.1"},
-		{proto: nfttest.SCTP, src: "10.244.1.1", dst: "198.51.100.1", want: "192.0.2.1"},
-		{proto: nfttest.UDP, src: "10.244.1.1", dst: "10.9.0.9", want: "10.244.1.1"},
-		{proto: nfttest.UDP, src: "10.244.1.1", dst: "224.0.0.251", want: "192.0.2.1", dev: "eth0"},
-		{proto: nfttest.UDP, src: "10.244.1.1", dst: "192.0.2.255", want: "192.0.2.1"},
-		{proto: nfttest.UDP, src: "10.244.1.1", dst: "255.255.255.255", want: "192.0.2.1", dev: "eth0"},
-		{proto: nfttest.UDP, src: "127.0.0.1", dst: "127.0.0.1", want: "127.0.0.1"},
-		{proto: nfttest.TCP, src: "127.0.0.1", dst: "127.0.0.1", want: "127.0.0.1"},
-		{proto: nfttest.UDP, src: "192.0.2.1", dst: "10.244.1.2", want: "192.0.2.1"},
-		{proto: nfttest.UDP, src: "fd00:10:244:1::1", dst: "2001:db8:1::1", want: "2001:db8::1"},
-		{proto: nfttest.TCP, src: "fd00:10:244:1::1", dst: "fd00:9::9", want: "fd00:10:244:1::1"},
-		{proto: nfttest.UDP, src: "fd00:10:244:1::1", dst: "ff0e::1", want: "2001:db8::1", dev: "eth0"},
-		{proto: nfttest.TCP, src: "::1", dst: "::1", want: "::1"},
-	} {
-		src, dst, want := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), netip.MustParseAddr(tt.want)
-		got := nfttest.MustSend(t, top, nfttest.Flow{
-			Proto: tt.proto, From: top.Node, Dev: tt.dev,
-			Src: netip.AddrPortFrom(src, 4000), Dst: netip.AddrPortFrom(dst, 5000),
-		})
-		if got.Sent != netip.AddrPortFrom(src, 4000) || got.Seen.Addr() != want {
-			t.Errorf("%s from %s to %s: sent from %s, seen from %s, want %s", tt.proto, src, dst, got.Sent, got.Seen, want)
-		}
-	}
-}
-
-func TestLinkLocalDestinationIsReachedByTheNode(t *testing.T) {
-	top := nfttest.NewTopology(t)
-	dst := netip.MustParseAddr("fe80::99%eth0")
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		got := nfttest.MustSend(t, top, nfttest.Flow{Proto: proto, From: top.Node, Dst: netip.AddrPortFrom(dst, 5000)})
-		if !got.Seen.Addr().IsLinkLocalUnicast() || got.Masqueraded() {
-			t.Errorf("%s: sent from %s, seen from %s", proto, got.Sent, got.Seen)
-		}
-	}
-}
-
-func TestPodCanHaveMoreAddresses(t *testing.T) {
-	top := nfttest.NewTopology(t)
-	for _, s := range []string{"10.244.7.7", "fd00:10:244:7::7"} {
-		src := netip.MustParseAddr(s)
-		dst := netip.MustParseAddrPort("198.51.100.1:5000")
-		if src.Is6() {
-			dst = netip.MustParseAddrPort("[2001:db8:1::1]:5000")
-		}
-		if err := top.AddAddr(top.Pod, src); err != nil {
+	for _, pod := range []string{"10.244.7.7", "fd00:10:244:7::7"} {
+		if err := top.AddAddr(top.Pod, netip.MustParseAddr(pod)); err != nil {
 			t.Fatal(err)
-		}
-		got := nfttest.MustSend(t, top,
-			nfttest.Flow{Proto: nfttest.TCP, From: top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: dst})
-		if got.Seen.Addr() != src {
-			t.Errorf("sent from %s, seen from %s", src, got.Seen)
 		}
 	}
 	if err := top.AddAddr(top.Outside, top.PodV4); err == nil {
 		t.Error("the outside host got the pod's address")
+	}
+	for _, tt := range []struct {
+		from           *nfttest.NS
+		proto          nfttest.Proto
+		src, dst, want string
+		dev            string
+	}{
+		{top.Node, nfttest.UDP, "10.244.1.1", "198.51.100.1", "192.0.2.1", ""},
+		{top.Node, nfttest.TCP, "10.244.1.1", "198.51.100.1", "192.0.2.1", ""},
+		{top.Node, nfttest.SCTP, "10.244.1.1", "198.51.100.1", "192.0.2.1", ""},
+		{top.Node, nfttest.UDP, "10.244.1.1", "10.9.0.9", "10.244.1.1", ""},
+		{top.Node, nfttest.UDP, "10.244.1.1", "224.0.0.251", "192.0.2.1", "eth0"},
+		{top.Node, nfttest.UDP, "10.244.1.1", "192.0.2.255", "192.0.2.1", ""},
+		{top.Node, nfttest.UDP, "10.244.1.1", "255.255.255.255", "192.0.2.1", "eth0"},
+		{top.Node, nfttest.UDP, "127.0.0.1", "127.0.0.1", "127.0.0.1", ""},
+		{top.Node, nfttest.TCP, "127.0.0.1", "127.0.0.1", "127.0.0.1", ""},
+		{top.Node, nfttest.UDP, "192.0.2.1", "10.244.1.2", "192.0.2.1", ""},
+		{top.Node, nfttest.UDP, "fd00:10:244:1::1", "2001:db8:1::1", "2001:db8::1", ""},
+		{top.Node, nfttest.TCP, "fd00:10:244:1::1", "fd00:9::9", "fd00:10:244:1::1", ""},
+		{top.Node, nfttest.UDP, "fd00:10:244:1::1", "ff0e::1", "2001:db8::1", "eth0"},
+		{top.Node, nfttest.TCP, "::1", "::1", "::1", ""},
+		{top.Node, nfttest.UDP, "fe80::1%eth0", "fe80::99%eth0", "fe80::1", ""},
+		{top.Node, nfttest.TCP, "fe80::1%eth0", "fe80::99%eth0", "fe80::1", ""},
+		{top.Pod, nfttest.TCP, "10.244.7.7", "10.9.0.9", "10.244.7.7", ""},
+		{top.Pod, nfttest.TCP, "10.244.7.7", "198.51.100.1", "192.0.2.1", ""},
+		{top.Pod, nfttest.TCP, "fd00:10:244:7::7", "fd00:9::9", "fd00:10:244:7::7", ""},
+	} {
+		src, dst, want := netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst), netip.MustParseAddr(tt.want)
+		got := nfttest.MustSend(t, top, nfttest.Flow{
+			Proto: tt.proto, From: tt.from, Dev: tt.dev,
+			Src: netip.AddrPortFrom(src, 4000), Dst: netip.AddrPortFrom(dst, 5000),
+		})
+		if got.Sent != netip.AddrPortFrom(src.WithZone(""), 4000) || got.Seen.Addr() != want {
+			t.Errorf("%s from %s to %s: sent from %s, seen from %s, want %s", tt.proto, src, dst, got.Sent, got.Seen, want)
+		}
 	}
 }
 

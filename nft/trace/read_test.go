@@ -3,7 +3,6 @@ package trace_test
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"testing"
 
@@ -105,48 +104,11 @@ func TestReadingEndsAtItsBounds(t *testing.T) {
 	}
 }
 
-// A failingSocket does not send a request for which before returns an error.
-type failingSocket struct {
-	*netlink.Conn
-	before func(kind netlink.HeaderType) error
-}
-
-func (s failingSocket) Send(m netlink.Message) error {
-	if err := s.before(m.Header.Type & 0xff); err != nil {
-		return err
-	}
-	_, err := s.Conn.Send(m)
-	return err
-}
-
-func (s failingSocket) SendMessages(m []netlink.Message) error {
-	_, err := s.Conn.SendMessages(m)
-	return err
-}
-
-// ReceiveIter ends as the socket of the kernel does: the connection behind it has taken the
-// last message of a dump.
-func (s failingSocket) ReceiveIter() iter.Seq2[netlink.Message, error] {
-	return func(yield func(netlink.Message, error) bool) {
-		for m, err := range s.Conn.ReceiveIter() {
-			if !yield(m, err) {
-				return
-			}
-		}
-		yield(netlink.Message{Header: netlink.Header{Type: netlink.Done, Flags: netlink.Multi}}, nil)
-	}
-}
-
-// failing connects through a failingSocket.
+// failing connects through a socket that does not send a request for which before returns an error.
 func failing(t *testing.T, ns *nfttest.NS, before func(kind netlink.HeaderType) error) *nfnetlink.Conn {
 	t.Helper()
-	c := nfnetlink.New(func() (*netlink.Conn, error) {
-		nl, err := nfttest.DialNetfilter(ns)
-		if err != nil {
-			return nil, err
-		}
-		return netlink.NewConn(failingSocket{nl, before}, nl.PID()), nil
-	})
+	dial := func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) }
+	c := nfnetlink.New(nfttest.Through(dial, func(m *netlink.Message) error { return before(m.Header.Type & 0xff) }, nil))
 	t.Cleanup(func() { c.Close() })
 	return c
 }

@@ -25,8 +25,6 @@ var survivors string
 func main() {
 	seed := flag.Uint64("seed", 1, "draw this sample")
 	n := flag.Int("n", 60, "draw so many mutations of each package, 0: all")
-	list := flag.Bool("list", false, "print what would be drawn, without tests")
-	only := flag.String("only", "", "draw only mutations whose line contains this")
 	flag.Parse()
 	left, err := leftOut(survivors)
 	if err != nil {
@@ -43,7 +41,7 @@ func main() {
 		for _, m := range found {
 			if left[m.String()] {
 				out++
-			} else if strings.Contains(m.String(), *only) {
+			} else {
 				drawn = append(drawn, m)
 			}
 		}
@@ -52,12 +50,6 @@ func main() {
 		}
 		random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // has to be reproducible
 		random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
-		if *list {
-			for _, m := range drawn {
-				fmt.Printf("%s:%d | %s\n", m.path, m.line, m)
-			}
-			continue
-		}
 		s := sample{pkg: pkg, counts: map[string]int{}}
 		if err := s.run(drawn, *n); err != nil {
 			fail(err)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +23,7 @@ type NS struct {
 	file *os.File // keeps the namespace alive
 
 	mu      sync.Mutex // guards onStart and what is opened on first use
-	rtnl    *netlink.Conn
+	handle  *netlink.Handle
 	tap     *Tap
 	onStart []func() error
 
@@ -108,9 +108,9 @@ func (n *NS) Close() error {
 		errs = append(errs, n.tap.Close())
 		n.tap = nil
 	}
-	if n.rtnl != nil {
-		errs = append(errs, n.rtnl.Close())
-		n.rtnl = nil
+	if n.handle != nil {
+		n.handle.Close()
+		n.handle = nil
 	}
 	return errors.Join(append(errs, n.file.Close())...)
 }

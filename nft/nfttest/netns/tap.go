@@ -154,17 +154,9 @@ func ToPort(protocol int, port uint16) Filter {
 // OfProtocol accepts IPv4 and IPv6 packets of a protocol. It does not skip IPv6
 // extension headers.
 func OfProtocol(protocol int) Filter {
-	return Filter{
-		0: {Code: loadByte, K: 0},
-		1: {Code: shift, K: 4},
-		2: {Code: equal, K: 6, Jt: 2}, // IPv6: to 5
-		3: {Code: loadByte, K: 9},
-		4: {Code: equal, K: uint32(protocol), Jt: 2, Jf: 3}, // to 7 or 8
-		5: {Code: loadByte, K: 6},
-		6: {Code: equal, K: uint32(protocol), Jf: 1}, // no: to 8
-		7: {Code: result, K: 65536},
-		8: {Code: result, K: 0},
-	}
+	f := ToPort(protocol, 0)
+	f[11] = unix.SockFilter{Code: jump, K: 0} // whatever the port is
+	return f
 }
 
 // Between accepts packets from one address to another of the same family.
