@@ -1,12 +1,9 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -30,21 +27,6 @@ func meetThePod(r *rand.Rand, rules string) string {
 		}
 	}
 	return rules
-}
-
-// here runs a command in this process, in the node's namespace, and reads its answer.
-func (n trafficNode) here(answer any, args ...string) {
-	n.t.Helper()
-	var out, problems strings.Builder
-	e := theEnvironment()
-	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
-	n.check(n.top.Node.Do(func() error {
-		code := dispatch(n.t.Context(), commands(), append(slices.Clip(args), "-o", "json"), e)
-		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
-			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
-		}
-		return nil
-	}))
 }
 
 // With any rules of other programs, the headline names the address that the far

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A situation is a case of a file of testdata: what a node has, and what is asked and expected there.
+type situation struct {
+	place         string // FILE:LINE
+	config, rules string // the latter those of other programs, in nft's syntax
+	lines         [][2]string
+}
+
+// situations reads a file. A case begins with "== NAME", a line with a tab is a rule, and "config" begins a line
+// of the config. Other lines are a word and what follows it.
+func situations(t *testing.T, name string) (all []situation) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "testdata", name+".txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		line = strings.TrimSuffix(line, "\n")
+		word, rest, _ := strings.Cut(line, " ")
+		switch last := len(all) - 1; {
+		case word == "==":
+			all = append(all, situation{place: fmt.Sprint(filepath.Base(name), ":", number)})
+		case word == "" && !strings.HasPrefix(line, "\t"), strings.HasPrefix(word, "#"):
+		case strings.HasPrefix(line, "\t"):
+			all[last].rules += line[1:] + "\n"
+		case word == "config":
+			all[last].config += rest + "\n"
+		default:
+			all[last].lines = append(all[last].lines, [2]string{word, rest})
+		}
+	}
+	return all
+}
+
+// of returns what follows a word.
+func (s situation) of(word string) (all []string) {
+	for _, line := range s.lines {
+		if line[0] == word {
+			all = append(all, line[1])
+		}
+	}
+	return all
+}
+
+// here runs a command in this process, in the node's namespace, and reads its answer.
+func (n trafficNode) here(answer any, args ...string) {
+	n.t.Helper()
+	var out, problems strings.Builder
+	e := theEnvironment()
+	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
+	args = append(slices.Clip(args), "-o", "json")
+	n.check(n.top.Node.Do(func() error {
+		code := dispatch(n.t.Context(), commands(), args, e)
+		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
+			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
+		}
+		return nil
+	}))
+	validate(n.t, args, out.String())
+}
+
+// explained is the answer of explain, and its text.
+func (n trafficNode) explained(args ...string) (x answer.Explanation, text string) {
+	n.t.Helper()
+	n.here(&x, append([]string{"explain"}, args...)...)
+	return x, unwrap(x.String())
+}
+
+// seen is the source address that the outside host sees of a connection from the pod.
+func (n trafficNode) seen(dst netip.Addr, port uint16) netip.Addr {
+	n.t.Helper()
+	flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: netip.AddrPortFrom(dst, port)}
+	return nfttest.MustSend(n.t, n.top, flow).Seen.Addr()
+}
+
+// mayBeLost reports whether an explanation says that nothing may arrive.
+func mayBeLost(x answer.Explanation) bool {
+	return slices.Contains([]string{"dropped", "rejected", "no-route"}, x.Why.Code) ||
+		slices.ContainsFunc(x.Notes, func(p config.Problem) bool { return p.ID == "may-drop" }) ||
+		x.Why.Code == "unknown" && strings.Contains(strings.Join(x.Possible, "\n"), "nothing")
+}
+
+// contradicts says how an explanation and what the far end sees of a packet differ; "" if they do not. A packet
+// that is lost has no source.
+func contradicts(x answer.Explanation, seen netip.Addr) string {
+	possible := strings.Join(x.Possible, "\n")
+	switch lost, arrives := !seen.IsValid(), "it arrives from "+seen.String(); {
+	case lost && !mayBeLost(x):
+		return "it does not arrive"
+	case lost, x.Why.Code == "translated-first":
+		return ""
+	case x.Why.Code == "unknown":
+		vague := strings.Contains(possible, " not known") || strings.Contains(possible, "one of ")
+		if !vague && (!strings.Contains(possible, seen.String()) || len(x.Why.Unknown) == 0) {
+			return arrives
+		}
+	case x.Sees != seen.String(), x.Why.Code != "local" && !strings.Contains(x.Headline, " sees "+seen.String()):
+		return arrives
+	}
+	return ""
+}
+
+// judge compares an explanation with what the far end sees of a packet.
+func (n trafficNode) judge(x answer.Explanation, seen netip.Addr) {
+	n.t.Helper()
+	if wrong := contradicts(x, seen); wrong != "" {
+		n.t.Errorf("%s; explained is %s, %q %q", wrong, x.Why.Code, x.Headline, x.Possible)
+	}
+}
+
+// sends sends a packet between two addresses, of which the node and the pod may have one, and compares it.
+func (n trafficNode) sends(x answer.Explanation, proto nfttest.Proto, src, dst netip.Addr, port uint16) {
+	n.t.Helper()
+	here := func(a netip.Addr) bool {
+		return slices.Contains([]netip.Addr{n.top.NodeV4, n.top.NodeV6, n.top.GatewayV4, n.top.GatewayV6}, a)
+	}
+	flow := nfttest.Flow{
+		Proto: proto, From: n.top.Pod, To: n.top.Outside, Foreign: proto == nfttest.UDP, Src: netip.AddrPortFrom(src, 0),
+		Dst: netip.AddrPortFrom(dst, port),
+	}
+	switch {
+	case here(dst):
+		flow.To = n.top.Node
+	case dst == n.top.PodV4, dst == n.top.PodV6:
+		flow.To = n.top.Pod
+	}
+	if here(src) {
+		flow.From = n.top.Node
+	}
+	if flow.From == flow.To && flow.To == n.top.Pod {
+		return // it does not leave the pod
+	}
+	if mayBeLost(x) {
+		flow.Timeout = 150 * time.Millisecond // if it comes later, less is tested
+	}
+	s, err := nfttest.Send(flow)
+	if err != nil && !errors.Is(err, nfttest.ErrNotSeen) {
+		n.t.Fatal(err)
+	}
+	n.judge(x, s.Seen.Addr())
+}
+
+// Next to rules and routes that decide in all ways, explain says what the far end sees.
+func TestTheFarEndSeesWhatExplainSays(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "ip")
+	for file, modes := range map[string][]nft.Mode{
+		"modes": modes, "rules": {nft.ModeNFTables}, "routes": {nft.ModeNFTables},
+	} {
+		for _, mode := range modes {
+			t.Run(string(mode)+" "+file, func(t *testing.T) {
+				t.Parallel()
+				n := newTrafficNode(t)
+				for i, s := range situations(t, "explain/"+file) {
+					t.Run(s.place, func(t *testing.T) {
+						defer func(all testing.TB) { n.t = all }(n.t)
+						n.t = t
+						n := n
+						if len(s.of("run")) > 0 {
+							n = newTrafficNode(t)
+						}
+						n.situation(s, "--mode="+string(mode), uint16(5000+10*i))
+					})
+				}
+			})
+		}
+	}
+}
+
+func (n trafficNode) situation(s situation, flag string, port uint16) {
+	n.t.Helper()
+	nfttest.NFT(n.t, n.top.Node, "", "flush", "ruleset")
+	n.enforce(s.config, flag)
+	for _, command := range s.of("run") {
+		words := strings.Fields(command)
+		nfttest.Run(n.t, n.top.Node, "", words[0], words[1:]...)
+	}
+	rules := s.rules
+	if !strings.HasPrefix(rules, "table ") {
+		rules = "table ip x {\n" + rules + "}\n"
+	}
+	if _, err := n.top.Node.Output(rules, "nft", "-f", "-"); err != nil {
+		if strings.Contains(err.Error(), "Invalid argument") || strings.Contains(err.Error(), "not supported") {
+			return // the kernel is older than the rule
+		}
+		n.t.Fatal(err)
+	}
+	var x answer.Explanation
+	var text string
+	for i, line := range s.lines {
+		switch line[0] {
+		case "explain":
+			words := strings.Fields(line[1])
+			src, dst, proto := n.top.PodV4, netip.MustParseAddr(words[0]), nfttest.UDP
+			if dst.Is6() {
+				src = n.top.PodV6
+			}
+			if at := slices.Index(words, "--from"); at > 0 {
+				src = netip.MustParseAddr(words[at+1])
+			}
+			if words[len(words)-1] == string(nfttest.TCP) {
+				proto = nfttest.TCP // an ordinary packet is received before the hook input
+			}
+			x, text = n.explained(words[0], "--from", src.String(), "--config", n.path, flag)
+			for range 2 {
+				n.sends(x, proto, src, dst, port+uint16(i))
+			}
+		case "=":
+			code, sees, _ := strings.Cut(line[1], " ")
+			if x.Why.Code != code || sees != "" && x.Sees != sees {
+				n.t.Errorf("why %+v, sees %q; want %s: %s", x.Why, x.Sees, line[1], text)
+			}
+		case "~":
+			if !strings.Contains(text, line[1]) {
+				n.t.Errorf("%q is not in:\n%s", line[1], text)
+			}
+		}
+	}
+}
