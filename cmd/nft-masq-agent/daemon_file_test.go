@@ -330,25 +330,3 @@ func TestEquivalentEditIsSilentAndWritesNothing(t *testing.T) {
 		d.silent()
 	})
 }
-
-func TestNothingOfIPv6IsLeftWhenItIsOff(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap("enableIPv6: true\n")
-		d := n.start(flag, "--enable-ipv6")
-		d.began(wants(t, "enableIPv6: true\n", flag))
-		if listing := nfttest.ListRuleset(t, n.NS); !strings.Contains(listing, "fe80::/10") {
-			t.Errorf("with IPv6:\n%s", listing)
-		}
-		n.swap("enableIPv6: false\n")
-		d.applied("config", wants(t, "", flag))
-		listing := nfttest.ListRuleset(t, n.NS)
-		for _, word := range []string{"ip6", "v6", "fe80"} {
-			if strings.Contains(listing, word) {
-				t.Errorf("%s is left:\n%s", word, listing)
-			}
-		}
-		d.silent()
-	})
-}

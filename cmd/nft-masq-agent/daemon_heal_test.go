@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -298,37 +297,6 @@ func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
 		d.await("rules_restored")
 		n.holds(want)
 		d.stop()
-	})
-}
-
-func TestRepairsKeepForeignRules(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newNode(t)
-		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "POSTROUTING", "-s", "10.9.9.9", "-j", "ACCEPT")
-		nfttest.NFT(t, n.NS, "table inet theirs { set s { type ipv4_addr; elements = { 1.1.1.1 }; }; chain c { ip saddr "+
-			"@s counter drop; }; }", "-f", "-")
-		listing := func() string {
-			return nfttest.NFT(t, n.NS, "", "-a", "list", "table", "inet", "theirs")
-		}
-		before := listing()
-		d := n.start(flag)
-		want := wants(t, "", flag)
-		d.await("config_applied")
-		i := slices.IndexFunc(tamperings(mode), func(a tampering) bool {
-			return a.name == "add rule" ||
-				a.name == "iptables -A"
-		})
-		tamperings(mode)[i].do(n)
-		d.await("rules_restored")
-		n.holds(want)
-		if after := listing(); after != before {
-			t.Errorf("before:\n%safter:\n%s", before, after)
-		}
-		if rules := nfttest.Save(t, n.NS, "iptables-nft-save", "nat"); !strings.Contains(rules,
-			"-A POSTROUTING -s 10.9.9.9/32 -j ACCEPT") {
-			t.Errorf("the foreign rule is gone:\n%s", rules)
-		}
 	})
 }
 

@@ -39,7 +39,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	if err != nil || len(dirs) == 0 {
 		t.Fatal("no cases", err)
 	}
-	packets := nfttest.Rounds(10, 300, 1000)
+	packets := nfttest.Rounds(10, 60, 1000)
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{

@@ -355,6 +355,9 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 	sent := make([]atomic.Int64, len(rows))
 	t.Run("next to", func(t *testing.T) {
 		for i, nb := range rows {
+			if i%4 != 0 && !nfttest.Long() && !*update {
+				continue // each kind of program is among the others
+			}
 			for _, plugin := range []string{"ptp", "bridge"} {
 				name := strings.Trim(nb.cell(), "`")
 				t.Run(name+","+plugin, func(t *testing.T) {

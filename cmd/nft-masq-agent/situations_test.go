@@ -165,9 +165,10 @@ func (n trafficNode) sends(x answer.Explanation, proto nfttest.Proto, src, dst n
 func TestTheFarEndSeesWhatExplainSays(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft", "ip")
+	nfttest.Require(t, "nft", "ip", "iptables-nft")
 	for file, modes := range map[string][]nft.Mode{
 		"modes": modes, "rules": {nft.ModeNFTables}, "routes": {nft.ModeNFTables},
+		"iptables": {nft.ModeIPTables},
 	} {
 		for _, mode := range modes {
 			t.Run(string(mode)+" "+file, func(t *testing.T) {
