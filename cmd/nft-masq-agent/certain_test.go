@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -394,49 +393,5 @@ route add local 2001:db8:33::1 dev eth0 table 77
 	}
 	if got := n.destinations("--stale"); len(got) > 0 || len(n.destinations()) != 2 {
 		t.Errorf("stale: %q of %q", got, n.destinations())
-	}
-}
-
-// A connection that was opened under the policy in force is never stale, whatever other programs did to it.
-func TestConnectionsOfThePolicyInForceAreNotStale(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft")
-	const enforce = "enforceNonMasquerade: true\nmasqueradeSrcCIDRs: [10.244.0.0/16]\n"
-	const marks = "chain m { type filter hook %s priority mangle; meta mark set meta mark | %#x; }; chain c { type nat " +
-		"hook postrouting priority 99; meta mark & %#[2]x == %#[2]x masquerade; }"
-	for _, tt := range []struct{ config, rules, dst, dev string }{
-		{"", "", "10.9.0.9", ""},
-		{"", fmt.Sprintf(marks, "prerouting", 0x4000), "10.9.0.9", ""},
-		{"", fmt.Sprintf(marks, "forward", 0x2000), "10.9.0.9", ""},
-		{enforce, fmt.Sprintf(marks, "prerouting", 0x4000), "10.9.0.9", ""},
-		{"", "", "255.255.255.255", "eth0"},
-		{"", "", "192.0.2.255", ""},
-		{
-			"nonMasqueradeSrcCIDRs: [10.244.1.77/32]\n",
-			"chain a { type filter hook forward priority 0; ip saddr set 10.244.1.77; }", "203.0.113.9", "",
-		},
-		{"", "chain c { type filter hook postrouting priority 120; @nh,112,16 set 0x0163; }", "10.9.0.9", ""},
-		{"", "chain c { type filter hook postrouting priority 120; ip saddr 10.244.0.0/16 drop; }", "203.0.113.9", ""},
-	} {
-		n := newTrafficNode(t)
-		n.enforce(tt.config)
-		if tt.rules != "" {
-			nfttest.NFT(t, n.top.Node, "table ip x { "+tt.rules+"; }", "-f", "-")
-		}
-		to := n.top.Outside
-		if strings.HasSuffix(tt.dst, ".255") {
-			to = n.top.Node
-		}
-		_, err := nfttest.Send(nfttest.Flow{
-			Proto: nfttest.UDP, From: n.top.Pod, To: to, Dst: netip.MustParseAddrPort(tt.dst + ":9000"), Dev: tt.dev,
-			Timeout: 150 * time.Millisecond,
-		})
-		if err != nil && !errors.Is(err, nfttest.ErrNotSeen) {
-			t.Fatal(err)
-		}
-		if got := n.run("connections", "--stale", "--config", n.path); strings.Contains(got.stdout, tt.dst) {
-			t.Errorf("%s %q %s: %s", tt.config, tt.rules, tt.dst, got.stdout)
-		}
 	}
 }
