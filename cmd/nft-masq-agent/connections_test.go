@@ -269,8 +269,7 @@ func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
 	got := n.run(flush...)
 	if got.code != exitFailed ||
 		!strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
-		!strings.Contains(got.stderr, "reset the 1 of TCP") ||
-		len(n.connections("--stale")) != 5 {
+		!strings.Contains(got.stderr, "reset the 1 of TCP") || len(n.connections("--stale")) != 5 {
 		t.Errorf("without --yes: %+v", got)
 	}
 	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)

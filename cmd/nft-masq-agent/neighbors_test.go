@@ -217,10 +217,7 @@ func (l *lab) policies(plugin string, others bool) []labPolicy {
 		"bridge": {
 			{config: labExempts + labCIDRs + "dropInvalid: true\n", knows: true},
 			{config: labExempts + byInterface + labEnforces, knows: true, enforces: true, bridged: true},
-			{
-				config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n",
-				knows:  true, force: true,
-			},
+			{config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n", knows: true, force: true},
 		},
 	}
 	if others {
@@ -271,10 +268,7 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 			"pod to a pod of another node", l.top.Pod, l.top.Outside, pod, remote,
 			either(p.pods || reached >= everywhere, host),
 		},
-		{
-			"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"),
-			either(local, gateway),
-		},
+		{"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"), either(local, gateway)},
 		{"node to outside", l.top.Node, l.top.Outside, host, other, host},
 		{"node to exempt", l.top.Node, l.top.Outside, host, exempt, host},
 	}

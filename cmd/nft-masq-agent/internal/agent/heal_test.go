@@ -173,11 +173,7 @@ func TestRulesThatOthersDelayAreNotRejected(t *testing.T) {
 				}
 				_, metrics := get(t, w.agent, "/metrics")
 				for result, n := range map[string]int{delayedResult: 1, refusedResult: 0} {
-					if line := fmt.Sprintf(
-						"applies_total{reason=\"config\",result=%q} %d\n",
-						result,
-						n,
-					); !strings.Contains(
+					if line := fmt.Sprintf("applies_total{reason=\"config\",result=%q} %d\n", result, n); !strings.Contains(
 						metrics,
 						line,
 					) {

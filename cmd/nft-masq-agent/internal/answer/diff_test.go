@@ -248,9 +248,7 @@ func TestChangesThatChangeNoVerdictAreNamed(t *testing.T) {
 			name: "an entry of snatRules is new", before: "snatAddresses: [198.51.100.11]",
 			after: "snatAddresses: [198.51.100.11]\n" +
 				"snatRules: [{from: [10.244.8.0/24], to: [203.0.113.9/32], addresses: [198.51.100.21]}]",
-			want: []string{
-				"snatRules, IPv4: added entry 1: from 10.244.8.0/24 to 203.0.113.9 leaves from 198.51.100.21",
-			},
+			want: []string{"snatRules, IPv4: added entry 1: from 10.244.8.0/24 to 203.0.113.9 leaves from 198.51.100.21"},
 		},
 		{
 			name:   "entries of snatRules change, and snatAddresses",

@@ -138,8 +138,7 @@ func TestStatusNamesEntriesWithoutAnAddressOfTheNode(t *testing.T) {
 			"address. This node has no address of these entries of snatRules: 1 (config:1:13)."},
 		{
 			rules, "198.51.100.21 198.51.100.22",
-			"IPv4 connections of pods for which an entry of snatRules matches leave from " +
-				"its address.",
+			"IPv4 connections of pods for which an entry of snatRules matches leave from " + "its address.",
 		},
 		{list, "198.51.100.65", "IPv4 connections of pods leave from 198.51.100.65; not on this node: 198.51.100.11"},
 		{list + rules, "198.51.100.11 198.51.100.65 198.51.100.21", "IPv4 connections of pods leave from 198.51.100.11, " +
