@@ -63,7 +63,8 @@ func (s situation) of(word string) (all []string) {
 	return all
 }
 
-// here runs a command in this process, in the node's namespace, and reads its answer.
+// here runs a command in this process, in the node's namespace, and reads its answer. It does not see other
+// processes, nor legacy ip_tables.
 func (n trafficNode) here(answer any, args ...string) {
 	n.t.Helper()
 	var out, problems strings.Builder
@@ -80,10 +81,13 @@ func (n trafficNode) here(answer any, args ...string) {
 	validate(n.t, args, out.String())
 }
 
-// explained is the answer of explain, and its text.
+// explained runs explain on the node, and returns its answer and its text.
 func (n trafficNode) explained(args ...string) (x answer.Explanation, text string) {
 	n.t.Helper()
-	n.here(&x, append([]string{"explain"}, args...)...)
+	got := n.run(append(append([]string{"explain"}, args...), "-o", "json")...)
+	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil {
+		n.t.Fatalf("%v: %+v: %v", args, got, err)
+	}
 	return x, unwrap(x.String())
 }
 
@@ -231,8 +235,9 @@ func (n trafficNode) situation(s situation, flag string, port uint16) {
 			} else {
 				words = append(words, "--from", src.String())
 			}
-			x, text = n.explained(append(words, "--config", n.path, flag)...)
-			text = x.Headline + " " + text // where no line is broken
+			x = answer.Explanation{}
+			n.here(&x, append(append([]string{"explain"}, words...), "--config", n.path, flag)...)
+			text = x.Headline + " " + unwrap(x.String()) // in the headline no line is broken
 			for range 2 {
 				n.sends(x, proto, src, dst)
 			}
