@@ -102,7 +102,8 @@ func (n trafficNode) seen(dst netip.Addr, port uint16) netip.Addr {
 func mayBeLost(x answer.Explanation) bool {
 	return slices.Contains([]string{"dropped", "rejected", "no-route"}, x.Why.Code) ||
 		slices.ContainsFunc(x.Notes, func(p config.Problem) bool { return p.ID == "may-drop" }) ||
-		x.Why.Code == "unknown" && strings.Contains(strings.Join(x.Possible, "\n"), "nothing")
+		x.Why.Code == "unknown" && strings.Contains(strings.Join(x.Possible, "\n"), "nothing") ||
+		strings.HasPrefix(x.Headline, "unknown: ")
 }
 
 // contradicts says how an explanation and what the far end sees of a packet differ; "" if they do not. A packet
@@ -112,7 +113,7 @@ func contradicts(x answer.Explanation, seen netip.Addr) string {
 	switch lost, arrives := !seen.IsValid(), "it arrives from "+seen.String(); {
 	case lost && !mayBeLost(x):
 		return "it does not arrive"
-	case lost, x.Why.Code == "translated-first":
+	case lost, x.Why.Code == "translated-first", strings.HasPrefix(x.Headline, "unknown: "):
 		return ""
 	case x.Why.Code == "unknown":
 		vague := strings.Contains(possible, " not known") || strings.Contains(possible, "one of ")
