@@ -138,28 +138,6 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 	}
 }
 
-func TestCommandLinesThatContradictThemselvesAreRefused(t *testing.T) {
-	for args, want := range map[string]string{
-		"render --mode iptables-nft -o nft":    "--output nft and --mode iptables-nft contradict each other: omit one",
-		"render --mode nftables -o iptables":   "--output iptables and --mode nftables contradict each other: omit one",
-		"render file --config file":            `"file" and --config both name the config: omit one`,
-		"check file --config file":             `"file" and --config both name the config: omit one`,
-		"diff old new --config file":           `"new" and --config both name the config: omit one`,
-		"cleanup --legacy --legacy-only":       "--legacy-only does not: omit one",
-		"connections --yes":                    "--yes is for --flush",
-		"connections --ports --stale":          "omit --stale and --flush",
-		"render --windows-api 1":               "--windows-api is for --output win-bridge",
-		"cleanup --probe-socket " + longPath(): "has at most 107",
-	} {
-		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || got.stdout != "" ||
-			!strings.Contains(got.stderr, want) {
-			t.Errorf("%s: %+v, want %q", args, got, want)
-		}
-	}
-}
-
-func longPath() string { return strings.Repeat("x", 108) }
-
 func TestAPersonWhoTypesTheNameAloneGetsTheHelp(t *testing.T) {
 	var stdout strings.Builder
 	e := environment{stdout: &stdout, stderr: &stdout, person: true}

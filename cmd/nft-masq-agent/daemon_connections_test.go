@@ -75,6 +75,10 @@ func TestConnectionsFromBeforeTheAgentAreReported(t *testing.T) {
 		"-f", "-")
 	n.open(nfttest.UDP, "203.0.113.9:5000")
 	n.open(nfttest.UDP, "10.9.0.9:5000")
+	if got := n.run("connections", "--stale"); got.code != exitFailed ||
+		!strings.Contains(got.stderr, "the kernel has no rules") {
+		t.Errorf("without rules: %+v", got)
+	}
 	d := n.start("--resync-interval=3600")
 	if line := d.await("stale_connections"); line["connections"] != 1.0 {
 		t.Errorf("the log has %v", line)

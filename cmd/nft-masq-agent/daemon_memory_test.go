@@ -4,169 +4,110 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
 
-// foreignRules are rules of another program.
-type foreignRules struct {
-	name       string
-	count      int
-	conditions int // additional conditions in each rule
+// postrouting returns a table ip nat whose chain POSTROUTING has these rules.
+func postrouting(before, rules string) string {
+	return "table ip nat {\n" + before + "chain POSTROUTING { type nat hook postrouting priority 100;\n" +
+		rules + "\n}\n}\n"
 }
 
-func manyForeignRules() []foreignRules {
-	if nfttest.Long() {
-		return []foreignRules{{"50,000", 50_000, 0}, {"120,000", 120_000, 0}, {"30,000 long ones", 30_000, 38}}
+// each joins n lines of a format, which gets the number of the line and two bytes of it.
+func each(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format+"\n", i, i>>8&0xff, i&0xff)
 	}
-	return []foreignRules{{"5,000", 5_000, 0}}
+	return b.String()
 }
 
-func (f foreignRules) text() []string {
-	rules := make([]string, f.count)
-	for i := range rules {
-		rules[i] = strings.Repeat("ip saddr != 198.51.100.0/24 ", f.conditions) +
-			fmt.Sprintf("ip saddr 10.%d.%d.0/24 ip daddr 172.16.%d.0/24 counter masquerade comment \"rule %d of others\"",
-				i>>8&0xff, i&0xff, i>>16, i)
-	}
-	return rules
-}
+const masquerading = `ip saddr 10.%[2]d.%[3]d.0/24 ip daddr 172.16.0.0/24 masquerade comment "rule %[1]d of others"`
 
-// A place for foreign rules: their chain, and the rules that lead to it.
-var foreignPlaces = map[string]func(rules []string) string{
-	"POSTROUTING": func(rules []string) string {
-		return "table ip nat {\n chain POSTROUTING { type nat hook postrouting priority 100;\n" + strings.Join(rules, "\n") +
-			"\n}\n}\n"
-	},
-	"a chain that POSTROUTING jumps to": func(rules []string) string {
-		return "table ip nat {\n chain behind {\n" + strings.Join(rules, "\n") +
-			"\n}\n chain POSTROUTING { type nat hook postrouting priority 100; jump behind; }\n}\n"
-	},
-	"chains of three": func(rules []string) string {
-		var chains, jumps strings.Builder
-		for i := 0; i+3 <= len(rules); i += 3 {
-			fmt.Fprintf(&chains, "chain pod%d {\n%s\n}\n", i, strings.Join(rules[i:i+3], "\n"))
-			fmt.Fprintf(&jumps, "ip saddr 10.%d.%d.0/24 jump pod%d\n", i>>8&0xff, i&0xff, i)
-		}
-		return "table ip nat {\n" + chains.String() + " chain POSTROUTING { type nat hook postrouting priority 100;\n" +
-			jumps.String() + "}\n}\n"
-	},
-}
-
-// manySets returns rules that refer to sets with the most addresses that are read.
-func manySets() string {
-	var sets, rules strings.Builder
-	for set := range nfttest.FullRounds(10, 50) {
-		fmt.Fprintf(&sets, "set s%d { type ipv4_addr; elements = { ", set)
-		for i := range 10_000 {
-			fmt.Fprintf(&sets, "10.%d.%d.%d, ", set, i>>7, i<<1&0xff)
-		}
-		sets.WriteString("} }\n")
-		fmt.Fprintf(&rules, "ip daddr @s%d masquerade\n", set)
+// manyForeignRules are rules of other programs, as many as n.
+func manyForeignRules() map[string]func(n int) string {
+	all := map[string]func(n int) string{
+		"POSTROUTING": func(n int) string { return postrouting("", each(n, masquerading)) },
+		"a chain that POSTROUTING jumps to": func(n int) string {
+			return postrouting("chain behind {\n"+each(n, masquerading)+"}\n", "jump behind")
+		},
+		"chains of three": func(n int) string {
+			return postrouting(each(n/3, "chain pod%[1]d {\n"+masquerading+"\n"+masquerading+"\n"+masquerading+"\n}"),
+				each(n/3, "ip saddr 10.%[2]d.%[3]d.0/24 jump pod%[1]d"))
+		},
+		"long ones": func(n int) string {
+			return postrouting("", each(n/4, strings.Repeat("ip saddr != 198.51.100.0/24 ", 38)+masquerading))
+		},
+		"sets, with the most addresses that are read": func(n int) string {
+			return postrouting(each(n/1000, "set s%[1]d { type ipv4_addr; elements = { "+
+				strings.ReplaceAll(each(10_000, "10.0.%[2]d.%[3]d,"), "\n", " ")+"} }"),
+				each(n/1000, "ip daddr @s%[1]d masquerade"))
+		},
+		"some that accept, as many that masquerade": func(n int) string {
+			return postrouting("", each(n/5, "ip daddr 10.%[2]d.%[3]d.0/24 accept\nip saddr 192.0.2.%[3]d masquerade"))
+		},
+		"a verdict map": func(n int) string {
+			return postrouting(each(100, "chain pod%[1]d { ip daddr 10.0.0.0/8 masquerade; }")+
+				"map pods { type ipv4_addr : verdict; elements = { "+
+				each(min(2*n, 1<<16), "10.0.%[2]d.%[3]d : jump pod7,")+"} }\n", "ip saddr vmap @pods")
+		},
+		"chains reached on many paths": func(n int) string {
+			chains := "chain c15 {\n" + each(n/16, "ip saddr 10.%[2]d.%[3]d.0/24 udp dport %[1]d masquerade") + "}\n"
+			for i := 14; i > 0; i-- {
+				chains += fmt.Sprintf("chain c%d {\n", i) + each(15, "tcp dport %[1]d jump c"+strconv.Itoa(i+1)) + "}\n"
+			}
+			return postrouting(chains, "jump c1")
+		},
 	}
-	return "table ip nat {\n" + sets.String() + "chain POSTROUTING { type nat hook postrouting priority 100;\n" +
-		rules.String() + "}\n}\n"
-}
-
-// acceptingAndMasquerading returns rules of which every second leaves one more
-// hole in the destinations of those after it.
-func acceptingAndMasquerading(pairs int) string {
-	var rules strings.Builder
-	for i := range pairs {
-		fmt.Fprintf(&rules, "ip daddr 10.%d.%d.0/24 accept\nip saddr 192.0.2.%d masquerade\n", i>>7, i<<1&0xff, i&0xff)
+	if !nfttest.Long() {
+		delete(all, "chains reached on many paths") // which takes a minute, however few
 	}
-	return foreignPlaces["POSTROUTING"]([]string{rules.String()})
-}
-
-// verdictMap returns a verdict map with a number of elements.
-func verdictMap(elements int) string {
-	var m strings.Builder
-	m.WriteString("table ip nat {\n")
-	for i := range 100 {
-		fmt.Fprintf(&m, "chain pod%d { ip daddr 10.0.0.0/8 masquerade; }\n", i)
-	}
-	m.WriteString("map pods { type ipv4_addr : verdict; elements = { ")
-	for i := range elements {
-		fmt.Fprintf(&m, "10.%d.%d.%d : jump pod%d, ", i>>16, i>>8&0xff, i&0xff, i%100)
-	}
-	return m.String() + "} }\nchain POSTROUTING { type nat hook postrouting priority 100; ip saddr vmap @pods; }\n}\n"
-}
-
-// jumpsOfJumps returns chains that are reached on many paths of many conditions.
-func jumpsOfJumps() string {
-	var t strings.Builder
-	comment := strings.Repeat("x", 110)
-	t.WriteString("table ip nat {\nchain c15 {\n")
-	for i := range nfttest.FullRounds(500, 3000) {
-		fmt.Fprintf(&t, "ip saddr 10.%d.%d.0/24 udp dport %d udp sport %d masquerade comment \"%s\"\n", i>>8, i&0xff, i+1, i+
-			1, comment)
-	}
-	t.WriteString("}\n")
-	for i := 14; i > 0; i-- {
-		fmt.Fprintf(&t, "chain c%d {\n", i)
-		for j := range 15 {
-			fmt.Fprintf(&t, "tcp dport %d jump c%d comment \"%s\"\n", 1000+15*i+j, i+1, comment)
-		}
-		t.WriteString("}\n")
-	}
-	return t.String() + "chain POSTROUTING { type nat hook postrouting priority 100; jump c1; }\n}\n"
+	return all
 }
 
 func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	nfttest.SkipIfShort(t)
-	some := modes[:nfttest.FullRounds(1, len(modes))] // the search is the same in each mode
-	for _, f := range manyForeignRules() {
-		for place, text := range foreignPlaces {
-			fitsIntoTheMemoryLimit(t, f.name+", "+place, text(f.text()), some)
+	sizes := []int{1_000}
+	if nfttest.Long() {
+		sizes = []int{50_000, 120_000}
+	}
+	for name, text := range manyForeignRules() {
+		for _, size := range sizes {
+			for _, mode := range modes[:nfttest.FullRounds(1, len(modes))] { // the search is the same in each mode
+				t.Run(fmt.Sprint(name, " ", size, " ", mode), func(t *testing.T) {
+					newNode(t).fitsIntoTheMemoryLimit(t, text(size), string(mode))
+				})
+			}
 		}
 	}
-	fitsIntoTheMemoryLimit(t, "long ones, POSTROUTING",
-		foreignPlaces["POSTROUTING"](foreignRules{"", nfttest.FullRounds(1_000, 10_000), 38}.text()), some)
-	fitsIntoTheMemoryLimit(t, "many sets", manySets(), some)
-	fitsIntoTheMemoryLimit(t, "some that accept, as many that masquerade",
-		acceptingAndMasquerading(nfttest.FullRounds(5_000, 10_000)), some)
-	elements := nfttest.FullRounds(30_000, 100_000)
-	fitsIntoTheMemoryLimit(t, fmt.Sprintf("verdict map of %d elements", elements), verdictMap(elements), some)
-	fitsIntoTheMemoryLimit(t, "chains reached on many paths", jumpsOfJumps(), some)
 }
 
-func fitsIntoTheMemoryLimit(t *testing.T, name, text string, modes []nft.Mode) {
-	t.Helper()
-	for _, mode := range modes {
-		t.Run(name+", "+string(mode), func(t *testing.T) {
-			n := newNode(t)
-			if _, err := n.Output(text, "nft", "-f", "-"); err != nil {
-				t.Fatal(err)
-			}
-			socket := n.socket
-			flags := []string{"--config", n.path, "--mode", string(mode)}
-			cmd, limit := n.limited(t, append([]string{
-				"run", "--log-format", "json", "--v", "4", "--http-address", httpAddress,
-				"--probe-socket", socket,
-			}, flags...)...)
-			d := n.startCommand(cmd)
-			d.await("starting")
-			d.await("config_applied")
-			d.await("foreign_rules_checked")
-			d.signal(unix.SIGHUP) // read everything again
-			d.await("foreign_rules_checked")
-			peak, _ := d.memory()
-			t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
-			if peak > limit {
-				t.Error("more than the limit")
-			}
-			for _, command := range []string{"status", "explain --live 198.51.100.9 --from 10.1.2.3"} {
-				n.fitsNextTo(t, d, append(strings.Fields(command), "--config", n.path))
-			}
-			d.stop()
-		})
+func (n *testNode) fitsIntoTheMemoryLimit(t *testing.T, text, mode string) {
+	nfttest.NFT(t, n.NS, text, "-f", "-")
+	cmd, limit := n.limited(t, "run", "--log-format", "json", "--v", "4", "--probe-socket", n.socket, "--config", n.path,
+		"--mode", mode)
+	d := n.startCommand(cmd)
+	d.await("starting")
+	d.await("config_applied")
+	d.await("foreign_rules_checked")
+	d.signal(unix.SIGHUP) // read everything again
+	d.await("foreign_rules_checked")
+	peak, _ := d.memory()
+	t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
+	if peak > limit {
+		t.Error("more than the limit")
 	}
+	for _, command := range []string{"status", "explain --live 198.51.100.9 --from 10.1.2.3"} {
+		n.fitsNextTo(t, d, append(strings.Fields(command), "--config", n.path))
+	}
+	d.stop()
 }
 
 // forgetPeak lets the peak of this process begin anew: a process begins with the peak of the

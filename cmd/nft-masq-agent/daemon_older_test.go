@@ -182,22 +182,6 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	}
 }
 
-// TestDefaultsNextToAnOlderAgentAreWrong is the control of the test above.
-func TestDefaultsNextToAnOlderAgentAreWrong(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	top := nfttest.NewTopology(t)
-	n, older := nodeIn(t, top.Node), loadOlder(t, olderVersions[0])
-	older.install(n)
-	h := nfttest.StartHammer(t, top, older.targets()...)
-	flows(t, h, 3)
-	n.start().began(wants(t, ""))
-	flows(t, h, 20)
-	if tally, err := h.Stop(); err != nil || tally.Wronged() == 0 {
-		t.Errorf("%s: %v", tally, err)
-	}
-}
-
 func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -260,32 +244,5 @@ func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
 				t.Errorf("%s: %q", version, r.Errors)
 			}
 		})
-	}
-}
-
-func TestProbeOfASecondAgentDoesNotReachTheFirst(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	dir := t.TempDir()
-	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
-	d := n.start("--http-address", httpAddress, "--probe-socket", first)
-	d.await("config_applied")
-	other := &testNode{n.NS, t, n.path + "-second", second}
-	other.write(badText)
-	e := other.start("--http-address", httpAddress, "--probe-socket", second)
-	e.await("config_rejected")
-	if got := n.run("ready", "--probe-socket", first); got.code != exitDone || got.stdout != "ready\n" {
-		t.Errorf("first: %+v", got)
-	}
-	if got := n.run("ready", "--probe-socket", second); got.code != exitFailed ||
-		!strings.HasPrefix(got.stdout, "not ready: config rejected: "+other.path) {
-		t.Errorf("second: %+v", got)
-	}
-	if got := n.run("ready", "--alive", "--probe-socket", second); got.code != exitDone || got.stdout != "alive\n" {
-		t.Errorf("second, alive: %+v", got)
-	}
-	if got := n.run("ready", "--probe-socket", filepath.Join(dir, "third")); got.code != exitFailed ||
-		!strings.Contains(got.stderr, "no agent answers") {
-		t.Errorf("third: %+v", got)
 	}
 }

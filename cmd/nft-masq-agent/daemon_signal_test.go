@@ -109,20 +109,6 @@ func TestNothingIsWrittenOrLoggedWithoutChanges(t *testing.T) {
 	})
 }
 
-func TestPollingFindsFileChanges(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	n.swap("resyncInterval: 1s\n" + exempting("10.1.0.0/16"))
-	other := filepath.Join(t.TempDir(), "the same file")
-	n.check(os.Link(n.path, other))
-	d := n.start()
-	d.began(wants(t, exempting("10.1.0.0/16")))
-	n.check(os.WriteFile(other, []byte(exempting("10.2.0.0/16")), 0o644))
-	d.applied("config", wants(t, exempting("10.2.0.0/16")))
-	d.silent()
-}
-
 func TestCleanupRemovesEverythingButNotNextToARunningAgent(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {

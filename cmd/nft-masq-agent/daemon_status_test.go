@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -37,45 +35,6 @@ func problems(r answer.Status, id string) (texts []string) {
 		}
 	}
 	return texts
-}
-
-func TestStatusNamesEachTampering(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap(slash24s(10))
-		flags := []string{"--config", n.path, flag}
-		d := n.start(flag)
-		want := wants(t, slash24s(10), flag)
-		d.began(want)
-		d.stop()
-		all := tamperings(mode)
-		if mode == nft.ModeIPTables {
-			all = append(all, tampering{
-				name: "rules of the other mode", finds: "leftover table inet nft-masq-agent",
-				do: nftScript("table TABLE { chain postrouting { type nat hook postrouting priority 110; masquerade; }; }"),
-			})
-		}
-		for _, a := range all {
-			t.Run(a.name, func(t *testing.T) {
-				if r, _ := n.status(flags...); len(r.Errors) != 1 || r.Errors[0].ID != "no-agent" || !r.Kernel.InSync ||
-					r.Kernel.Hash != want.Hash() {
-					t.Errorf("in sync, but: %+v", r)
-				}
-				a.do(n)
-				r, code := n.status(flags...)
-				found := strings.Join(r.Kernel.Differences, "\n")
-				if code != exitFailed || r.Kernel.InSync || !strings.Contains(found, a.finds) {
-					t.Errorf("exit code %d: %+v, want %q", code, r, a.finds)
-				}
-				k := n.kernel()
-				defer k.Close()
-				_, err := k.Apply(t.Context(), want, layout.Everything)
-				n.check(err)
-			})
-		}
-	})
 }
 
 func TestStatusDoesNotCountForeignChains(t *testing.T) {
@@ -154,35 +113,6 @@ func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
 	})
 }
 
-func TestStatusNamesForeignRules(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		loadLegacy(n)
-		d := n.start(flag)
-		d.await("config_applied")
-		r, code := n.status()
-		if code != exitFailed || len(r.Legacy) != 1 || r.Legacy[0].Chain != "MY-MASQ" ||
-			len(r.With(answer.Conflicting)) != 1 || len(r.Others) != 1 ||
-			r.Others[0].Table != "ip nat" || r.Others[0].Chain != "MY-MASQ" || r.Others[0].Priority != 100 {
-			t.Errorf("exit code %d: %+v", code, r)
-		}
-		text := n.run("status").stdout
-		for _, line := range []string{
-			"run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
-			"Other rules that masquerade what the config exempts:",
-		} {
-			if !strings.Contains(text, line) {
-				t.Errorf("no %q in:\n%s", line, text)
-			}
-		}
-		if first, _, _ := strings.Cut(text, "\n"); first != "rules of an iptables-based agent are also active" {
-			t.Errorf("the first line is %q", first)
-		}
-	})
-}
-
 // The verdict of a policy needs the config that led to the kernel's rules.
 func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 	t.Parallel()
@@ -220,47 +150,6 @@ func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {
 			t.Errorf("without rules: %+v", got)
 		}
 	})
-}
-
-// TestCommandsForTheFileNeedNoPrivilege checks that commands that only read the
-// file work without access to the kernel.
-func TestCommandsForTheFileNeedNoPrivilege(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap(exempting("10.1.0.0/16"))
-	for args, want := range map[string]int{
-		"check --config " + n.path:            exitDone,
-		"render --config " + n.path:           exitDone,
-		"explain 10.1.2.3 --config " + n.path: exitDone,
-		"status --config " + n.path:           exitFailed,
-		"cleanup":                             exitFailed,
-	} {
-		cmd := n.command([]string{withCaps + "=[]"}, strings.Fields(args)...)
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		_ = n.Run(cmd)
-		got := result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
-		if got.code != want || want == exitFailed != strings.Contains(got.stderr, "NET_ADMIN") {
-			t.Errorf("%s: %+v, want exit code %d", args, got, want)
-		}
-	}
-}
-
-func TestStatusCountsNothingThatAFlushHasDeleted(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("")
-	d := n.start()
-	d.began(wants(t, ""))
-	d.stop()
-	nfttest.NFT(t, n.NS, "", "flush", "ruleset")
-	got := n.run("status", "--config", n.path)
-	first, _, _ := strings.Cut(got.stdout, "\n")
-	if got.code != exitFailed || !strings.HasPrefix(first, "out of sync: ") ||
-		!strings.Contains(first, "none of our rules are installed") ||
-		!strings.Contains(got.stdout, "\n  start it") || strings.Contains(got.stdout, "Connections since") {
-		t.Errorf("%+v", got)
-	}
 }
 
 // A failure is an answer, too.

@@ -9,26 +9,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestAgentWithAnUnreadableConfigInstallsTheDefaultsAndExits(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t) // it waits for five seconds
-	n := newNode(t)
-	dir, _ := nfttest.DeadMount(t, n.NS)
-	n.path = filepath.Join(dir, "config")
-	want := wants(t, "")
-	first := n.start()
-	first.await("config_rejected")
-	first.applied("start", want)
-	first.stop()
-	second := n.start("--http-address", httpAddress)
-	second.await("starting")
-	second.answers()
-	second.awaitRejection("config of a previous run (" + want.Hash() + ") stays enforced")
-	second.silent()
-	n.holds(want)
-	second.stop()
-}
-
 func TestConfigOnADeadMountKeepsTheLastGoodRules(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t) // it waits for five seconds

@@ -81,9 +81,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/facts", "nft/iprange"},
 		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/facts"},
 		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
-		"nft/kernel": {
-			"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts",
-		},
+		"nft/kernel":    {"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts"},
 		"nft/neighbors": {
 			"nft/facts", "nft/rule", "nft/trace",
 			"config",

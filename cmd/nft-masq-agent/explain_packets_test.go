@@ -1,12 +1,9 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -32,21 +29,6 @@ func meetThePod(r *rand.Rand, rules string) string {
 	return rules
 }
 
-// here runs a command in this process, in the node's namespace, and reads its answer.
-func (n trafficNode) here(answer any, args ...string) {
-	n.t.Helper()
-	var out, problems strings.Builder
-	e := theEnvironment()
-	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
-	n.check(n.top.Node.Do(func() error {
-		code := dispatch(n.t.Context(), commands(), append(slices.Clip(args), "-o", "json"), e)
-		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
-			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
-		}
-		return nil
-	}))
-}
-
 // With any rules of other programs, the headline names the address that the far
 // end sees, or what it depends on.
 func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
@@ -57,7 +39,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	if err != nil || len(dirs) == 0 {
 		t.Fatal("no cases", err)
 	}
-	packets := nfttest.Rounds(10, 300, 1000)
+	packets := nfttest.Rounds(10, 60, 1000)
 	r := rand.New(rand.NewPCG(*seed, 19))
 	n := newTrafficNode(t)
 	configs := []string{

@@ -162,10 +162,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 	}
 	report.Args = []string{"--enable-ipv6"}
 	write("masqLinkLocal: 5\n")
-	if code, text := explain(
-		report,
-		"",
-	); code != exitFailed ||
+	if code, text := explain(report, ""); code != exitFailed ||
 		!strings.Contains(text, fmt.Sprintf("(pid %d) ", os.Getpid())+conf+":1:16: ") {
 		t.Errorf("a bad file: exit code %d: %s", code, text)
 	}

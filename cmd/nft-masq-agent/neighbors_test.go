@@ -217,10 +217,7 @@ func (l *lab) policies(plugin string, others bool) []labPolicy {
 		"bridge": {
 			{config: labExempts + labCIDRs + "dropInvalid: true\n", knows: true},
 			{config: labExempts + byInterface + labEnforces, knows: true, enforces: true, bridged: true},
-			{
-				config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n",
-				knows:  true, force: true,
-			},
+			{config: labExempts + labCIDRs + "forceMasqueradeCIDRs: [10.9.0.0/16, 'fd00:9::/32']\n", knows: true, force: true},
 		},
 	}
 	if others {
@@ -271,10 +268,7 @@ func (l *lab) ways(nb neighbor, p labPolicy, v4 bool) []way {
 			"pod to a pod of another node", l.top.Pod, l.top.Outside, pod, remote,
 			either(p.pods || reached >= everywhere, host),
 		},
-		{
-			"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"),
-			either(local, gateway),
-		},
+		{"pod to another pod", l.top.Pod, l.another, pod, pick("10.244.1.3", "fd00:10:244:1::3"), either(local, gateway)},
 		{"node to outside", l.top.Node, l.top.Outside, host, other, host},
 		{"node to exempt", l.top.Node, l.top.Outside, host, exempt, host},
 	}
@@ -355,6 +349,9 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 	sent := make([]atomic.Int64, len(rows))
 	t.Run("next to", func(t *testing.T) {
 		for i, nb := range rows {
+			if i%4 != 0 && !nfttest.Long() && !*update {
+				continue // each kind of program is among the others
+			}
 			for _, plugin := range []string{"ptp", "bridge"} {
 				name := strings.Trim(nb.cell(), "`")
 				t.Run(name+","+plugin, func(t *testing.T) {

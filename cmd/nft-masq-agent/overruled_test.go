@@ -9,55 +9,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestRuleBeforeOurJumpIsReportedAndDecides(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "iptables-nft")
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newTrafficNode(t)
-		d := n.start(flag, "--resync-interval=3600")
-		d.began(wants(t, "", flag))
-		for _, rule := range []string{"-d 203.0.113.0/24 -j ACCEPT", "-d 198.51.100.0/24 -o wg0 -j RETURN"} {
-			if out, err := n.Output("", "iptables-nft",
-				append(strings.Fields("-t nat -I POSTROUTING"), strings.Fields(rule)...)...); err != nil {
-				t.Fatalf("%s: %v", out, err)
-			}
-		}
-		text := unwrap(n.run("status").stdout)
-		for _, want := range map[nft.Mode][]string{
-			nft.ModeNFTables: {
-				"→ 203.0.113.2 is accepted, which no longer exempts it: see nonMasqueradeCIDRs",
-				"ip nat POSTROUTING handle",
-			},
-			nft.ModeIPTables: {
-				"→ 203.0.113.2 is accepted before the jump to this agent's chain, so it is not masqueraded",
-				"ip nat POSTROUTING handle",
-			},
-		}[mode] {
-			if !strings.Contains(text, want) {
-				t.Errorf("status: %q is not in %s", want, text)
-			}
-		}
-		shared := mode == nft.ModeIPTables
-		for _, tt := range []struct {
-			address string
-			says    string
-			shared  bool // only in mode iptables-nft
-		}{
-			{"203.0.113.9", "another program's rule accepts the connection before this agent's rules", true},
-			{"203.0.113.9", "ip nat POSTROUTING handle", true},
-			{"198.51.100.9", "198.51.100.9 sees 192.0.2.1, the address of eth0: masqueraded by this agent", false},
-			{"198.51.100.9 --out pod0", "198.51.100.9 sees 10.244.1.1, the address of pod0", false},
-			{"192.0.2.100", "192.0.2.100 sees 192.0.2.1", false},
-		} {
-			text := unwrap(n.run(append([]string{"explain", flag}, strings.Fields(tt.address)...)...).stdout)
-			if says := strings.Contains(text, tt.says); says != (shared || !tt.shared) {
-				t.Errorf("explain %s: %q: %t in %s", tt.address, tt.says, says, text)
-			}
-		}
-	})
-}
-
 func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)

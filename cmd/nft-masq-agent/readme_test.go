@@ -124,34 +124,18 @@ func TestYAMLInDocumentsIsValid(t *testing.T) {
 	}
 }
 
-func TestDocumentsListTheCommands(t *testing.T) {
-	want := make([]string, 0, len(commands()))
+func TestDocumentsListCommandsFlagsAndKeys(t *testing.T) {
+	names := make([]string, 0, len(commands()))
 	for _, c := range commands() {
-		want = append(want, c.name)
+		names = append(names, c.name)
 	}
-	got := firstColumn(section(t, "commands"))
-	slices.Sort(want)
-	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("commands (-program +documents):\n%s", diff)
-	}
-}
-
-func TestDocumentsListThePolicyFlags(t *testing.T) {
-	want, got := policyFlags(false), firstColumn(section(t, "flags"))
-	slices.Sort(want)
-	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("flags (-program +documents):\n%s", diff)
-	}
-}
-
-func TestDocumentsListTheKeysOfTheFile(t *testing.T) {
-	want, got := config.Keys(), firstColumn(section(t, "keys"))
-	slices.Sort(want)
-	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("keys (-program +documents):\n%s", diff)
+	for name, want := range map[string][]string{"commands": names, "flags": policyFlags(false), "keys": config.Keys()} {
+		got := firstColumn(section(t, name))
+		slices.Sort(want)
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-program +documents):\n%s", name, diff)
+		}
 	}
 }
 

@@ -54,16 +54,3 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 		t.Errorf("after its end: %+v", r.Agent)
 	}
 }
-
-func TestStatusNamesAnAgentThatDoesNotAnswer(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("")
-	d := n.start("--probe-socket", n.socket+"-elsewhere")
-	d.began(wants(t, ""))
-	r, code := n.status("--config", n.path)
-	if code != exitDone || r.Agent == nil || r.Agent.PID != d.Pid || r.Agent.Policy != nil ||
-		len(problems(r, "flags")) > 0 {
-		t.Errorf("exit code %d: %+v", code, r)
-	}
-}

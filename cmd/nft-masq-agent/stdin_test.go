@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -36,14 +35,6 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
 			t.Errorf("%s: %+v, want %q", args, got, want)
 		}
-	}
-}
-
-func TestVersionAsJSON(t *testing.T) {
-	var v buildInfo
-	if got := runHere(t, "version", "-o", "json"); json.Unmarshal([]byte(got.stdout), &v) != nil || v.Program != program ||
-		v.Release == "" {
-		t.Errorf("%+v", got)
 	}
 }
 

@@ -2,8 +2,6 @@ package main
 
 import (
 	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -51,23 +49,6 @@ func TestEmptyAnswersSayThatTheyAre(t *testing.T) {
 	} {
 		if got := n.run(strings.Fields(args)...); got != want {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
-		}
-	}
-}
-
-// As with kubectl diff, 1 means that there are changes.
-func TestDiffOfAMissingFileHasExitCodeTwo(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "there"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range []string{
-		"diff --config ./none", "diff ./none", "diff ./there ./none", "diff ./none ./there", "diff ./none ./none",
-	} {
-		got := runProgram(t, dir, strings.Fields(args)...)
-		if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
-			!strings.Contains(got.stderr, "none: file does not exist") {
-			t.Errorf("%s: %+v", args, got)
 		}
 	}
 }

@@ -726,19 +726,3 @@ func TestStoppedLoopIsNotAlive(t *testing.T) {
 		t.Errorf("Alive() = %v", err)
 	}
 }
-
-func TestLongStepIsNotAlive(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.cost = 2 * stuckAfter
-		w.files <- file("10.0.0.0/8")
-		time.Sleep(stuckAfter + time.Second)
-		if err := w.agent.Alive(); !errors.Is(err, ErrStuck) {
-			t.Errorf("Alive() = %v", err)
-		}
-		time.Sleep(2 * stuckAfter)
-		synctest.Wait()
-		if err := w.agent.Alive(); err != nil {
-			t.Errorf("Alive() = %v after the step", err)
-		}
-	})
-}

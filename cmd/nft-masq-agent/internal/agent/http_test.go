@@ -120,17 +120,6 @@ func TestReadyzReturnsTheReason(t *testing.T) {
 	}
 }
 
-func TestReadyAgainAfterTheFileIsFixed(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.1/8")
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
-		if code, text := get(t, w.agent, "/readyz"); code != http.StatusOK || text != "ok\n" {
-			t.Errorf("%d %s", code, text)
-		}
-	})
-}
-
 func TestHandlerAcceptsOnlyGetAndHead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for _, path := range []string{"/healthz", "/readyz", "/metrics"} {

@@ -36,19 +36,13 @@ func TestListsThatMatchNoInterfaceAreReportedWithTheRemedy(t *testing.T) {
 		{src: "veth*", node: "veth1/ovs-system=openvswitch", unmatched: []string{received + "(veth*)" + none + byPod}},
 		{src: "veth* cni0", node: "cni0 veth1/cni0=bridge"},
 		{src: "veth*", node: "veth1/cni0=bridge veth2"},
-		{
-			src: "veth* cni0", node: "veth2",
-			others: []string{"masqueradeSrcInterfaces: this node has no interface cni0"},
-		},
+		{src: "veth* cni0", node: "veth2", others: []string{"masqueradeSrcInterfaces: this node has no interface cni0"}},
 		{
 			src: "eth0", node: "eth0/red=vrf",
 			unmatched: []string{received + "(eth0)" + parts + "red; list red, or use masqueradeSrcCIDRs"},
 		},
 		{out: "eth0", node: "eth0/red=vrf"},
-		{
-			out: "eth0 ens*", node: "eth0/br0=bridge",
-			unmatched: []string{leaving + "(ens*, eth0)" + parts + "br0; list br0"},
-		},
+		{out: "eth0 ens*", node: "eth0/br0=bridge", unmatched: []string{leaving + "(ens*, eth0)" + parts + "br0; list br0"}},
 		{
 			src: "cali*", out: "bond0", notOut: "veth* wg* eth0", node: "eth0 cni0 veth1/cni0=bridge",
 			unmatched: []string{received + "(cali*)" + none + byPod, leaving + "(bond0)" + none + byOther},

@@ -34,9 +34,7 @@ func TestLintFindsLikelyMistakes(t *testing.T) {
 		{"pods as sources never", "nonMasqueradeCIDRs: []\nnonMasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", nil},
 		{
 			"pods as sources not listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [192.168.0.0/16]", "10.244.0.0/16",
-			[]string{
-				"pod-cidr-no-source: pod CIDR 10.244.0.0/16 is not in masqueradeSrcCIDRs: its pods are not masqueraded",
-			},
+			[]string{"pod-cidr-no-source: pod CIDR 10.244.0.0/16 is not in masqueradeSrcCIDRs: its pods are not masqueraded"},
 		},
 		{"pods as sources listed", "nonMasqueradeCIDRs: []\nmasqueradeSrcCIDRs: [10.0.0.0/8]", "10.244.0.0/16", []string{
 			"pod-cidr-not-exempt: pod CIDR 10.244.0.0/16 is not exempted: " + seen,

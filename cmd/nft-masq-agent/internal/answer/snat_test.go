@@ -9,15 +9,18 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
-// For random lists of entries, explain names the address that is specified, the entry that
-// decides, and those that it passes because the node has no address of them.
-func TestExplanationNamesTheSpecifiedAddress(t *testing.T) {
+// For random policies, explain has the verdict that is specified, with CIDRs that have the address, and
+// names the address that is specified, the entry that decides, and those that it passes because the
+// node has no address of them.
+func TestExplanationHasTheSpecifiedVerdictAndAddress(t *testing.T) {
 	m := cases.NewMaker(5)
 	byRule, passed := 0, 0
-	for range 2_000 {
+	verdicts := map[nft.Verdict]int{}
+	for range nfttest.Rounds(500, 1_000, 10_000) {
 		c, node := m.Config(), m.Addresses()
 		p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(node)
 		for range 10 {
@@ -26,6 +29,19 @@ func TestExplanationNamesTheSpecifiedAddress(t *testing.T) {
 			var x Explanation
 			x.add(p, conn)
 			a, possible := x.Answers[0], cases.SpecifiedSources(c, conn, node)
+			want := cases.Specified(c, conn)
+			if verdicts[want]++; a.Verdict != want {
+				t.Fatalf("%+v: %s, want %s: config %+v", conn, a.Verdict, want, c)
+			}
+			for _, s := range a.Steps {
+				asked := conn.Dst
+				if strings.HasPrefix(s.Question, "source") {
+					asked = conn.Src
+				}
+				if s.CIDR != "" && !netip.MustParsePrefix(s.CIDR).Contains(asked) {
+					t.Fatalf("%s is not in %s", asked, s.CIDR)
+				}
+			}
 			if cases.Specified(c, conn) != nft.Masqueraded {
 				possible = nil
 			}
@@ -47,8 +63,8 @@ func TestExplanationNamesTheSpecifiedAddress(t *testing.T) {
 			passed += len(of("snat-rule-absent"))
 		}
 	}
-	if byRule < 500 || passed < 100 {
-		t.Errorf("%d were decided by an entry, %d passed one", byRule, passed)
+	if byRule < 100 || passed < 25 || len(verdicts) != 3 {
+		t.Errorf("%d were decided by an entry, %d passed one; %v", byRule, passed, verdicts)
 	}
 }
 
@@ -122,8 +138,7 @@ func TestStatusNamesEntriesWithoutAnAddressOfTheNode(t *testing.T) {
 			"address. This node has no address of these entries of snatRules: 1 (config:1:13)."},
 		{
 			rules, "198.51.100.21 198.51.100.22",
-			"IPv4 connections of pods for which an entry of snatRules matches leave from " +
-				"its address.",
+			"IPv4 connections of pods for which an entry of snatRules matches leave from " + "its address.",
 		},
 		{list, "198.51.100.65", "IPv4 connections of pods leave from 198.51.100.65; not on this node: 198.51.100.11"},
 		{list + rules, "198.51.100.11 198.51.100.65 198.51.100.21", "IPv4 connections of pods leave from 198.51.100.11, " +

@@ -34,12 +34,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		defaults config.Defaults
 		chain    string // "" for IP-MASQ-AGENT
 	}{
-		{
-			"",
-			nft.Options{Layout: native.Layout{}, RandomFully: true},
-			config.Defaults{ResyncInterval: time.Minute},
-			"",
-		},
+		{"", nft.Options{Layout: native.Layout{}, RandomFully: true}, config.Defaults{ResyncInterval: time.Minute}, ""},
 		{ // the manifest of a cloud
 			"--v=2 --logtostderr=false --log_file=/dev/stdout --log_file_max_size=0 --masq-chain=IP-MASQ " +
 				"--random-fully=false --nomasq-all-reserved-ranges",
