@@ -150,6 +150,8 @@ func TestCommandLinesThatContradictThemselvesAreRefused(t *testing.T) {
 		"connections --ports --stale":          "omit --stale and --flush",
 		"render --windows-api 1":               "--windows-api is for --output win-bridge",
 		"cleanup --probe-socket " + longPath(): "has at most 107",
+		"run --probe-socket cli_test.go":       "cli_test.go is not a socket",
+		"explain 10.1.2.3 --from 127.0.0.1":    "is not the source of a packet to another host or pod",
 	} {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || got.stdout != "" ||
 			!strings.Contains(got.stderr, want) {

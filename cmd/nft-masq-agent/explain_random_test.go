@@ -175,7 +175,7 @@ func TestExplainAgreesWithTheSpecification(t *testing.T) {
 			if r.IntN(10) == 0 {
 				dst = node[map[bool]int{true: 1}[ipv6]]
 			}
-			if r.IntN(10) == 0 {
+			if r.IntN(10) == 0 || src.IsLoopback() {
 				src = node[map[bool]int{true: 1}[ipv6]]
 			}
 			mode := modes[i%len(modes)]
