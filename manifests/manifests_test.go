@@ -301,8 +301,8 @@ func TestArguments(t *testing.T) {
 			loopback, probe, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
 			"--config=/etc/config/non-masquerade-daemon",
 		},
-		"prometheus":          {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
-		"prometheus-operator": {"--http-address=[$(HOST_IP)]:9717", probe, "--conntrack-interval=60"},
+		"prometheus":          {loopback, probe, "--http-address=[$(HOST_IP)]:9717", "--conntrack-interval=60"},
+		"prometheus-operator": {loopback, probe, "--http-address=[$(HOST_IP)]:9717", "--conntrack-interval=60"},
 		"removal":             {"cleanup", "--wait"},
 		"takeover":            {loopback, probe, "--takeover"},
 	}
