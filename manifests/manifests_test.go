@@ -237,7 +237,7 @@ func scraped(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
 	d.Spec.Template.Annotations = map[string]string{
 		"prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
 	}
-	c.Args = []string{"--http-address=[$(HOST_IP)]:9717", c.Args[1], "--conntrack-interval=60"}
+	c.Args = append(c.Args, "--http-address=[$(HOST_IP)]:9717", "--conntrack-interval=60")
 	c.Env = append(c.Env, corev1.EnvVar{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"},
 	}})

@@ -382,7 +382,7 @@ func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
 	}
 	want := mustHelm(t)
 	container := at(want["DaemonSet nft-masq-agent"], "spec", "template", "spec", "containers", 0).(object)
-	container["args"].([]any)[0] = "--http-address=" + address
+	container["args"] = append(container["args"].([]any), "--http-address="+address)
 	container["env"] = append(container["env"].([]any), at(waiting, "env", 0))
 	if diff := cmp.Diff(want, mustHelm(t, "--set=waitForRules=true")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

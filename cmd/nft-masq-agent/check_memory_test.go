@@ -84,18 +84,17 @@ func peakOf(t *testing.T, pid int) (most int64) {
 func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	program := agent.Program(t)
-	all := largestConfigs()
-	for _, text := range all[:nfttest.FullRounds(2, len(all))] {
-		t.Run(text[:40], func(t *testing.T) {
+	check := func(t *testing.T, text, output string) {
+		t.Run(output, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "config")
 			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			whole, err := nfttest.Command(program, "check", "--config", path).Output()
+			whole, err := nfttest.Command(program, "check", "--config", path, "-o", output).Output()
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := nfttest.Command(program, "check", "--config", path)
+			cmd := nfttest.Command(program, "check", "--config", path, "-o", output)
 			// On one processor the collector is not left behind when other tests take the time.
 			cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
 			out, err := cmd.StdoutPipe()
@@ -121,6 +120,13 @@ func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
 			if peak > mostMemory {
 				t.Errorf("%d MiB of memory", peak>>20)
 			}
+		})
+	}
+	all := largestConfigs()
+	for _, text := range all[:nfttest.FullRounds(2, len(all))] {
+		t.Run(text[:40], func(t *testing.T) {
+			check(t, text, "text")
+			check(t, text, "json")
 		})
 	}
 }

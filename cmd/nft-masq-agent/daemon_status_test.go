@@ -63,7 +63,7 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 	says := fmt.Sprintf("in sync: %s is installed, mode nftables", want.Hash())
 	if got.code != exitDone || first != says || !strings.Contains(got.stdout, fmt.Sprintf(
 		"\nagent           ok     the agent runs, pid %d\n", d.Pid)) || !strings.Contains(got.stdout, fmt.Sprintf(
-		"\nconfig          ok     %s, from built-in defaults (no file at %s)\n", want.Hash(), n.path)) {
+		"\nconfig          ok     %s, from built-in defaults (no config at %s)\n", want.Hash(), n.path)) {
 		t.Errorf("status: %+v, want %q", got, says)
 	}
 	r, code := n.status()

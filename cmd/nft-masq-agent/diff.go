@@ -103,7 +103,11 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 		case now.known != nil:
 			before = now.known.Want.Policy
 		case now.found:
-			return fmt.Errorf("%s: name two files, OLD and NEW", now.unknown)
+			whose := ""
+			if s.whose != "" {
+				whose = " (" + s.whose + ")"
+			}
+			return fmt.Errorf("%s%s: name two files, OLD and NEW", now.unknown, whose)
 		}
 		after := s.Ruleset.Policy
 		d = answer.NewDiff(before, after)
@@ -116,7 +120,7 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 			d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
 		}
 		if len(s.Files) == 0 {
-			d.Add(config.Note, "no-file", "There is no file at %s: the built-in defaults apply.", f.ConfigPath)
+			d.Add(config.Note, "no-file", "There is no config at %s: the built-in defaults apply.", f.ConfigPath)
 		}
 		if !d.Changed() {
 			return nil

@@ -54,7 +54,7 @@ func explainCommand(l look) command {
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
 			options.AddFlag(fs, &f.from, "from", "",
-				"`SOURCE` of the connection, an address (default: a pod of this node)", parseAddress)
+				"`SOURCE` of the connection, an address (default: a pod of this node)", parseSource)
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
 			options.AddFlag(fs, &f.protocol, "protocol", "",
@@ -87,6 +87,15 @@ func parseTarget(s string) (netip.AddrPort, error) {
 		return netip.AddrPortFrom(p.Addr().WithZone("").Unmap(), p.Port()), nil
 	}
 	return netip.AddrPortFrom(a, 0), err
+}
+
+// parseSource parses the address of a pod or a node.
+func parseSource(s string) (netip.Addr, error) {
+	a, err := parseAddress(s)
+	if err == nil && a.IsLoopback() {
+		err = errors.New("is not the source of a packet to another host or pod: name a pod's address, or the node's")
+	}
+	return a, err
 }
 
 // parseAddress parses an address, without its zone and the mapping of IPv4 to

@@ -42,7 +42,7 @@ func TestExplainAnswersFromTheKernelIfTheFileDiffers(t *testing.T) {
 		n := newTrafficNode(t)
 		old := n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]", flag)
 		for config, says := range map[string]string{
-			"nonMasqueradeCIDRs: [198.51.100.0/24]": fmt.Sprintf("The kernel enforces %s, not ", old.Hash()),
+			"nonMasqueradeCIDRs: [198.51.100.0/24]": fmt.Sprintf("The kernel enforces %s, neither ", old.Hash()),
 			"nonMasqueradeCIDRs: 5":                 fmt.Sprintf("The config is rejected; the kernel enforces %s", old.Hash()),
 		} {
 			n.swap(config)

@@ -75,7 +75,7 @@ func (e environment) fail(format string, err error) {
 		return
 	}
 	see := ""
-	if wrong {
+	if wrong && e.command != "help" {
 		see = fmt.Sprintf(" (see %s %s --help)", program, e.command)
 	}
 	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v%s\n", program, e.command, err, see)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -77,6 +78,10 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	defer func() { _ = k.Close() }()
 	if s, err := k.Read(ctx, nft.Ruleset{Layout: o.NFT().Layout}, layout.Ours); err == nil && s.Foreign() != nil {
 		return exitUsage, usagef("--masq-chain: %w", s.Foreign())
+	}
+	if info, err := os.Lstat(o.ProbeSocket); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return exitUsage, usagef("--probe-socket: %s is not a socket: remove it, or name another path",
+			config.Printable(o.ProbeSocket))
 	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()

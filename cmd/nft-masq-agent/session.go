@@ -135,7 +135,8 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	case s.Ruleset == nil || s.rejected != nil:
 		f.unknown = fmt.Sprintf("The kernel enforces %s, and the config (%s) is rejected", f.Hash, s.ConfigPath)
 	default:
-		f.unknown = fmt.Sprintf("The kernel enforces %s, not %s of the config (%s)", f.Hash, s.Ruleset.Hash(), s.ConfigPath)
+		f.unknown = fmt.Sprintf("The kernel enforces %s, neither %s of the config (%s) nor the policy of a running agent",
+			f.Hash, s.Ruleset.Hash(), s.ConfigPath)
 	}
 	return f, nil
 }

@@ -90,7 +90,7 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	if err := now.state.Foreign(); err != nil {
 		// Neither its rules nor their counters are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		r.SetOthers(neighbors.Others{})
+		r.SetOthers(neighbors.Others{}, s.TakeOver)
 		return nil
 	}
 	if s.rejected == nil {
@@ -138,7 +138,7 @@ func (s *session) examine(ctx context.Context, r *answer.Status, state *neighbor
 		return err
 	}
 	others.Accept(s.AcceptForeign)
-	r.SetOthers(others)
+	r.SetOthers(others, s.TakeOver)
 	if err := s.astray(ctx, r, state, others.Overridden); err != nil {
 		return err
 	}

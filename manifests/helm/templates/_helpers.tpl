@@ -35,7 +35,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - cleanup
 - --wait
 {{- else -}}
-- --http-address={{ or .Values.prometheus.enabled .Values.waitForRules | ternary "[$(HOST_IP)]" "127.0.0.1" }}:9717
+- --http-address=127.0.0.1:9717
 - --probe-socket=/run/nft-masq-agent/probe.sock
 {{- if ne (include "mode" .) "nftables" }}
 - --mode={{ include "mode" . }}
@@ -46,6 +46,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- if .Values.takeover }}
 - --takeover
+{{- end }}
+{{- if or .Values.prometheus.enabled .Values.waitForRules }}
+- --http-address=[$(HOST_IP)]:9717
 {{- end }}
 {{- if .Values.prometheus.enabled }}
 - --conntrack-interval=60

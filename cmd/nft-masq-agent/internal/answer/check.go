@@ -234,7 +234,7 @@ func (r *Check) Print(to *bufio.Writer) {
 func (r *Check) verdict() string {
 	switch files := r.Config.Files; len(files) {
 	case 0:
-		return "no file at " + r.Config.Path + ": the built-in defaults apply"
+		return "no config at " + r.Config.Path + ": the built-in defaults apply"
 	case 1:
 		return files[0] + " is valid"
 	default:

@@ -226,16 +226,18 @@ func (r *Status) SetPorts(used conntrack.Tally, pods func(conntrack.PortKey) []n
 		"new %s connections%s to %s fail, or will", conntrack.ProtocolName(u.Protocol), whose, u.To)
 }
 
-// SetOthers sets the report on other programs' rules.
-func (r *Status) SetOthers(others neighbors.Others) {
+// SetOthers sets the report on other programs' rules, next to an agent that takes over those of older
+// agents or not.
+func (r *Status) SetOthers(others neighbors.Others, takeOver bool) {
 	for _, l := range others.Legacy {
 		r.Legacy = append(r.Legacy, Legacy{
 			l.Family.String() + " " + config.Printable(l.Table), config.Printable(l.Name), l.Rules, len(l.Jumps),
 		})
 	}
 	if len(others.Legacy) > 0 {
-		r.Explain(config.Error, "older-agent", strings.Join(texts(others.Legacy), "\n")+
-			"\nstop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
+		r.Explain(config.Error, "older-agent", strings.Join(texts(others.Legacy), "\n")+"\nstop that agent"+
+			either(takeOver, ": this one then removes its rules (--takeover), once the config is accepted",
+				", and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"),
 			"rules of an iptables-based agent are also active")
 	}
 	r.inTheWay("conflict", others.Conflicts, "traffic that the config exempts")
@@ -373,7 +375,7 @@ func (r *Status) installed() string {
 
 func (r *Status) source() string {
 	if len(r.Config.Files) == 0 {
-		return "built-in defaults (no file at " + r.Config.Path + ")"
+		return "built-in defaults (no config at " + r.Config.Path + ")"
 	}
 	return strings.Join(r.Config.Files, ", ")
 }

@@ -26,7 +26,7 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 	r.SetOthers(neighbors.Others{
 		Conflicts: of(neighbors.Masquerades, 2),
 		Overruled: append(append(of(neighbors.Untracks, 3, 4), of(neighbors.Exempts, 5)...), of(neighbors.Drops, 0)...),
-	})
+	}, false)
 	want := []string{
 		"1 rule of other programs masquerades traffic that the config exempts; such as ip cni post handle 2; " +
 			"Turn off masquerading in that program, or set enforceNonMasquerade",

@@ -1,11 +1,17 @@
 package reply
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -70,17 +76,24 @@ func escaped(text string) string {
 	return b.String()
 }
 
-// JSON writes an answer as JSON. It may be large: there is no further copy of it.
-func JSON(w io.Writer, v any) error { return encode(w, v, "  ") }
+// JSON writes an answer as JSON. It may be large: entries are written one by one.
+func JSON(w io.Writer, v any) error {
+	out := bufio.NewWriter(w)
+	p := printer{to: escaper{out}, parts: map[reflect.Type][]reflect.StructField{}}
+	p.print(reflect.ValueOf(v), "\n")
+	p.write("\n")
+	return output(errors.Join(p.err, out.Flush()))
+}
 
 // JSONLine writes an answer as one line of JSON.
-func JSONLine(w io.Writer, v any) error { return encode(w, v, "") }
-
-func encode(w io.Writer, v any, indent string) error {
+func JSONLine(w io.Writer, v any) error {
 	enc := json.NewEncoder(escaper{w})
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", indent)
-	if err := enc.Encode(v); err != nil {
+	return output(enc.Encode(v))
+}
+
+func output(err error) error {
+	if err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
@@ -95,6 +108,72 @@ func (e escaper) Write(text []byte) (int, error) {
 	}
 	_, err := io.WriteString(e.to, escaped(string(text)))
 	return len(text), err
+}
+
+// A printer writes what [json.Encoder] would, without a copy of the lists.
+type printer struct {
+	to    io.Writer
+	err   error
+	parts map[reflect.Type][]reflect.StructField // see partsOf
+}
+
+// partsOf returns the fields of a type if one of them may have a list.
+func (p *printer) partsOf(t reflect.Type) []reflect.StructField {
+	fields, known := p.parts[t]
+	if !known {
+		fields = reflect.VisibleFields(t)
+		if !slices.ContainsFunc(fields, func(f reflect.StructField) bool {
+			return f.Type.Kind() == reflect.Slice || f.Type.Kind() == reflect.Pointer
+		}) {
+			fields = nil
+		}
+		p.parts[t] = fields
+	}
+	return fields
+}
+
+func (p *printer) write(text string) {
+	_, err := io.WriteString(p.to, text)
+	p.err = cmp.Or(p.err, err)
+}
+
+// print writes a value. line begins another one of the same depth.
+func (p *printer) print(v reflect.Value, line string) {
+	for v.Kind() == reflect.Pointer && !v.IsNil() {
+		v = v.Elem()
+	}
+	before, end, next := "[", "]", line+"  "
+	part := func(name string, v reflect.Value) {
+		p.write(before + next + name)
+		p.print(v, next)
+		before = ","
+	}
+	switch v.Kind() {
+	case reflect.Slice:
+		for i := range v.Len() {
+			part("", v.Index(i))
+		}
+	case reflect.Struct:
+		before, end = "{", "}"
+		for _, f := range p.partsOf(v.Type()) {
+			name, omit, _ := strings.Cut(f.Tag.Get("json"), ",")
+			value := v.FieldByIndex(f.Index)
+			empty := value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
+			if name != "" && !(omit != "" && empty) {
+				part(strconv.Quote(name)+": ", value)
+			}
+		}
+	}
+	if before == "," {
+		p.write(line + end)
+		return
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent(line[1:], "  ")
+	p.err = cmp.Or(p.err, enc.Encode(v.Interface()))
+	p.write(strings.TrimSuffix(b.String(), "\n"))
 }
 
 var areaLine = regexp.MustCompile(`(?m)^([a-z][a-z ]{14} )(?:(ok)|(wrong))( +)`)
