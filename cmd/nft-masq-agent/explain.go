@@ -189,18 +189,21 @@ func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort
 	case judged != nil:
 		x.Ask(judged.Policy, src, dst, ways)
 	}
-	var tables []older.LegacyTable
-	if readErr == nil {
-		if tables, err = older.LegacyTables(s.proc + "/thread-self/net"); err != nil {
+	var besides unread
+	if tracer != nil {
+		besides.devices = tracer.Devices()
+		if besides.tables, err = older.LegacyTables(s.proc + "/thread-self/net"); err != nil {
 			return x, err
 		}
 	}
-	var devices []string
-	if tracer != nil {
-		devices = tracer.Devices()
-	}
-	f.addOpen(ctx, &x, s, now.known, tables, devices, src, to, ways)
+	f.addOpen(ctx, &x, s, now.known, besides, src, to, ways)
 	return x, nil
+}
+
+// What decides too, and is not read: tables of legacy ip_tables, and chains of network devices.
+type unread struct {
+	tables  []older.LegacyTable
+	devices []string
 }
 
 // follow sets the headline. It returns the destination about which the policy is asked, and its
@@ -297,8 +300,8 @@ func (f *explainFlags) packet(s *session, judged *nft.Ruleset, dst netip.Addr) (
 // which contradict it, what the tables of legacy ip_tables do, and whether replies arrive. Those that
 // are stale may be from any source, unless one was given. The verdict needs no privilege, but this does.
 func (f *explainFlags) addOpen(
-	ctx context.Context, x *answer.Explanation, s *session, known *neighbors.State, tables []older.LegacyTable,
-	devices []string, src netip.Addr, to netip.AddrPort, ways routes.Routes,
+	ctx context.Context, x *answer.Explanation, s *session, known *neighbors.State, besides unread, src netip.Addr,
+	to netip.AddrPort, ways routes.Routes,
 ) {
 	const most = 8
 	var j *conntrack.Judge // nil: nothing is certain to be stale
@@ -320,11 +323,11 @@ func (f *explainFlags) addOpen(
 			against = append(against, answer.NewConnection(e, j))
 		}
 	})
-	tables = slices.DeleteFunc(tables, func(t older.LegacyTable) bool {
+	tables := slices.DeleteFunc(besides.tables, func(t older.LegacyTable) bool {
 		return (t.Family == nfnetlink.IPv6) != to.Addr().Is6()
 	})
 	unread := x.SetLegacy(tables, seen)
-	unread = x.SetDevices(devices, seen) || unread
+	unread = x.SetDevices(besides.devices, seen) || unread
 	switch {
 	case err != nil: // as without the privilege
 		return

@@ -134,7 +134,7 @@ func (n trafficNode) judge(x answer.Explanation, seen netip.Addr) {
 	}
 }
 
-// sends sends a packet between two addresses, of which the node and the pod may have one, and compares it.
+// sends opens a connection between two addresses, of which the node and the pod may have one, and compares it.
 func (n trafficNode) sends(x answer.Explanation, proto nfttest.Proto, src netip.Addr, dst netip.AddrPort) {
 	n.t.Helper()
 	here := func(a netip.Addr) bool {

@@ -24,14 +24,13 @@ const (
 	Ours        Code = "ours" // the packet meets a chain of this agent, whose rules were not read
 
 	// These are not reported.
-	nothing Code = ""
-	jumps   Code = "jumps"
-	goes    Code = "goes"
-	returns Code = "returns"
-	chooses Code = "chooses" // by a map of verdicts
-	marks   Code = "marks"
-	// connection tracking is told something about the packet, such as its zone
-	templates Code = "templates"
+	nothing   Code = ""
+	jumps     Code = "jumps"
+	goes      Code = "goes"
+	returns   Code = "returns"
+	chooses   Code = "chooses" // by a map of verdicts
+	marks     Code = "marks"
+	templates Code = "templates" // tells connection tracking something about the packet, such as its zone
 )
 
 const (

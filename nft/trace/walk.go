@@ -317,10 +317,13 @@ func (t *Tracer) atHook(hook uint32) {
 	all := slices.DeleteFunc(slices.Clone(t.bases), func(c *Chain) bool {
 		return c.Hook.Number != hook || !t.ofFamily(c.Family)
 	})
-	for n := 0; len(all) > 0; all = all[n:] {
-		for n = 1; n < len(all) && slices.Equal(all[n].when(), all[0].when()); n++ {
+	for len(all) > 0 {
+		n := slices.IndexFunc(all, func(c *Chain) bool { return !slices.Equal(c.when(), all[0].when()) })
+		if n < 0 {
+			n = len(all)
 		}
 		equal := all[:n]
+		all = all[n:]
 		others, several := t.changes(equal)
 		keeps, first, translate := t.Keeps, len(t.Findings), 0
 		for i, c := range equal {
