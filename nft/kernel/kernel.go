@@ -149,7 +149,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool) (a Applied, err error) {
 	a.Differences = texts(found)
 	diffs := found
-	n, replace := 0, false
+	n, unfit := 0, 0
 	err = nfnetlink.Again(ctx, func() (err error) {
 		if n++; n > 1 {
 			now, err := k.read(ctx, s.Want, s.depth, s)
@@ -163,22 +163,30 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 			return err
 		}
 		replacer, _ := s.wanted.(layout.Replacer)
-		if replace || slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }) {
-			if err := replacer.Replace(s.commit); err != nil {
+		switch odd := slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }); {
+		case odd:
+			if now, err := k.conn.Generation(); err != nil {
+				return err
+			} else if now != s.generation {
+				return nfnetlink.ErrInterrupted
+			}
+		case unfit < 2:
+			err = s.carryOut(ctx)
+			if replacer == nil || a.Recreated || !mayComeFromTheTable(err) {
+				if err == nil && n == 1 {
+					a.Generation = s.generation
+				}
 				return err
 			}
-			replace, a.Recreated = false, true
-			return nfnetlink.ErrInterrupted
 		}
-		err = s.carryOut(ctx)
-		if replacer != nil && !a.Recreated && mayComeFromTheTable(err) {
-			replace = true
-			return nfnetlink.ErrInterrupted
+		// A transaction of another agent, unfinished, counts in what was read: only the second such read decides.
+		if unfit++; unfit >= 2 {
+			if err := replacer.Replace(s.commitNow); err != nil {
+				return err
+			}
+			unfit, a.Recreated = 0, true
 		}
-		if err == nil && n == 1 {
-			a.Generation = s.generation
-		}
-		return err
+		return nfnetlink.ErrInterrupted
 	})
 	if err != nil {
 		return Applied{}, err

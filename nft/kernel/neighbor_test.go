@@ -186,3 +186,41 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 		})
 	}
 }
+
+// Another agent that deletes a set between two lists of a read makes the table look as if it had something
+// else, because the kernel has counted what it does not list. That is no reason to replace it.
+func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
+	t.Parallel()
+	for _, lists := range []int{1, 2, 3, 5, 8} {
+		t.Run(fmt.Sprint(lists, " lists"), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			before, after := neighborConfigs(nft.ModeNFTables, 10)
+			apply(t, open(t, ns), before, layout.Ours)
+			table := before.Tables[0]
+			set := table.Sets[0].KernelSet(table, table.Sets[0].Name+nft.SideB)
+			other, staged, seen := connect(t, ns), false, 0
+			k := (&faults{dial: dialIn(ns), before: func(_ call, msgs []netlink.Message) {
+				b := &nfnetlink.Batch{}
+				switch kind := msgs[0].Header.Type & 0xff; {
+				case kind == unix.NFT_MSG_GETTABLE && !staged && seen < lists:
+					b.AddSet(set)
+				case kind == unix.NFT_MSG_GETSET && staged:
+					b.DelSet(set.Family, set.Table, set.Name)
+					seen++
+				default:
+					return
+				}
+				staged = !staged
+				if err := other.Commit(b, 0); err != nil {
+					t.Error(err)
+				}
+			}}).open()
+			a, err := k.Apply(t.Context(), after, layout.Ours)
+			if err != nil || a.Recreated {
+				t.Errorf("%+v, %v", a, err)
+			}
+			inSync(t, ns, after)
+		})
+	}
+}

@@ -138,7 +138,7 @@ func (s *State) Differences() (diffs []layout.Difference) {
 // commit sends a transaction that is right at any generation.
 func (s *State) commit(b *nfnetlink.Batch) error {
 	err := s.commitAt(b, 0)
-	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.EBUSY) {
+	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
 		// It may have met what another program has just written.
 		if now, _ := s.conn.Generation(); now != s.generation {
 			return nfnetlink.ErrInterrupted
@@ -146,6 +146,9 @@ func (s *State) commit(b *nfnetlink.Batch) error {
 	}
 	return err
 }
+
+// commitNow sends a transaction that is right only if nobody has written since the state was read.
+func (s *State) commitNow(b *nfnetlink.Batch) error { return s.commitAt(b, s.generation) }
 
 func (s *State) commitAt(b *nfnetlink.Batch, generation uint32) error {
 	if b.Len() == 0 {
@@ -182,7 +185,7 @@ func (s *State) carryOut(ctx context.Context) error {
 	}
 	commit := s.commit
 	if !atAny {
-		commit = func(b *nfnetlink.Batch) error { return s.commitAt(b, s.generation) }
+		commit = s.commitNow
 	}
 	if err := commit(now); err != nil || after.Len() == 0 {
 		return err
