@@ -160,6 +160,10 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 	j, policy, err := f.judge(ctx, s)
 	if j == nil && f.seenAs.Port() > 0 && s.Ruleset != nil && s.rejected == nil {
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
+			if f.to.IsValid() || f.from.IsValid() {
+				return nil, errors.New("this node does not have the rules of --config, so no connection can be looked for: " +
+					"omit ADDRESS and --from")
+			}
 			return remarks, nil
 		}
 	}
@@ -212,6 +216,7 @@ func (f *connectionsFlags) listBlocks(r *answer.Connections, s *session, p nft.P
 	notes config.Problems, err error,
 ) {
 	var pods []netip.Addr
+	var large config.Problems
 	switch {
 	case here:
 		for _, ipv6 := range []bool{false, true} {
@@ -224,13 +229,17 @@ func (f *connectionsFlags) listBlocks(r *answer.Connections, s *session, p nft.P
 	case s.rejected != nil:
 		return nil, s.rejected
 	default:
-		p, pods = s.Ruleset.Policy, answer.AddressesOf(s.PodCIDRs)
+		p = s.Ruleset.Policy
+		if pods, large = answer.AddressesOf(s.PodCIDRs); len(s.PodCIDRs) == 0 {
+			large = config.Problems{reply.Problem(config.Note, "no-pods",
+				"to list the pods of a node, give its podCIDR with --pod-cidr")}
+		}
 	}
 	notes, ok := r.SetBlocks(p, pods, f.limit)
 	if !ok {
-		return nil, errors.New("pods have no blocks of source ports: " + config.KeyPortsPerPod + " is 0")
+		return nil, errors.New("pods have no blocks of source ports: " + config.KeyPortsPerPod + " is 0, or without effect")
 	}
-	return notes, nil
+	return append(notes, large...), nil
 }
 
 // errNoRules reports that no policy of ours is effective in the kernel.

@@ -231,17 +231,17 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]int{
-		"":                               15,
-		"203.0.113.9":                    6, // with and without DNAT
-		"203.0.113.0/24":                 6,
-		"198.18.0.10":                    3,
-		"2001:db8::/32":                  6,
-		"--from 10.244.1.2":              9,
-		"--pod 10.244.0.0/16 10.0.0.0/8": 3,
-		"--pod fd00:10:244:1::2":         6,
-		"--seen-as 192.0.2.1":            6,
-		"--limit 2":                      2,
-		"--pod 10.244.1.3":               0,
+		"":                                15,
+		"203.0.113.9":                     6, // with and without DNAT
+		"203.0.113.0/24":                  6,
+		"198.18.0.10":                     3,
+		"2001:db8::/32":                   6,
+		"--from 10.244.1.2":               9,
+		"--from 10.244.0.0/16 10.0.0.0/8": 3,
+		"--from fd00:10:244:1::2":         6,
+		"--seen-as 192.0.2.1":             6,
+		"--limit 2":                       2,
+		"--from 10.244.1.3":               0,
 	} {
 		if got := n.connections(strings.Fields(args)...); len(got) != want {
 			t.Errorf("%s: %d connections, want %d: %+v", args, len(got), want, got)

@@ -71,17 +71,23 @@ func fromSources(p nft.Policy) func(pod netip.Addr) bool {
 	}
 }
 
-// AddressesOf returns the addresses of CIDRs; of CIDRs with more than 65,536, none.
-func AddressesOf(cidrs []netip.Prefix) (all []netip.Addr) {
+// AddressesOf returns the addresses of CIDRs, each once; of CIDRs with more than 65,536, a note.
+func AddressesOf(cidrs []netip.Prefix) (all []netip.Addr, notes config.Problems) {
+	var small []netip.Prefix
 	for _, p := range cidrs {
-		if p.Addr().BitLen()-p.Bits() > 16 {
-			continue // too many to be of use
+		if p.Addr().BitLen()-p.Bits() <= 16 {
+			small = append(small, p)
+			continue
 		}
-		for a := p.Masked().Addr(); p.Contains(a); a = a.Next() {
+		notes = append(notes, problem(config.Note, "no-pods", nowhere,
+			"%s has too many addresses to list: give the podCIDR of a node with --pod-cidr", p))
+	}
+	for _, r := range iprange.SetOf(small) {
+		for a := r.From; a.IsValid() && !r.To.Less(a); a = a.Next() {
 			all = append(all, a)
 		}
 	}
-	return all
+	return all, notes
 }
 
 // blockPorts returns the ports among which that of a connection is chosen.
@@ -100,20 +106,29 @@ func (c *Connections) SetBlock(
 ) (notes config.Problems, ok bool) {
 	ipv6 := seenAs.Addr().Is6()
 	b := p.PortBlocks(ipv6)
-	if b.Count() == 0 {
+	if p.PortsPerPod == 0 {
 		return nil, false
+	}
+	if b.Count() == 0 {
+		return config.Problems{problem(config.Note, "no-block", nowhere,
+			"pods have no blocks of source ports in %s: the config does not know pods by their source there",
+			familyName(ipv6))}, true
+	}
+	f, _ := p.Family(ipv6)
+	if !judge.MasqueradesNode(f, seenAs.Addr()) {
+		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
+			"the connection can also be the node's own, which keeps its port, if that is in net.ipv4.ip_local_port_range"))
 	}
 	scope, chosen := judge.SourcePorts(p)(seenAs)
 	switch {
 	case !chosen:
-		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection",
+		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection of a pod",
 			config.KeyPortsPerPod, seenAs.Port())), true
 	case scope.Block < 0:
 		c.Block = &PortBlock{Ports: portRanges(b.Node), Node: true}
 		return nil, true
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
-	f, _ := p.Family(ipv6)
 	isSource := fromSources(p)
 	for _, pod := range pods {
 		if b.Of(pod) == scope.Block && isSource(pod) {
@@ -121,11 +136,7 @@ func (c *Connections) SetBlock(
 		}
 	}
 	if pods == nil {
-		c.Block.ofCIDRs(podCIDRs, ipv6, isSource)
-	}
-	if !judge.MasqueradesNode(f, seenAs.Addr()) {
-		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
-			"the connection can also be the node's own, which keeps its port, if that is in net.ipv4.ip_local_port_range"))
+		notes = append(notes, c.Block.ofCIDRs(podCIDRs, ipv6, isSource)...)
 	}
 	return notes, true
 }
@@ -138,16 +149,22 @@ func (c *Connections) OfAnotherNode(p nft.Policy, seenAs netip.AddrPort, podCIDR
 	if notes, ok = c.SetBlock(p, seenAs, nil, podCIDRs); ok {
 		c.Connections = []Connection{}
 		c.Behind(seenAs, nil)
+		for i := range notes {
+			if notes[i].ID == "no-block" { // nothing is known of it
+				notes[i].Level = config.Error
+			}
+		}
 		notes = append(notes, problem(config.Note, "another-node", nowhere,
 			"this is by the config alone, because this node does not have its rules: no connection was looked for"))
 	}
 	return notes, ok
 }
 
-// ofCIDRs adds the first addresses of CIDRs that have the block.
-func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool, isSource func(netip.Addr) bool) {
+// ofCIDRs adds the first addresses of CIDRs that have the block, and returns notes.
+func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool, isSource func(netip.Addr) bool) config.Problems {
 	const most = 8
-	for _, a := range AddressesOf(cidrs) {
+	all, notes := AddressesOf(cidrs)
+	for _, a := range all {
 		bytes := a.AsSlice()
 		switch {
 		case a.Is6() != ipv6 || !slices.Contains(b.LastBytes, int(bytes[len(bytes)-1])) || !isSource(a):
@@ -157,6 +174,11 @@ func (b *PortBlock) ofCIDRs(cidrs []netip.Prefix, ipv6 bool, isSource func(netip
 			b.More++
 		}
 	}
+	if len(cidrs) > 0 && len(notes) == 0 && len(b.Pods) == 0 {
+		notes = config.Problems{problem(config.Note, "no-pods", nowhere,
+			"no masqueraded address of --pod-cidr has this block")}
+	}
+	return notes
 }
 
 // String names the block, and who has it.

@@ -52,7 +52,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 			}
 		}
 	}
-	if p.PortsPerPod > 0 && p.PortsPerPod < plentyOfPorts {
+	if blocks := p.PortBlocks(false).Count() + p.PortBlocks(true).Count(); blocks > 0 && p.PortsPerPod < plentyOfPorts {
 		l.kept = append(l.kept, problem(config.Note, "time-wait", nowhere,
 			"%s: up to Linux 6.4, a closed TCP connection keeps its port for 120 s: a pod can open %d connections in that time "+
 				"to one destination and port", config.KeyPortsPerPod, p.PortsPerPod))
