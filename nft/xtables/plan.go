@@ -23,13 +23,15 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 }
 
 // Switch implements [layout.State]. What is added is right at any generation, and so are our
-// chains, which are written again as a whole; what is deleted by its handle was planned for one.
+// chains, which are written again as a whole, in both families: another agent may have written the one that
+// was right. What is deleted by its handle was planned for one generation.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
 	atAny = true
+	differ := slices.ContainsFunc(s.families, func(n *shared) bool { return n.want != nil && s.differs(n) })
 	for _, n := range s.families {
 		left := s.leftovers(n)
 		atAny = atAny && len(left) == 0
-		if n.want != nil && s.differs(n) {
+		if n.want != nil && differ {
 			s.write(now, n)
 			atAny = s.writeJump(now, n) && atAny
 			left = append(left, s.chain)
