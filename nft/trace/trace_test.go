@@ -115,6 +115,10 @@ func TestWhatRulesDoToOnePacket(t *testing.T) {
 		{"snat to ip saddr", "translated itself, keeps no"},
 		{"snat prefix to 192.0.2.0/24", "translated 192.0.2.2, keeps no"},
 		{
+			"th dport 53 ip saddr set 198.51.100.9; snat prefix to 192.0.2.0/24",
+			"rewritten 198.51.100.9?, translated, keeps no",
+		},
+		{
 			"snat ip prefix to ip saddr map { 10.244.1.0/24 : 192.0.2.0/24, 10.244.2.0/24 : 198.51.100.0/24 }",
 			"translated 192.0.2.2, keeps no",
 		},

@@ -678,10 +678,13 @@ func (t *Tracer) addresses(c *Chain, s rule.Statement) (all []iprange.Range, has
 }
 
 // prefixed returns an address in another network, with its host part: the bits in which the
-// first and the last address of the network differ.
+// first and the last address of the network differ. It is not known if the address is not.
 func prefixed(to iprange.Range, a netip.Addr) iprange.Range {
 	made, last, have := to.From.AsSlice(), to.To.AsSlice(), a.AsSlice()
-	for i := range min(len(made), len(last), len(have)) {
+	if len(made) != len(last) || len(made) != len(have) {
+		return iprange.Range{}
+	}
+	for i := range made {
 		made[i] |= have[i] & (made[i] ^ last[i])
 	}
 	to.From, _ = netip.AddrFromSlice(made)
