@@ -159,16 +159,20 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 			s, now.words = now, nil // they were described before, and time counts
 			diffs = s.differences(first)
 		}
-		if err := prevented(diffs); err != nil || len(diffs) == 0 {
-			return err
-		}
 		replacer, _ := s.wanted.(layout.Replacer)
-		switch odd := slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd }); {
-		case odd:
+		stuck := prevented(diffs)
+		odd := slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd })
+		switch {
+		case len(diffs) == 0:
+			return nil
+		case odd || stuck != nil:
 			if now, err := k.conn.Generation(); err != nil {
 				return err
 			} else if now != s.generation {
 				return nfnetlink.ErrInterrupted
+			}
+			if stuck != nil && unfit > 0 {
+				return stuck
 			}
 		case unfit < 2:
 			err = s.carryOut(ctx)
@@ -180,7 +184,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 			}
 		}
 		// A transaction of another agent, unfinished, counts in what was read: only the second such read decides.
-		if unfit++; unfit >= 2 {
+		if unfit++; unfit >= 2 && stuck == nil {
 			if err := replacer.Replace(s.commitNow); err != nil {
 				return err
 			}
