@@ -66,7 +66,9 @@ func TestMetricsCountTheConnections(t *testing.T) {
 		send("ipv6", "masqueraded", "2001:db8:1::1", 3)
 		send("ipv6", "exempt", "fd00:9::9", 2)
 		compare()
-		// A reload resets nothing, although mode iptables-nft writes its chain anew.
+		if mode == nft.ModeIPTables { // a chain that is written again counts from zero
+			clear(sent)
+		}
 		text = exempting("10.0.0.0/8", "fd00::/8", "203.0.113.0/24") + "enableIPv6: true\n"
 		n.swap(text)
 		d.applied("config", wants(t, text, flag))

@@ -29,7 +29,6 @@ const (
 // Handler serves GET and HEAD of /healthz, /startupz, /readyz and /metrics. Probes
 // do not wait; a scrape waits for the kernel's counters.
 func (a *Agent) Handler() http.Handler {
-	_, _ = a.metrics.connectionCounts(a) // the zero of the sums
 	mux := http.NewServeMux()
 	mux.Handle("GET /healthz", probe(a.Alive))
 	mux.Handle("GET /startupz", probe(a.Started))

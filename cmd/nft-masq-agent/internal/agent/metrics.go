@@ -3,7 +3,6 @@ package agent
 import (
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +21,6 @@ type metrics struct {
 	applies  *prometheus.CounterVec
 	duration prometheus.Histogram
 	errors   atomic.Int64 // scrapes at which the connections could not be read
-	sums     sums
 }
 
 const metricPrefix = "nft_masq_agent_"
@@ -93,7 +91,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	e.Counter("log_lines_lost_total",
 		"Log lines that were dropped because nothing read them in time, or that could not be written.",
 		float64(c.settings.LostLines()))
-	counts, err := c.metrics.connectionCounts(c.Agent)
+	counts, err := c.kernel.Counters(c.settings.NFT().Layout)
 	if err != nil {
 		c.metrics.errors.Add(1)
 	}
@@ -196,52 +194,10 @@ func Number(b bool) float64 {
 	return 0
 }
 
-// connectionCounts reads the kernel's counters, without reading sets.
-func (m *metrics) connectionCounts(a *Agent) ([]nft.Counts, error) {
-	l := a.settings.NFT().Layout
-	counts, err := a.kernel.Counters(l)
-	if err == nil && l.Mode() == nft.ModeIPTables { // a rule that is written again counts from 0
-		return m.sums.add(counts), nil
-	}
-	return counts, err
-}
-
 // familyName is a family as labels and fields of the log have it.
 func familyName(ipv6 bool) string {
 	if ipv6 {
 		return "ipv6"
 	}
 	return "ipv4"
-}
-
-// sums makes the counters of mode iptables-nft monotonic: when its chain is written anew,
-// they begin at zero. A count that is lower than the last one is taken for all that came
-// since, as Prometheus does. The sums start at zero with the program and never decrease.
-type sums struct {
-	mu          sync.Mutex
-	last, total map[nft.Counts]uint64 // by family and verdict
-}
-
-func (s *sums) add(counts []nft.Counts) []nft.Counts {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := s.last == nil
-	if first {
-		s.last, s.total = map[nft.Counts]uint64{}, map[nft.Counts]uint64{}
-	}
-	out := make([]nft.Counts, 0, len(counts))
-	for _, n := range counts {
-		key := nft.Counts{IPv6: n.IPv6, Verdict: n.Verdict}
-		switch last := s.last[key]; {
-		case first:
-		case n.Packets >= last:
-			s.total[key] += n.Packets - last
-		default:
-			s.total[key] += n.Packets
-		}
-		s.last[key] = n.Packets
-		n.Packets = s.total[key]
-		out = append(out, n)
-	}
-	return out
 }

@@ -12,8 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"go.uber.org/zap"
-
 	"nft-masq-agent/nft"
 )
 
@@ -121,33 +119,4 @@ connections_total{family="ipv4",verdict="masqueraded"} 1
 connections_total{family="ipv6",verdict="exempt"} 2
 `, names...)
 	})
-}
-
-func TestSumsOverRulesNeverDecrease(t *testing.T) {
-	s := &sums{}
-	for i, step := range []struct{ kernel, told uint64 }{
-		{100, 0}, // counted before this program began
-		{107, 7}, //
-		{57, 64}, // written anew, and 57 since
-		{60, 67}, //
-		{0, 67},  // written anew
-		{5, 72},  //
-		{105, 172},
-	} {
-		got := s.add([]nft.Counts{{Verdict: nft.Exempt, Packets: step.kernel}})
-		want := []nft.Counts{{Verdict: nft.Exempt, Packets: step.told}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("step %d (-want +got):\n%s", i, diff)
-		}
-	}
-}
-
-func TestCountersOfModeIPTablesStartWithTheHandler(t *testing.T) {
-	w := &world{counts: []nft.Counts{{Verdict: nft.Masqueraded, Packets: 40}}}
-	o := testOptions()
-	o.Mode, o.Chain = nft.ModeIPTables, "IP-MASQ-AGENT"
-	a := New(Inputs{}, w, testSettings(o), zap.NewNop())
-	a.Handler()
-	w.counts[0].Packets = 42
-	wantMetrics(t, a, "connections_total{family=\"ipv4\",verdict=\"masqueraded\"} 2\n", "connections_total")
 }
