@@ -178,7 +178,7 @@ func TestCaretPointsAtTheProblem(t *testing.T) {
 			"enableIPv6: \uFFFD[2J\uFFFD\uFFFD\n            ^",
 		},
 		{"a first line after a byte order mark", "\uFEFFmasqLinkLocal: 1\n", "masqLinkLocal: 1\n               ^"},
-		{"the end of the file", "enableIPv6: [", "enableIPv6: [\n            ^"},
+		{"the line of a syntax error", "  enableIPv6: [", "  enableIPv6: [\n  ^"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -195,9 +195,9 @@ func TestSyntaxErrorsOfLongFilesHaveALine(t *testing.T) {
 	list := "nonMasqueradeCIDRs:\n" + manyCIDRs(10_000, "- %s/%d\n")
 	for end, want := range map[string]string{
 		"- a: b: c\n":                   "f:10002:1: syntax: mapping values are not allowed in this context",
-		"- @\n- 10.0.0.0/8\n":           "f:10002:3: syntax: found character that cannot start any token",
-		"masqLinkLocal: [\n":            "f:10002:16: syntax: did not find expected node content",
-		"masqLinkLocal: \"\nfoo: bar\n": "f:10002:16: syntax: found unexpected end of stream",
+		"- @\n- 10.0.0.0/8\n":           "f:10002:1: syntax: found character that cannot start any token",
+		"masqLinkLocal: [\n":            "f:10002:1: syntax: did not find expected node content",
+		"masqLinkLocal: \"\nfoo: bar\n": "f:10002:1: syntax: found unexpected end of stream",
 	} {
 		_, problems := parse(list + end)
 		if got := problems.Error(); !strings.HasPrefix(got, want) {

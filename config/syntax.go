@@ -14,7 +14,7 @@ const maxSearched = 64 << 10
 
 // syntaxError returns the position of an error of yaml.v3, and a message. yaml.v3
 // reports a line at best, and often that in which something begins. The error is in
-// the line with which the text first has it.
+// the line with which the text first has it; the column is that of its first character.
 func (t *text) syntaxError(err error, source string) (Position, string) {
 	msg, line := messageOf(err), 0
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
@@ -37,9 +37,9 @@ func (t *text) syntaxError(err error, source string) (Position, string) {
 	} else if broken(line, "") {
 		line--
 	}
-	text := strings.TrimSuffix(lines[line], "\n")
-	offset, msg := explain(msg, text)
-	return At(t.name, line+1, utf8.RuneCountInString(text[:offset])+1), msg
+	content := strings.TrimLeft(lines[line], " \t")
+	indent := strings.TrimSuffix(lines[line], content)
+	return At(t.name, line+1, len(indent)+1), explain(msg, indent, content)
 }
 
 // messageOf returns the message of "yaml: line 3: message".
@@ -48,51 +48,39 @@ func messageOf(err error) string {
 	return text[strings.LastIndex(text, ": ")+2:]
 }
 
-// explain returns the offset of an error within its line, and a message with a hint.
-func explain(msg, line string) (int, string) {
-	if name, ok := strings.CutPrefix(msg, "unknown anchor '"); ok {
-		name, _, _ = strings.Cut(name, "'")
-		return max(strings.Index(line, "*"+name), 0), "the alias has no anchor before it"
-	}
-	offset, hint := hint(msg, line)
-	return offset, "syntax: " + msg + hint
-}
-
-func hint(msg, line string) (offset int, hint string) {
-	start := len(line) - len(strings.TrimLeft(line, " \t"))
-	if tab := strings.IndexByte(line[:start], '\t'); tab >= 0 {
-		return tab, ": indent with spaces, not with tabs"
-	}
-	value := colonValue.FindStringSubmatchIndex(line)
+// explain returns a message, with a hint for a line of that indent and content.
+func explain(msg, indent, content string) string {
+	text := "syntax: " + msg
 	switch {
-	case strings.Contains(msg, "node content") && value != nil:
-		return value[2], ": inside [ ] write the value in quotes"
-	case strings.Contains(msg, "cannot start any token"):
-		return max(start, strings.IndexAny(line, "@`%")), ": put the value in quotes"
-	}
-	if strings.HasPrefix(line[start:], "- ") && strings.HasPrefix(msg, "did not find expected") {
-		return start, `: align the "-" of all entries of a list`
+	case strings.HasPrefix(msg, "unknown anchor"):
+		return "the alias has no anchor before it"
+	case strings.Contains(indent, "\t"):
+		return text + ": indent with spaces, not with tabs"
+	case strings.Contains(msg, "node content") && colonValue.MatchString(content):
+		return text + ": inside [ ] write the value in quotes"
+	case strings.HasPrefix(content, "- ") && strings.HasPrefix(msg, "did not find expected"):
+		return text + `: align the "-" of all entries of a list`
 	}
 	for _, h := range hints {
 		if strings.Contains(msg, h.msg) {
-			return max(start, strings.LastIndexAny(line, h.at)), h.hint
+			return text + h.hint
 		}
 	}
-	return start, ""
+	return text
 }
 
-// hints are for messages of yaml.v3. The error is at the last one of some characters,
-// or at the beginning of the line.
-var hints = []struct{ msg, at, hint string }{
-	{"node content", "[{", ": close the bracket, or put the value in quotes"},
-	{"mapping values are not allowed", "", ": fix the indentation, or put the value in quotes"},
-	{"could not find expected ':'", "", ": write a key as KEY: VALUE, an entry of a list as - VALUE"},
-	{"expected key", "", ": fix the indentation"},
-	{"'-' indicator", "", ": fix the indentation"},
-	{"',' or", "[{", ": close the bracket, and put commas between the entries"},
-	{"unexpected end of stream", `"'`, ": close the quote"},
-	{"escape", `\`, `: write the character itself, "/" in a CIDR`},
-	{"incompatible YAML", "", ": remove the line %YAML"},
+// hints are for messages of yaml.v3.
+var hints = []struct{ msg, hint string }{
+	{"node content", ": close the bracket, or put the value in quotes"},
+	{"cannot start any token", ": put the value in quotes"},
+	{"mapping values are not allowed", ": fix the indentation, or put the value in quotes"},
+	{"could not find expected ':'", ": write a key as KEY: VALUE, an entry of a list as - VALUE"},
+	{"expected key", ": fix the indentation"},
+	{"'-' indicator", ": fix the indentation"},
+	{"',' or", ": close the bracket, and put commas between the entries"},
+	{"unexpected end of stream", ": close the quote"},
+	{"escape", `: write the character itself, "/" in a CIDR`},
+	{"incompatible YAML", ": remove the line %YAML"},
 }
 
 // colonValue matches a value that begins with a colon, such as ::/0, which YAML
