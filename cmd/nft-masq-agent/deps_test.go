@@ -103,8 +103,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
-			"cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel",
-			"nft/layout", "nft/node",
+			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
 		},
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
@@ -116,7 +115,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
-		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/options", "config"},
+		"cmd/nft-masq-agent/internal/running": {"config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/neighbors", "nft/trace",
 			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",

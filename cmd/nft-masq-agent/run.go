@@ -116,7 +116,10 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
 		},
 		own,
-		agent.Settings{Options: o, Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines},
+		agent.Settings{
+			ConfigPath: o.ConfigPath, Defaults: o.Defaults, NFT: o.NFT(), TakeOver: o.TakeOver,
+			Version: build().Release, Commit: build().Commit, Args: args(), LostLines: lostLines,
+		},
 		log,
 	)
 	observe(loop)

@@ -13,7 +13,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -57,9 +56,14 @@ type Inputs struct {
 	Holder func() (pid int, ok bool)
 }
 
-// Settings are the options of the command line, and what describes the program.
+// Settings are the options of the command line that the loop needs, and what describes the
+// program.
 type Settings struct {
-	options.Options
+	ConfigPath string
+	Defaults   config.Defaults
+	NFT        nft.Options
+	TakeOver   bool
+
 	Version   string
 	Commit    string
 	Args      []string      // of the program, after its name and that of the command
@@ -256,7 +260,7 @@ func (a *Agent) compile(f Files) content {
 	if f.Err != nil {
 		return c
 	}
-	b := nft.Build(a.settings.Defaults, a.settings.NFT(), f.Sources...)
+	b := nft.Build(a.settings.Defaults, a.settings.NFT, f.Sources...)
 	c.want, c.remarks, c.err = b.Ruleset, b.Problems.Remarks(), b.Problems.Err()
 	c.resync, c.stale = b.Config.ResyncInterval, b.Config.StaleConnections
 	return c

@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/logged"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
@@ -73,12 +73,11 @@ type world struct {
 	logs  *captured.ObservedLogs
 }
 
-func testOptions() options.Options {
-	return options.Options{ConfigPath: "/etc/config/ip-masq-agent", Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
-}
-
-func testSettings(o options.Options) Settings {
-	return Settings{Options: o, Version: "test", Args: []string{"--v=4"}, LostLines: func() uint64 { return 0 }}
+func testSettings() Settings {
+	return Settings{
+		ConfigPath: "/etc/config/ip-masq-agent", NFT: nft.Options{Layout: native.Layout{}, RandomFully: true},
+		Version: "test", Args: []string{"--v=4"}, LostLines: func() uint64 { return 0 },
+	}
 }
 
 // inBubble runs the loop; test runs while the loop waits for events.
@@ -90,8 +89,8 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 		w := &world{generation: 1, files: make(chan Files), moves: make(chan node.Change, 1), hangup: make(chan os.Signal)}
 		core, logs := captured.New(zap.InfoLevel)
 		w.logs = logs
-		o := testOptions()
-		o.TakeOver = takeOver
+		settings := testSettings()
+		settings.TakeOver = takeOver
 		w.agent = New(
 			Inputs{
 				Files: w.files, Hangup: w.hangup, Reread: func() { w.locked(func() { w.rereads++ }) },
@@ -104,7 +103,7 @@ func bubble(t *testing.T, takeOver bool, test func(t *testing.T, w *world)) {
 				Lock: w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 },
 			},
 			w,
-			testSettings(o),
+			settings,
 			zap.New(logged.DocumentedCore{Core: core, T: t}),
 		)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -250,7 +249,7 @@ func hashOf(t *testing.T, f Files) string {
 	if err := problems.Err(); err != nil {
 		t.Fatal(err)
 	}
-	return nft.Compile(c, testOptions().NFT()).Hash()
+	return nft.Compile(c, testSettings().NFT).Hash()
 }
 
 // commit is a transaction of another program.

@@ -91,7 +91,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	e.Counter("log_lines_lost_total",
 		"Log lines that were dropped because nothing read them in time, or that could not be written.",
 		float64(c.settings.LostLines()))
-	counts, err := c.kernel.Counters(c.settings.NFT().Layout)
+	counts, err := c.kernel.Counters(c.settings.NFT.Layout)
 	if err != nil {
 		c.metrics.errors.Add(1)
 	}

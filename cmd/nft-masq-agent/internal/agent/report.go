@@ -70,7 +70,7 @@ func (a *Agent) report(before, v view) (l lines) {
 func (a *Agent) reportContent(l *lines, before, v view) {
 	path := a.settings.ConfigPath
 	if !before.read {
-		message, layout := "starting", a.settings.NFT().Layout
+		message, layout := "starting", a.settings.NFT.Layout
 		if v.missing() {
 			message = "starting without a config file: the built-in defaults apply"
 		}

@@ -23,7 +23,7 @@ import (
 func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	a := New(Inputs{}, &world{}, testSettings(testOptions()), zap.NewNop())
+	a := New(Inputs{}, &world{}, testSettings(), zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
 	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
 	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
@@ -112,7 +112,7 @@ func TestSocketThatWasRemovedIsListenedOnAgain(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	path := filepath.Join(dir, "probe.sock")
-	a := New(Inputs{}, &world{}, testSettings(testOptions()), zap.NewNop())
+	a := New(Inputs{}, &world{}, testSettings(), zap.NewNop())
 	a.publish(view{})
 	ctx, cancel := context.WithCancel(t.Context())
 	log, lines := logLines()

@@ -102,7 +102,7 @@ func TestSecondAgentIsReportedUntilItIsGone(t *testing.T) {
 		w := &world{holder: 7}
 		log, lines := logLines()
 		a := New(Inputs{Lock: w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 }}, w,
-			testSettings(testOptions()), log)
+			testSettings(), log)
 		for _, tt := range []struct {
 			holder int
 			metric string

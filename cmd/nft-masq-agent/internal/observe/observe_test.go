@@ -88,7 +88,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 				Files: w.files, Hangup: w.hangup, Reread: func() {}, Generation: w.currentGeneration,
 				Processor: func() time.Duration { return 0 },
 				Lock:      lock, Later: lock, Holder: func() (int, bool) { return 0, false },
-			}, w, agent.Settings{Options: o, LostLines: func() uint64 { return 0 }},
+			}, w, agent.Settings{NFT: o.NFT(), LostLines: func() uint64 { return 0 }},
 			zap.New(logged.DocumentedCore{Core: core, T: t}),
 		)
 		w.all = All(w.agent, w, o, func(nft.Policy) config.Problems { return nil })
