@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 )
@@ -28,9 +29,9 @@ func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
 type asked struct {
 	environment
 	*nodeFlags
-	agent *running.Report // nil if none answers
-	stuck string          // why the agent that listens does not answer; "" if none listens, or it does
-	whose string          // whose flags are used, as text; "" for those of the command line
+	agent *report.Report // nil if none answers
+	stuck string         // why the agent that listens does not answer; "" if none listens, or it does
+	whose string         // whose flags are used, as text; "" for those of the command line
 	// others are flags of the command line that differ from those of the agent.
 	others string
 	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
@@ -46,9 +47,9 @@ func (f *nodeFlags) ask(e environment) *asked {
 	if f.ProbeSocket != "" {
 		socket = f.ProbeSocket
 	}
-	switch report, err := running.Ask(socket); {
+	switch answer, err := running.Ask(socket); {
 	case err == nil:
-		s.agent = &report
+		s.agent = &answer
 		s.follow()
 	case !errors.Is(err, fs.ErrNotExist):
 		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
@@ -80,7 +81,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	}
 	if runs && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (%s) and would restore its rules: stop it first",
-			running.Process(pid))
+			report.Process(pid))
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

@@ -103,7 +103,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
-			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
+			"cmd/nft-masq-agent/internal/report", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
 		},
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
@@ -115,10 +115,11 @@ func TestPackagesDependOneWay(t *testing.T) {
 
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
-		"cmd/nft-masq-agent/internal/running": {"config"},
+		"cmd/nft-masq-agent/internal/report":  {"config"},
+		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/report", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/neighbors", "nft/trace",
-			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/running",
+			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/report",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},
 		"cmd/nft-masq-agent/internal/health": {

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
@@ -99,7 +99,7 @@ func TestExplainKnowsWhatIsNotForwarded(t *testing.T) {
 }
 
 // answerAs answers on a socket like an agent.
-func answerAs(t *testing.T, report running.Report) (socket string) {
+func answerAs(t *testing.T, report report.Report) (socket string) {
 	t.Helper()
 	socket = newSocket(t)
 	l, err := net.Listen("unix", socket)
@@ -122,7 +122,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	explain := func(report running.Report, args string) (code int, text string) {
+	explain := func(report report.Report, args string) (code int, text string) {
 		t.Helper()
 		var out strings.Builder
 		e := testEnvironment(t, &out, &out)
@@ -131,7 +131,7 @@ func TestExplainUsesFlagsAndFileOfTheRunningAgent(t *testing.T) {
 		return code, strings.Join(strings.Fields(out.String()), " ")
 	}
 	write("nonMasqueradeCIDRs: ['2001:db8::/32']\n")
-	report := running.Report{
+	report := report.Report{
 		PID: 9, Args: []string{"--config", "conf", "--enable-ipv6", "--random-fully=false"},
 		ConfigPath: conf,
 	}

@@ -50,7 +50,7 @@ func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for name, dir := range map[string]string{
-		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "running": "internal/running",
+		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "report": "internal/report",
 		"config": "../../config",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")

@@ -11,6 +11,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -70,7 +71,7 @@ func (s *session) report(ctx context.Context) (answer.Status, error) {
 		}
 		r.SetAgent(*s.agent)
 	case found, s.stuck != "":
-		r.SetAgent(running.Report{PID: pid, Alive: s.stuck})
+		r.SetAgent(report.Report{PID: pid, Alive: s.stuck})
 	}
 	for _, line := range legacyIPTables(s.proc) {
 		r.Add(config.Error, "older-agent", "%s", line)

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -18,7 +18,7 @@ func TestStatusShowsSinceWhenThePolicyIsEnforced(t *testing.T) {
 	n.swap(first)
 	d := n.start()
 	d.began(wants(t, first))
-	policy := func(what, why, config string) running.Policy {
+	policy := func(what, why, config string) report.Policy {
 		t.Helper()
 		r, _ := n.status()
 		if r.Agent == nil || r.Agent.Policy == nil {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -23,11 +23,11 @@ type view struct {
 	addresses  []netip.Addr // of the node, if a policy has needed them
 	unfollowed error        // why their changes are not known
 
-	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
-	accepted  bool           // from an accepted config
-	told      running.Policy // about installed
-	refusal   error          // why it is not known to be in the kernel; nil if it is
-	tries     int            // since the policy was decided
+	installed *nft.Ruleset  // what the kernel accepted last, nil for nothing yet
+	accepted  bool          // from an accepted config
+	told      report.Policy // about installed
+	refusal   error         // why it is not known to be in the kernel; nil if it is
+	tries     int           // since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
 	full       time.Time // when everything was last checked
@@ -188,7 +188,7 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 		return v
 	}
 	v.changes++
-	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
+	v.told = report.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
 	if known {
 		v.told.Since = before.told.Since
 	}

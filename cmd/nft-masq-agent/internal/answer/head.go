@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 )
 
@@ -45,7 +45,7 @@ type Agent struct {
 	// Flags of the agent.
 	Flags []string `json:"flags"`
 	// Policy that the agent enforces; absent if it does not answer.
-	Policy *running.Policy `json:"policy,omitempty"`
+	Policy *report.Policy `json:"policy,omitempty"`
 }
 
 // An origin is the place in a file, or that there is none.

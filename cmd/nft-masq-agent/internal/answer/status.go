@@ -11,7 +11,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -135,12 +135,12 @@ func NewStatus(h reply.Head, o options.Options, l Loaded, err error) Status {
 }
 
 // SetAgent sets the report on the running agent.
-func (r *Status) SetAgent(a running.Report) {
+func (r *Status) SetAgent(a report.Report) {
 	r.Agent = &Agent{a.PID, append([]string{}, a.Args...), a.Policy}
 	if a.Alive != "" {
 		r.Explain(config.Error, "agent-stuck", "changes of the config do not arrive, and nothing restores the rules\n"+
 			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s",
-			running.Process(a.PID), a.Alive)
+			report.Process(a.PID), a.Alive)
 	}
 	switch {
 	case a.Delayed:
@@ -340,7 +340,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		case others != "":
 			remedy = "this command has another " + others + " than the agent"
 		case r.Agent.Policy == nil && !o.Given("config"):
-			remedy = fmt.Sprintf("cannot read the flags of the agent (%s): give --config", running.Process(r.Agent.PID)) +
+			remedy = fmt.Sprintf("cannot read the flags of the agent (%s): give --config", report.Process(r.Agent.PID)) +
 				either(o.Given("probe-socket"), "", " or --probe-socket")
 		}
 		r.Explain(config.Error, "out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s", r.Config.Hash,
@@ -384,7 +384,7 @@ func (r *Status) running() string {
 	if r.Agent == nil {
 		return "no agent runs on this node"
 	}
-	return "the agent runs, " + running.Process(r.Agent.PID)
+	return "the agent runs, " + report.Process(r.Agent.PID)
 }
 
 func (r *Status) writeCounters(b *strings.Builder) {

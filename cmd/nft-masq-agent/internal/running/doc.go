@@ -1,5 +1,4 @@
 // Package running finds the agent that runs here: by its unix socket, on which it
-// answers with a [Report], or by the lock that one agent has in each network namespace.
-// It exists so that a command answers for the agent that runs, and so that agent and
-// commands share what it reports.
+// answers with a [report.Report], or by the lock that one agent has in each network
+// namespace. It exists so that a command answers for the agent that runs.
 package running

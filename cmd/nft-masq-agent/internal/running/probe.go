@@ -8,72 +8,15 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 )
-
-// A Report is what an agent answers to GET /agent on its unix socket.
-type Report struct {
-	PID  int      `json:"pid"`
-	Args []string `json:"args"` // after the names of the program and the command
-	// ConfigPath is absolute, in the agent's file system.
-	ConfigPath string `json:"configPath"`
-
-	Alive string `json:"alive"` // why its loop is stuck, "" if it is not
-	Ready string `json:"ready"` // why it is not ready, "" if it is
-
-	// Source is the source of the policy that the agent enforces, as the metric
-	// config_source names it; "" if none is known yet.
-	Source string `json:"source"`
-	// Compiled means that the agent compiled this policy: from Files, byte for byte, or
-	// from the built-in defaults if there are none; by Args; and with Addresses, those of
-	// the node, if it has snatAddresses. Otherwise it is that of rules that the agent found.
-	Compiled  bool            `json:"compiled"`
-	Files     []config.Source `json:"files"`
-	Addresses []netip.Addr    `json:"addresses"`
-	// Policy is what is in the kernel, as far as the agent knows; nil for nothing of ours.
-	Policy *Policy `json:"policy,omitempty"`
-
-	// Rejected are the errors and mistakes because of which the config is rejected, or
-	// why it cannot be read; empty if it is accepted.
-	Rejected config.Problems `json:"rejected"`
-	Warnings config.Problems `json:"warnings"`
-	// Problems are those of the last minute.
-	Problems config.Problems `json:"problems"`
-	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
-	Refusal string `json:"refusal"`
-	// Delayed says that it is only because other programs write all the time.
-	Delayed bool `json:"delayed"`
-	// SecondAgent is the process of another agent in this network namespace, 0 for none; -1
-	// if its namespace hides it. The agent knows only of one that was there before it.
-	SecondAgent int `json:"secondAgent"`
-}
-
-// A Policy is the policy that an agent enforces, and what it last changed in the
-// kernel and why.
-type Policy struct {
-	// Hash of the policy.
-	Hash string `json:"hash"`
-	// Since is when the agent began to enforce it.
-	Since time.Time `json:"since"`
-	// Changed is when the agent last changed its rules.
-	Changed time.Time `json:"changed"`
-	// What it changed.
-	What string `json:"change"`
-	// Why is the reason for the change.
-	Why string `json:"reason"`
-}
-
-func (p Policy) String() string {
-	return config.Printable(fmt.Sprintf("has enforced %s since %s; last change %s: %s (%s)",
-		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why))
-}
 
 // Bounds of an exchange with an agent: the kubelet waits for one second, and a config
 // of 4 MiB takes a third more in JSON.
@@ -83,38 +26,22 @@ const (
 	maxAnswer    = 8 << 20
 )
 
-// Process returns the process of an agent in words.
-func Process(pid int) string {
-	if pid <= 0 {
-		return "pid unknown"
-	}
-	return fmt.Sprintf("pid %d", pid)
-}
-
-// String returns the agent and its flags, quoted because they are another process's text.
-func (r Report) String() string {
-	if len(r.Args) == 0 {
-		return fmt.Sprintf("the running agent (pid %d, without flags)", r.PID)
-	}
-	return fmt.Sprintf("the running agent (pid %d: %s)", r.PID, config.Printable(strings.Join(r.Args, " ")))
-}
-
 // ErrNoAnswer means that an agent listens on the socket, but does not answer in time.
 var ErrNoAnswer = errors.New("no answer")
 
 // Ask asks the agent on a unix socket for its report. Only a process of root, or of the
 // caller's own user, can answer. The error is [ErrNoAnswer] if it is stuck or stopped.
-func Ask(socket string) (r Report, err error) {
+func Ask(socket string) (r report.Report, err error) {
 	pid, status, text, err := get(socket, "/agent", askTimeout)
 	if err != nil {
-		return Report{}, err
+		return report.Report{}, err
 	}
 	if status != http.StatusOK {
-		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
+		return report.Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
 			http.StatusText(status))
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
-		return Report{}, fmt.Errorf("read the agent's report: %w", err)
+		return report.Report{}, fmt.Errorf("read the agent's report: %w", err)
 	}
 	if pid != 0 { // as this process sees it
 		r.PID = pid
