@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/notify"
 )
 
 // A tampering is another program's change of our rules, in one transaction.
@@ -197,7 +198,7 @@ type tally struct {
 	n  map[string]int
 }
 
-func (c *tally) count(change nfnetlink.Change) {
+func (c *tally) count(change notify.Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n == nil {

@@ -32,6 +32,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/nft/notify"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -238,11 +239,11 @@ func (n *testNode) holds(want nft.Ruleset) {
 
 // listen calls do for each change of the ruleset until the returned function is
 // called, or the test ends.
-func (n *testNode) listen(do func(nfnetlink.Change)) (stop func()) {
+func (n *testNode) listen(do func(notify.Change)) (stop func()) {
 	n.t.Helper()
-	var l *nfnetlink.Listener
+	var l *notify.Listener
 	n.check(n.Do(func() (err error) {
-		l, err = nfnetlink.Listen()
+		l, err = notify.Listen()
 		return err
 	}))
 	ended := make(chan struct{})

@@ -18,6 +18,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/notify"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -77,7 +78,7 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 	ctx, cancel = context.WithTimeout(ctx, f.ends)
 	defer cancel()
 	f.ask(e) // the agent's chain may have another name
-	l, err := nfnetlink.Listen()
+	l, err := notify.Listen()
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
@@ -105,7 +106,7 @@ func (f *monitorFlags) monitor(ctx context.Context, e environment) (int, error) 
 	}
 }
 
-func (f *monitorFlags) describe(c nfnetlink.Change) rulesetChange {
+func (f *monitorFlags) describe(c notify.Change) rulesetChange {
 	out := rulesetChange{
 		Time: time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"), Program: c.Process, PID: processOf(c.Thread),
 		Tables: []string{}, Messages: c.Messages, ByAgent: strings.HasPrefix(c.Process, program), Lost: c.Lost,

@@ -43,6 +43,14 @@ type socket struct {
 // the first request, which returns the error if that fails.
 func Dial() *Conn { return New(dial) }
 
+// DialGeneration returns a connection for [Conn.Generation] only, which uses
+// little memory per call.
+func DialGeneration() *Conn {
+	return New(func() (*netlink.Conn, error) {
+		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 1024})
+	})
+}
+
 // New returns a connection that uses the given dialer, which is called again
 // whenever the socket has failed.
 func New(dial func() (*netlink.Conn, error)) *Conn {
@@ -150,7 +158,7 @@ var ErrInterrupted = errors.New("what was read changed meanwhile")
 func (c *Conn) Generation() (uint32, error) {
 	g := Generation{}
 	err := c.Exchange(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil), func(m netlink.Message) error {
-		g, _ = parseGen(m)
+		g, _ = ParseGeneration(m)
 		return nil
 	})
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package nfnetlink sends requests over netlink ([Conn.Exchange]), tries again what others
-// disturbed ([Again]), and implements the nf_tables subsystem: transactions, dumps and change
-// notifications. It does not interpret rules; package rule does.
+// disturbed ([Again]), and implements the nf_tables subsystem: transactions and dumps.
+// It does not interpret rules; package rule does.
 //
 // A transaction is a [Batch]: messages between a begin and an end message that
 // the kernel accepts as a whole or not at all. [Conn.Commit] sends it in one

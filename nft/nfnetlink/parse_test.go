@@ -223,7 +223,7 @@ func FuzzParse(f *testing.F) {
 		} {
 			parse()
 		}
-		_, _ = parseGen(netlink.Message{
+		_, _ = ParseGeneration(netlink.Message{
 			Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN},
 			Data:   b,
 		})

@@ -348,11 +348,12 @@ type Generation struct {
 	Thread uint32
 }
 
-func parseGen(m netlink.Message) (Generation, bool) {
-	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) || len(m.Data) < 4 {
+// ParseGeneration reads the message that a transaction ends with; false if it is another one.
+func ParseGeneration(m netlink.Message) (Generation, bool) {
+	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) || len(m.Data) < headerLen {
 		return Generation{}, false
 	}
-	a := Attrs(m.Data[4:])
+	a := Attrs(m.Data[headerLen:])
 	return Generation{
 		a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME)),
 		a.Uint32(unix.NFTA_GEN_PROC_PID),

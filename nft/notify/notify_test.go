@@ -1,50 +1,71 @@
-package nfnetlink_test
+package notify_test
 
 import (
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/notify"
 )
 
-func listenIn(t *testing.T, ns *nfttest.NS) *nfnetlink.Listener {
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+func must(t *testing.T, err error) {
 	t.Helper()
-	var l *nfnetlink.Listener
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// commit sends a transaction in a namespace, and returns the generation after it.
+func commit(t *testing.T, ns *nfttest.NS, b *nfnetlink.Batch) (generation uint32) {
+	t.Helper()
+	c := nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })
+	must(t, c.Commit(b, 0))
+	generation, err := c.Generation()
+	must(t, err)
+	must(t, c.Close())
+	return generation
+}
+
+func listenIn(t *testing.T, ns *nfttest.NS) *notify.Listener {
+	t.Helper()
+	var l *notify.Listener
 	must(t, ns.Do(func() (err error) {
-		l, err = nfnetlink.Listen()
+		l, err = notify.Listen()
 		return err
 	}))
 	return l
 }
 
-func TestListenerReportsTheWriter(t *testing.T) {
+func TestListenerReportsTheProgram(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
 	defer l.Close()
-	c, _ := connIn(t, ns)
-	for i := range 3 {
-		b := createTable("t")
-		if i > 0 {
-			b.DelTable(nfnetlink.Inet, "t")
-		}
-		must(t, c.Commit(b, 0))
-		g, err := c.Generation()
-		must(t, err)
+	for range 3 {
+		b := &nfnetlink.Batch{}
+		b.AddTable(nfnetlink.Inet, "t")
+		b.DelTable(nfnetlink.Inet, "t")
+		g := commit(t, ns, b)
 		change, err := l.Receive()
 		must(t, err)
-		if change.ID != g || change.Writer != c.PortID() || change.Lost || change.Process == "" {
-			t.Errorf("got %+v for generation %d, written by port %d", change, g, c.PortID())
+		if change.ID != g || change.Lost || change.Process == "" {
+			t.Errorf("got %+v for generation %d", change, g)
 		}
 	}
 	nfttest.NFT(t, ns, "", "add", "table", "ip", "other")
 	change, err := l.Receive()
 	must(t, err)
-	if change.Process != "nft" || change.Writer == c.PortID() {
+	if change.Process != "nft" {
 		t.Errorf("got %+v for nft", change)
 	}
 }
@@ -75,10 +96,17 @@ func TestListenerReportsLostNotifications(t *testing.T) {
 	ns := nfttest.NewNS(t, "listen")
 	l := listenIn(t, ns)
 	defer l.Close()
-	c, _ := connIn(t, ns)
-	b := createTable("t")
-	b.AddElements(nfnetlink.Inet, "t", "s", prefixes(60_000))
-	must(t, c.Commit(b, 0))
+	var elements []netip.Prefix
+	for at := netip.MustParseAddr("10.0.0.0"); len(elements) < 60_000; at = at.Next() {
+		elements = append(elements, netip.PrefixFrom(at, 32))
+	}
+	b := &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.Inet, "t")
+	b.AddSet(nfnetlink.Set{
+		Family: nfnetlink.Inet, Table: "t", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4,
+	})
+	b.AddElements(nfnetlink.Inet, "t", "s", elements)
+	commit(t, ns, b)
 	if change, err := l.Receive(); err != nil || !change.Lost {
 		t.Errorf("after 60,000 elements: %d messages, lost %t, error %v", change.Messages, change.Lost, err)
 	}

@@ -1,4 +1,6 @@
-package nfnetlink
+// Package notify receives the kernel's notifications about nf_tables: one [Change] for each
+// transaction. The daemon does not listen; the command monitor does.
+package notify
 
 import (
 	"errors"
@@ -7,6 +9,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Listener is notified of each transaction in the network namespace in which it
@@ -19,12 +23,10 @@ type Listener struct{ nl *netlink.Conn }
 
 // A Change is one transaction.
 type Change struct {
-	Generation
-	// Writer is the netlink port of the socket that sent it.
-	Writer uint32
+	nfnetlink.Generation
 	// Chains are the chains of which something changed, in the order of the changes, and
 	// with an empty name the tables of which something else did.
-	Chains []Chain
+	Chains []nfnetlink.ChainID
 	// Messages is the number of objects that changed: rules, chains, elements of sets, …
 	Messages int
 	// Lost means that notifications were lost: anything may have changed.
@@ -33,7 +35,7 @@ type Change struct {
 
 // Listen opens a listener. It needs CAP_NET_ADMIN.
 func Listen() (*Listener, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
@@ -48,14 +50,6 @@ func Listen() (*Listener, error) {
 // listenBuffer fits the notifications of some 10,000 elements of sets.
 const listenBuffer = 4 << 20
 
-// DialGeneration returns a connection for [Conn.Generation] only, which uses
-// little memory per call.
-func DialGeneration() *Conn {
-	return New(func() (*netlink.Conn, error) {
-		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 1024})
-	})
-}
-
 // Receive waits for the next change. After an error there are no further changes.
 func (l *Listener) Receive() (c Change, err error) {
 	for {
@@ -67,8 +61,8 @@ func (l *Listener) Receive() (c Change, err error) {
 			return Change{}, fmt.Errorf("listen for changes of the ruleset: %w", err)
 		}
 		for _, m := range msgs {
-			if g, ok := parseGen(m); ok { // the last one of a transaction, in a datagram of its own
-				c.Generation, c.Writer = g, m.Header.PID
+			if g, ok := nfnetlink.ParseGeneration(m); ok { // the last one of a transaction, in a datagram of its own
+				c.Generation = g
 				return c, nil
 			}
 			c.add(m)
@@ -82,16 +76,15 @@ func (c *Change) add(m netlink.Message) {
 	if len(m.Data) < 4 {
 		return
 	}
-	a := Attrs(m.Data[4:])
-	of := Chain{Family: Family(m.Data[0]), Table: a.Str(unix.NFTA_CHAIN_TABLE)}
+	a := nfnetlink.Attrs(m.Data[4:])
+	of := nfnetlink.ChainID{Family: nfnetlink.Family(m.Data[0]), Table: a.Str(unix.NFTA_CHAIN_TABLE)}
 	switch uint16(m.Header.Type & 0xff) {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		of.Name = a.Str(unix.NFTA_CHAIN_NAME)
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		of.Name = a.Str(unix.NFTA_RULE_CHAIN)
 	}
-	same := func(o Chain) bool { return o.Family == of.Family && o.Table == of.Table && o.Name == of.Name }
-	if !slices.ContainsFunc(c.Chains, same) {
+	if !slices.Contains(c.Chains, of) {
 		c.Chains = append(c.Chains, of)
 	}
 }
