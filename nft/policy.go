@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bufio"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -221,46 +222,42 @@ func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 func (p Policy) Hash() string { return p.digest().String() }
 
 func (p Policy) digest() digest {
-	var b []byte
 	h := sha256.New()
+	w := bufio.NewWriter(h) // and a hash has no errors
+	write := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	for _, f := range p.Families {
-		b = fmt.Appendf(b, "%s\n", f.Family())
+		write("%s\n", f.Family())
 		for _, q := range f.Questions {
-			b = fmt.Appendf(b, "%s\n", q.Name(f))
-			for _, p := range q.Prefixes() {
-				if b = append(p.AppendTo(b), '\n'); len(b) > 4096 {
-					_, _ = h.Write(b)
-					b = b[:0]
-				}
+			write("%s\n", q.Name(f))
+			for _, p := range q.Prefixes() { // there are many
+				_, _ = w.Write(append(p.AppendTo(w.AvailableBuffer()), '\n'))
 			}
 			for _, i := range q.Interfaces {
-				b = fmt.Appendf(b, "%s\n", i.Name)
+				write("%s\n", i.Name)
 			}
 		}
 		for _, p := range f.SNAT.Prefixes() {
-			b = fmt.Appendf(b, "snat %s\n", p)
+			write("snat %s\n", p)
 		}
 		for _, r := range f.SNATRules {
-			b = fmt.Appendf(b, "snat rule %d from %v to %v out", r.Place, r.From.Prefixes(), r.To.Prefixes())
+			write("snat rule %d from %v to %v out", r.Place, r.From.Prefixes(), r.To.Prefixes())
 			for _, i := range r.Out {
-				b = fmt.Appendf(b, " %s", i.Name)
+				write(" %s", i.Name)
 			}
-			b = fmt.Appendf(b, " %v\n", r.Prefixes())
+			write(" %v\n", r.Prefixes())
 		}
-		_, _ = h.Write(b)
-		b = b[:0]
 	}
-	b = fmt.Appendf(b, "random-fully %t\nports %v\n", p.RandomFully, p.Ports)
+	write("random-fully %t\nports %v\n", p.RandomFully, p.Ports)
 	if p.Enforce != nil {
-		b = fmt.Appendf(b, "enforce %v\n", p.Enforce.Marks)
+		write("enforce %v\n", p.Enforce.Marks)
 	}
 	if p.DropInvalid {
-		b = append(b, "drop invalid\n"...)
+		write("drop invalid\n")
 	}
 	if p.PortsPerPod > 0 {
-		b = fmt.Appendf(b, "ports per pod %d\n", p.PortsPerPod)
+		write("ports per pod %d\n", p.PortsPerPod)
 	}
-	_, _ = h.Write(b)
+	_ = w.Flush()
 	return digest(h.Sum(nil))
 }
 
