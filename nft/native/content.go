@@ -27,10 +27,21 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 	case w.Learned:
 		return nil, nil
 	case w.Mappings == nil:
-		var held nfnetlink.Contents
-		held, err = c.Contents(s, most)
-		conditional, more = held.Conditional, held.More
-		diffs = differences(s.Name, w.Prefixes, held.Ranges, func(p netip.Prefix, r iprange.Range) int {
+		bounds := make([]iprange.Bound, 0, 2*w.Len()+1)
+		err = c.EachElement(s.Family, s.Table, s.Name, func(e nfnetlink.Element) error {
+			addr, _ := netip.AddrFromSlice(e.Key) // the catch-all element * has none
+			if !e.End || !addr.IsUnspecified() {  // nft adds an extra bound before the first interval
+				bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
+			}
+			if e.Conditional {
+				conditional++
+			}
+			if more = len(bounds) > 2*most; more {
+				return nfnetlink.ErrEnough
+			}
+			return nil
+		})
+		diffs = differences(s.Name, w.Prefixes, iprange.Pair(bounds), func(p netip.Prefix, r iprange.Range) int {
 			return cmp.Or(p.Addr().Compare(r.From), iprange.Of(p).To.Compare(r.To))
 		})
 	default:

@@ -1,7 +1,6 @@
 package native
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -35,8 +34,6 @@ func newTable() *ourTable {
 		named: map[string]nfnetlink.Chain{}, rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{},
 	}
 }
-
-var errEnough = errors.New("enough was read")
 
 // fixed returns the rules of the chains of a ruleset, such as the blocks of portsPerPod, whose rules have no
 // sets.
@@ -86,13 +83,13 @@ func readTable(c *nfnetlink.Conn, left int, known map[string][]nfnetlink.Rule) (
 	for _, chain := range read {
 		err = c.EachRule(nfnetlink.Inet, nft.TableName, chain, func(r nfnetlink.Rule) error {
 			if out.flooded = left == 0; out.flooded {
-				return errEnough
+				return nfnetlink.ErrEnough
 			}
 			left--
 			out.rules[r.Chain] = append(out.rules[r.Chain], r)
 			return nil
 		})
-		if err != nil && !out.flooded {
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -93,7 +93,7 @@ func (a Attrs) All() iter.Seq2[uint16, Attrs] {
 	return func(yield func(uint16, Attrs) bool) {
 		_ = Each(a, func(typ uint16, data []byte) error {
 			if !yield(typ, data) {
-				return errEnough
+				return ErrEnough
 			}
 			return nil
 		})

@@ -166,7 +166,7 @@ func TestMissingObjectsAreReported(t *testing.T) {
 		"chain": func() error { _, err := c.Chain(nfnetlink.Inet, "t", "c"); return err },
 		"sets":  func() error { _, err := c.Sets(nfnetlink.Inet, "t"); return err },
 		"elements": func() error {
-			_, err := c.Contents(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "s"}, 1)
+			_, _, err := c.Elements(nfnetlink.Inet, "t", "s", 1)
 			return err
 		},
 	} {
@@ -198,9 +198,13 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 		t.Errorf("counts %d elements", b.Elements)
 	}
 	must(t, c.Commit(b, 0))
-	contents, err := c.Contents(nfnetlink.Set{Family: nfnetlink.Inet, Table: "t", Name: "s"}, len(prefixes))
-	must(t, err)
-	ranges := contents.Ranges
+	var bounds []iprange.Bound
+	must(t, c.EachElement(nfnetlink.Inet, "t", "s", func(e nfnetlink.Element) error {
+		addr, _ := netip.AddrFromSlice(e.Key)
+		bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
+		return nil
+	}))
+	ranges := iprange.Pair(bounds)
 	if len(ranges) != len(prefixes) {
 		t.Fatalf("%d of %d elements", len(ranges), len(prefixes))
 	}

@@ -7,8 +7,6 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
-	"nft-masq-agent/nft/iprange"
 )
 
 // dump requests all objects of a kind, which the error names, and parses each.
@@ -24,15 +22,19 @@ func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse
 	return out, nil
 }
 
+// ErrEnough, returned for an object of a list, ends the list without an error.
+var ErrEnough = errors.New("enough was read")
+
 // each requests an object or, by the flag, all objects of a kind, and calls fn for each.
 func (c *Conn) each(flags netlink.HeaderFlags, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
-	return c.Exchange(message(family, msg, flags, a), func(m netlink.Message) error {
+	err := c.Exchange(message(family, msg, flags, a), func(m netlink.Message) error {
 		return fn(Family(m.Data[0]), m.Data[headerLen:])
 	})
+	if errors.Is(err, ErrEnough) {
+		return nil
+	}
+	return err
 }
-
-// errEnough ends a dump early.
-var errEnough = errors.New("enough was read")
 
 func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (out T, err error) {
 	err = c.each(0, family, msg, a, func(f Family, b Attrs) error {
@@ -95,16 +97,13 @@ func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) 
 	err error,
 ) {
 	err = c.EachRule(family, table, chain, func(r Rule) error {
-		if enough(r) {
-			return errEnough
+		if more = enough(r); more {
+			return ErrEnough
 		}
 		rules = append(rules, r)
 		return nil
 	})
-	if errors.Is(err, errEnough) {
-		return rules, true, nil
-	}
-	return rules, false, err
+	return rules, more, err
 }
 
 // EachRule lists the rules of a chain in order; of all chains in the table if chain
@@ -174,50 +173,12 @@ func parseSet(f Family, a Attrs) Set {
 	return s
 }
 
-// Contents is the content of an interval set of addresses.
-type Contents struct {
-	Ranges []iprange.Range
-	// Conditional counts the elements that do more than match: those with a
-	// limit, a quota, a timeout or other state.
-	Conditional int
-	// More reports that reading stopped at the limit.
-	More bool
-}
-
-// Contents reads an interval set of addresses, up to a limit of intervals. The kernel
-// does not report if a transaction interrupted such a dump: compare the generation
-// before and after, and act on a difference only if a second read confirms it.
-func (c *Conn) Contents(set Set, limit int) (out Contents, err error) {
-	bounds := make([]iprange.Bound, 0, 2*min(int(set.Count), limit)+1)
-	starts := 0
-	out.More, err = c.eachElement(set.Family, set.Table, set.Name, func(e Element) error {
-		addr, _ := netip.AddrFromSlice(e.Key) // the catch-all element * has none
-		// nft adds an extra bound before the first interval.
-		if !e.End || !addr.IsUnspecified() {
-			bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
-		}
-		if !e.End {
-			starts++
-		}
-		if e.Conditional {
-			out.Conditional++
-		}
-		if starts > limit {
-			return errEnough
-		}
-		return nil
-	})
-	out.Ranges = iprange.Pair(bounds)
-	return out, err
-}
-
-// Elements reads up to limit elements of a set or map; more reports that there are
-// others. An interval set is read bound by bound. Interrupted dumps are handled
-// as for [Conn.Contents].
+// Elements reads up to limit elements of a set or map, like [Conn.EachElement]; more reports
+// that there are others.
 func (c *Conn) Elements(family Family, table, set string, limit int) (elements []Element, more bool, err error) {
-	more, err = c.eachElement(family, table, set, func(e Element) error {
-		if len(elements) == limit {
-			return errEnough
+	err = c.EachElement(family, table, set, func(e Element) error {
+		if more = len(elements) == limit; more {
+			return ErrEnough
 		}
 		elements = append(elements, e)
 		return nil
@@ -225,19 +186,18 @@ func (c *Conn) Elements(family Family, table, set string, limit int) (elements [
 	return elements, more, err
 }
 
-// eachElement calls fn for each element, until fn returns errEnough: then there are more.
-func (c *Conn) eachElement(family Family, table, set string, fn func(Element) error) (more bool, err error) {
+// EachElement calls do for each element of a set or map, and for each bound of an interval
+// set. The kernel does not report if a transaction interrupted such a dump: compare the
+// generation before and after, and act on a difference only if a second read confirms it.
+func (c *Conn) EachElement(family Family, table, set string, do func(Element) error) error {
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	err = c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
-		return parseElements(b, fn)
+	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+		return parseElements(b, do)
 	})
-	switch {
-	case errors.Is(err, errEnough):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("list elements of %s: %w", Printable(set), err)
+	if err != nil {
+		return fmt.Errorf("list elements of %s: %w", Printable(set), err)
 	}
-	return false, nil
+	return nil
 }
 
 // HasElement reports whether a set has an element for the address, or the catch-all element *

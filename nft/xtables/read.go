@@ -156,8 +156,6 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 // hides reports whether POSTROUTING has rules that the kernel did not list.
 func (n *shared) hides() bool { return n.post != nil && len(n.jumps)+n.rest < int(n.post.Use) }
 
-var errEnough = errors.New("enough was read")
-
 // findLost finds the chains with rules of ours that no jump names or reaches, such as those of an
 // agent that was killed before it wrote the jump. It reads all rules of the table, which is for
 // cleanup alone: kube-proxy has tens of thousands there.
@@ -214,13 +212,13 @@ func (s *State) readChain(c *nfnetlink.Conn, n, was *shared, name string) error 
 		if len(ch.rules) < most {
 			ch.rules = append(ch.rules, r)
 		} else if ch.flooded = wanted || ch.unsigned > slack; ch.flooded {
-			return errEnough
+			return nfnetlink.ErrEnough
 		}
 		return nil
 	}
 	if earlier := was.chains[name]; earlier != nil && earlier.Use == head.Use {
 		*ch = *earlier
-	} else if err := c.EachRule(n.Family, NATTable, name, add); err != nil && !errors.Is(err, errEnough) {
+	} else if err := c.EachRule(n.Family, NATTable, name, add); err != nil {
 		return err
 	}
 	n.chains[name] = ch
