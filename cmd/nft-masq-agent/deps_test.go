@@ -96,7 +96,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft/node",
 			"nft/older",
 			"nft/routes",
-			"nft/rule",
+			"nft/xtables",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},

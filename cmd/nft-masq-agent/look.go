@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
@@ -26,9 +27,9 @@ func wired() wiring {
 func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.NewNode(k, o.AcceptForeign)
 	here := health.On("/proc", routes.Pods, func() (bool, error) { // on another goroutine than the loop
-		k := kernel.Open(rule.String)
-		defer func() { _ = k.Close() }()
-		return k.OthersTranslate(ctx)
+		n := neighbors.Open()
+		defer func() { _ = n.Close() }()
+		return n.OthersTranslate(ctx)
 	})
 	return host, func(a *agent.Agent) {
 		check := func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) }

@@ -9,7 +9,6 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/xtables"
 )
 
 // A Removal selects what Cleanup removes.
@@ -115,28 +114,6 @@ func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(s.legacy, func(l older.Chain) bool { return l.Kept == "" }), nil
-}
-
-// OthersTranslate reports whether another program has rules in chains of type nat. Our jump is none,
-// nor is that of an older agent.
-func (k *Kernel) OthersTranslate(ctx context.Context) (others bool, err error) {
-	c := k.conn.In(ctx)
-	err = nfnetlink.Again(ctx, func() error {
-		l, err := older.List(c)
-		for _, base := range l.Chains {
-			ours := base.Family == nfnetlink.Inet && base.Table == nft.TableName
-			if err != nil || others || ours || !l.InForce(base) || base.Hook.Type != "nat" {
-				continue
-			}
-			err = c.EachRule(base.Family, base.Table, base.Name, func(r nfnetlink.Rule) error {
-				_, jumps := xtables.JumpOf(r)
-				others = others || !jumps
-				return nil
-			})
-		}
-		return err
-	})
-	return others, err
 }
 
 // OnlyNAT reports whether the base chain of our table is the only one of type nat

@@ -116,3 +116,25 @@ func TestRulesAfterALongOneAreFoundOrCounted(t *testing.T) {
 		}
 	}
 }
+
+// Chains alone do not translate, and our own rules are no other program's, in either mode.
+func TestOthersTranslateByTheirRules(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, mode := range cases.Modes() {
+		ns := nfttest.NewNS(t, "node")
+		n := open(t, ns)
+		want := func(want bool, when string) {
+			t.Helper()
+			if got, err := n.OthersTranslate(t.Context()); err != nil || got != want {
+				t.Errorf("mode %s, %s: %t, %v", mode, when, got, err)
+			}
+		}
+		want(false, "without rules")
+		apply(t, n, cases.Load(t, "default").Compile(mode))
+		want(false, "with only ours")
+		nfttest.NFT(t, ns, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")
+		want(false, "next to an empty chain")
+		nfttest.NFT(t, ns, "add rule ip other n tcp dport 53 redirect", "-f", "-")
+		want(true, "next to another program's rule")
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/trace"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Node is a kernel with what else there is on this node. It is for one goroutine, like
@@ -47,6 +48,28 @@ func New(k *kernel.Kernel) *Node {
 }
 
 func none[T any]() ([]T, error) { return nil, nil }
+
+// OthersTranslate reports whether another program has rules in chains of type nat. Our jump is none,
+// nor is that of an older agent.
+func (n *Node) OthersTranslate(ctx context.Context) (others bool, err error) {
+	c := n.In(ctx)
+	err = nfnetlink.Again(ctx, func() error {
+		l, err := older.List(c)
+		for _, base := range l.Chains {
+			ours := base.Family == nfnetlink.Inet && base.Table == nft.TableName
+			if err != nil || others || ours || !l.InForce(base) || base.Hook.Type != "nat" {
+				continue
+			}
+			err = c.EachRule(base.Family, base.Table, base.Name, func(r nfnetlink.Rule) error {
+				_, jumps := xtables.JumpOf(r)
+				others = others || !jumps
+				return nil
+			})
+		}
+		return err
+	})
+	return others, err
+}
 
 // A State is the state of our rules, with the rules of other programs that concern
 // masquerading.
