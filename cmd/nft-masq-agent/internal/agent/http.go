@@ -102,10 +102,10 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	if err != nil {
 		return err
 	}
-	room := &waitingRoom{Listener: l}
+	room := &waitingRoom{}
 	server := &http.Server{
 		Handler:           room.answering(handler),
-		ConnContext:       withConn,
+		ConnContext:       room.enter,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -122,40 +122,31 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 			_ = server.Close()
 		}
 	})
-	err = server.Serve(room)
+	err = server.Serve(l)
 	if !stop() {
 		<-shut
 	}
 	return err
 }
 
-// A waitingRoom is a listener of which at most maxConnections connections wait for their
-// client's request. A new one replaces the oldest, so that idle clients lock no one out.
+// A waitingRoom has at most maxConnections connections that wait for their client's request.
+// A new one replaces the oldest, so that idle clients lock no one out.
 type waitingRoom struct {
-	net.Listener
 	mu      sync.Mutex
 	waiting []net.Conn // oldest first
 }
 
 type connKey struct{}
 
-func withConn(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, connKey{}, c)
-}
-
-// Accept implements [net.Listener].
-func (w *waitingRoom) Accept() (net.Conn, error) {
-	c, err := w.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
+// enter adds a new connection.
+func (w *waitingRoom) enter(ctx context.Context, c net.Conn) context.Context {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.waiting = append(w.waiting, c); len(w.waiting) > maxConnections {
 		_ = w.waiting[0].Close()
 		w.waiting = w.waiting[1:]
 	}
-	return c, nil
+	return context.WithValue(ctx, connKey{}, c)
 }
 
 // answering keeps a connection whose request has arrived.
