@@ -236,21 +236,18 @@ func (r Row) Question() string {
 	return ""
 }
 
-// AsksSource reports whether the condition is about which pod or interface a packet is from.
-func (r Row) AsksSource() bool {
+// LimitsSources reports whether the condition lists all sources that are masqueraded: pods,
+// or the interfaces on which they send.
+func (r Row) LimitsSources() bool {
 	switch r.Asks {
 	case SourceAddress, ReceivedOn:
-		return true
+		return r.Outside
 	case SentByNode, LeavingBy, DestinationAddress, "":
 	default:
 		r.Unknown()
 	}
 	return false
 }
-
-// LimitsSources reports whether the condition lists all sources that are
-// masqueraded.
-func (r Row) LimitsSources() bool { return r.AsksSource() && r.Outside }
 
 // Unknown ends the program because of a condition about something that the caller does not
 // know: no answer would be right. Tests ask everybody about all conditions.

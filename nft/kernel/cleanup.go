@@ -116,29 +116,16 @@ func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
 	return slices.DeleteFunc(s.legacy, func(l older.Chain) bool { return l.Kept == "" }), nil
 }
 
-// OnlyNAT reports whether the base chain of our table is the only one of type nat
-// in nf_tables. When it is deleted, the kernel stops translating in this
+// OnlyNAT reports whether the base chains of our table are the only ones of type nat
+// in nf_tables. When they are deleted, the kernel stops translating in this
 // namespace, and masqueraded connections break.
-func (k *Kernel) OnlyNAT(ctx context.Context) (bool, error) {
-	ours := false
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		var chains []nfnetlink.Chain
-		err := nfnetlink.Again(ctx, func() (err error) {
-			chains, err = k.conn.In(ctx).Chains(f)
-			return err
-		})
-		if err != nil {
-			return false, err
-		}
-		for _, c := range chains {
-			switch {
-			case c.Hook == nil || c.Hook.Type != "nat":
-			case c.Family == nfnetlink.Inet && c.Table == nft.TableName:
-				ours = true
-			default:
-				return false, nil
-			}
-		}
-	}
-	return ours, nil
+func (k *Kernel) OnlyNAT(ctx context.Context) (only bool, err error) {
+	err = nfnetlink.Again(ctx, func() error {
+		chains, err := k.conn.In(ctx).Chains(nfnetlink.AnyFamily)
+		chains = slices.DeleteFunc(chains, func(c nfnetlink.Chain) bool { return c.Hook == nil || c.Hook.Type != "nat" })
+		others := func(c nfnetlink.Chain) bool { return c.Family != nfnetlink.Inet || c.Table != nft.TableName }
+		only = len(chains) > 0 && !slices.ContainsFunc(chains, others)
+		return err
+	})
+	return only, err
 }

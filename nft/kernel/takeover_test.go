@@ -238,6 +238,8 @@ func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 	want(false, "without rules")
 	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
 	want(true, "with only ours")
+	apply(t, k, cases.Load(t, "enforce").Compile(nft.ModeNFTables), layout.Ours)
+	want(true, "with two of ours")
 	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
 	want(true, "next to a filter")
 	nfttest.NFT(t, ns, "add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")

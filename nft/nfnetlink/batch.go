@@ -231,14 +231,11 @@ type Mapping struct {
 }
 
 // String returns the element as nft prints it.
-func (m Mapping) String() string { return m.Key.String() + " : " + m.Data() }
-
-// Data returns what the key is mapped to.
-func (m Mapping) Data() string {
+func (m Mapping) String() string {
 	if m.Chain != "" {
-		return "jump " + m.Chain
+		return m.Key.String() + " : jump " + m.Chain
 	}
-	return m.Value.String()
+	return m.Key.String() + " : " + m.Value.String()
 }
 
 // AddMappings adds elements to a map.
