@@ -222,10 +222,14 @@ func TestPatchesByIndexTestWhatTheyMeet(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		text, replaced := readFile(t, file), regexp.MustCompile(`op: replace\n +path: (\S*/(?:args|volumes)/\d+)`)
-		for _, list := range replaced.FindAllStringSubmatch(text, -1) {
-			if !regexp.MustCompile(`op: test\n +path: ` + list[1]).MatchString(text) {
-				t.Errorf("%s: %s is not tested", file, list[1])
+		var k struct{ Patches []struct{ Patch string } }
+		readYAML(t, file, &k)
+		for _, p := range k.Patches {
+			text, changed := p.Patch, regexp.MustCompile(`op: (?:add|replace|remove)\n *path: (\S*?/\d+)/`)
+			for _, element := range changed.FindAllStringSubmatch(text, -1) {
+				if !strings.Contains(text, "op: test\n  path: "+element[1]+"/") {
+					t.Errorf("%s: %s is not tested", file, element[1])
+				}
 			}
 		}
 	}
@@ -395,7 +399,7 @@ func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
 
 // Pairs that cannot be combined, with the error message.
 var conflictingPairs = map[string]string{
-	"non-masquerade-daemon takeover": "/metadata/name",
+	"non-masquerade-daemon takeover": "/containers/0/name",
 	"prometheus prometheus-operator": "already registered id: Service",
 }
 
