@@ -86,9 +86,12 @@ func TestDiffNamesTheHashOfAnotherPolicyInTheKernel(t *testing.T) {
 		t.Errorf("the same policy: exit code %d, %+v", code, got)
 	}
 	n.swap("nonMasqueradeCIDRs: [10.2.0.0/16]")
-	got := n.run("diff", "--config", n.path)
-	if got.code != exitUsage || got.stdout != "" || !strings.Contains(got.stderr, "The kernel enforces "+held.Hash()) {
-		t.Errorf("%+v", got)
+	want := fmt.Sprintf("The kernel enforces %s, neither %s of the config (%s) nor the policy of a running agent: "+
+		"name two files, OLD and NEW", held.Hash(), wants(t, "nonMasqueradeCIDRs: [10.2.0.0/16]").Hash(), n.path)
+	for _, args := range [][]string{{"diff", "--config", n.path}, {"diff", n.path}} {
+		if got := n.run(args...); got.code != exitUsage || got.stdout != "" || !strings.Contains(unwrap(got.stderr), want) {
+			t.Errorf("want %q in %+v", want, got)
+		}
 	}
 }
 

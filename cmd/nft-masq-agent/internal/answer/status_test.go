@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/trace"
 )
 
@@ -47,5 +48,22 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 	}
 	if text := r.String(); !strings.Contains(text, "policy drop") {
 		t.Errorf("%s", text)
+	}
+}
+
+func TestStatusSaysHowTheRulesOfAnOlderAgentAreRemoved(t *testing.T) {
+	id := nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}
+	for takeOver, want := range map[bool]string{
+		true:  "stop that agent: this one then removes its rules (--takeover), once the config is accepted",
+		false: "stop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only",
+	} {
+		r := Status{Agent: &Agent{PID: 9}}
+		r.Config.Accepted, r.Kernel.InSync = true, true
+		r.SetOthers(neighbors.Others{Legacy: []older.Chain{{ChainID: id, Rules: 2}}}, takeOver)
+		r.Conclude(options.Options{}, nil, "")
+		if text := r.String(); !strings.Contains(text, "rules of an iptables-based agent are also active") ||
+			!strings.Contains(text, want) {
+			t.Errorf("want %q in\n%s", want, text)
+		}
 	}
 }
