@@ -48,7 +48,7 @@ build: ## use: Build bin/nft-masq-agent for this machine
 	$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
 
 .PHONY: all-build
-all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARCH/nft-masq-agent for each of $(ARCHS)
+all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARCH/nft-masq-agent for each architecture
 
 .PHONY: FORCE
 bin/linux_%/nft-masq-agent: FORCE
