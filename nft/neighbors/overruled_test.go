@@ -219,6 +219,8 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 		{name: "one of both bits", at: above, rule: "ip daddr @dst meta mark & 0x6000 == 0x2000 masquerade"},
 		{name: "a set of marks", at: above, rule: "ip daddr @dst meta mark { 0x2000, 0x4000 } masquerade"},
 		{name: "another bit", at: above, rule: "ip daddr @dst meta mark & 0x8000 == 0x8000 masquerade"},
+		{name: "another source without NAT", at: "@filter", rule: "ip daddr @dst ip saddr set @new"},
+		{name: "another destination without NAT", at: "@filter", rule: "ip daddr @dst ip daddr set @new"},
 		{name: "accept", at: above, rule: "ip daddr @dst accept", shared: true},
 		{name: "accept under a condition", at: above, rule: "ip daddr @dst meta l4proto tcp accept", shared: true},
 		{name: "accept in a chain", at: above, rule: "ip daddr @dst jump accepting", shared: true},
@@ -254,8 +256,11 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 					chain other { type nat hook postrouting priority 90
 						@other
 					}
+					chain filter { type filter hook forward priority 0
+						@filter
+					}
 				}`, tt.at, rules)
-				for _, at := range []string{above, below, "@other"} {
+				for _, at := range []string{above, below, "@other", "@filter"} {
 					text = strings.ReplaceAll(text, at, "")
 				}
 				if ipv6 {
