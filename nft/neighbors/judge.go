@@ -114,7 +114,7 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.Code == trace.Rewrites || f.OfSource() && f.InNAT && !f.Ends()
+		may = may || f.Code == trace.Rewrites || f.OfSource() && f.Base.NAT() && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]

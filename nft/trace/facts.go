@@ -36,6 +36,7 @@ type Packet struct {
 	// may have the marks of kube-proxy and the CNI plugin portmap.
 	Translated Truth
 	redirected bool // its destination was translated by rules that were followed, which set its mark
+	mark       Mark // that they set
 	// Masqueraded is the source that masquerading gives it, the zero address if unknown.
 	Masqueraded netip.Addr
 	natted      Truth // whether its source was translated, by a chain before
@@ -88,27 +89,22 @@ type fact struct {
 	first        uint32
 }
 
-// address returns what is known of a field that has an address, if it is of its family.
-func address(a netip.Addr, field string) (f fact) {
-	f.size = 4
-	if strings.HasPrefix(field, "ip6") {
-		f.size = 16
-	}
-	if b := a.AsSlice(); len(b) == f.size {
-		copy(f.value[:], b)
-		copy(f.known[:], allOnes)
+// exactly returns what is known of a field of a size if it has a value of the same size.
+func exactly(value []byte, size int) fact {
+	f := fact{size: size}
+	if len(value) == size {
+		copy(f.value[:], value)
+		copy(f.known[:size], allOnes)
 	}
 	return f
 }
 
 // ordered returns a number in network order; 0 is not known.
-func ordered(n uint32, size int) (f fact) {
-	f.size = size
-	if n != 0 {
-		copy(f.value[:], binary.BigEndian.AppendUint32(nil, n)[4-size:])
-		copy(f.known[:size], allOnes)
+func ordered(n uint32, size int) fact {
+	if n == 0 {
+		return fact{size: size}
 	}
-	return f
+	return exactly(binary.BigEndian.AppendUint32(nil, n)[4-size:], size)
 }
 
 func number(n, known uint32) (f fact) {
@@ -177,10 +173,14 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 	switch field := of.Field; field {
 	case metaMark:
 		f = t.marked(c, of.Mask)
-	case "ip saddr", "ip6 saddr":
-		f = address(p.Src, field)
-	case "ip daddr", "ip6 daddr":
-		f = address(p.Dst, field)
+	case "ip saddr":
+		f = exactly(p.Src.AsSlice(), 4)
+	case "ip6 saddr":
+		f = exactly(p.Src.AsSlice(), 16)
+	case "ip daddr":
+		f = exactly(p.Dst.AsSlice(), 4)
+	case "ip6 daddr":
+		f = exactly(p.Dst.AsSlice(), 16)
 	case "iifname":
 		f = named(p.In, p.FromNode || p.Bridged)
 	case "oifname":
@@ -380,21 +380,19 @@ func (m Mark) without(bits uint32) Mark {
 // marked returns what is known of the mark where a chain compares some of its bits. Only a
 // comparison of exactly the bit of kube-proxy or portmap is about their marks.
 func (t *Tracer) marked(c *Chain, mask []byte) fact {
-	compared, unset := uint32(allBits), uint32(0)
+	compared, unset := uint32(allBits), t.packet.Unset
 	if len(mask) == 4 {
 		compared = binary.NativeEndian.Uint32(mask)
 	}
 	switch kubeProxy := c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy"; {
-	case compared&^t.packet.Unset == 0:
-		unset = compared
 	case t.packet.Translated == Yes:
 	case strings.HasPrefix(c.Table, "flannel-") && compared == allBits: // it leaves kube-proxy's packets alone
-		unset = kubeProxyMark
+		unset |= kubeProxyMark
 	case compared == kubeProxyMark, compared == portmapMark,
 		kubeProxy && bits.OnesCount32(compared) == 1, // its bit is configurable, these names are not
 		// tailscale marks what its network sends
 		c.Name == "ts-postrouting" && (t.packet.In.Name != "" || t.packet.FromNode || t.packet.SrcType != unix.RTN_UNSPEC):
-		unset = compared
+		unset |= compared
 	}
 	m := t.Mark.without(t.others)
 	return number(m.Value, m.Known|unset&^m.changed)

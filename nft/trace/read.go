@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,7 @@ type Chain struct {
 
 	met        bool               // reading has come to it
 	statements [][]rule.Statement // of the rules, nil: not decoded yet
-	index      *index
+	index      *byPrefix[int]     // of the rules
 }
 
 // An id names a chain or a set.
@@ -76,7 +77,7 @@ type Scope struct {
 // when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	for attempt := 1; ; attempt++ {
-		r := newReader(ctx, c, of)
+		r := &reader{Rules: &Rules{}, Scope: of, ctx: ctx, conn: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("read rules: %w", err)
 		}
@@ -118,10 +119,6 @@ type reader struct {
 	elements int // in sets and maps
 }
 
-func newReader(ctx context.Context, c *nfnetlink.Conn, of Scope) *reader {
-	return &reader{Rules: &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}}, Scope: of, ctx: ctx, conn: c}
-}
-
 func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
@@ -133,6 +130,7 @@ func (r *reader) read() (err error) {
 	if err != nil {
 		return err
 	}
+	r.chains, r.sets = map[id]*Chain{}, map[id]*set{}
 	for _, s := range sets {
 		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
 	}
@@ -150,9 +148,8 @@ func (r *reader) read() (err error) {
 			first = append(first, known)
 		}
 	}
-	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
-	slices.SortStableFunc(first, func(a, b *Chain) int {
-		return slices.Index(types, a.Hook.Type) - slices.Index(types, b.Hook.Type)
+	slices.SortStableFunc(first, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
+		return strings.Compare(b.Hook.Type, a.Hook.Type)
 	})
 	for _, c := range first {
 		if err := r.follow(c); err != nil {

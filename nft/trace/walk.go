@@ -15,8 +15,10 @@ import (
 // A Finding is a rule that does something to the packet, or may do it.
 type Finding struct {
 	Code Code
-	Place
-	Via []nfnetlink.Rule // the rules that lead to it from the base chain
+	// Rule without a handle is the policy of the base chain, or stands for rules that were not read.
+	Rule nfnetlink.Rule
+	Base *Chain           // the base chain from which it is reached
+	Via  []nfnetlink.Rule // the rules that lead to it from there
 	// Sure means that it certainly happens. Open are the conditions on its way that may not
 	// hold, as nft writes them.
 	Sure bool
@@ -34,27 +36,17 @@ type Finding struct {
 	OfDestination bool
 	// Direct means that a condition leading to the rule names the packet's destination: only then is
 	// the rule known to be for this address.
-	Direct    bool
-	Own       bool // the rule is this agent's
-	InNAT     bool // it is in a chain of type nat
-	ofSources bool // and it translates sources
-}
-
-// A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
-// a handle is the policy of the base chain, or stands for rules that were not read.
-type Place struct {
-	Rule     nfnetlink.Rule
-	Base     string // the base chain from which it is reached
-	Priority int32  // of the base chain
+	Direct bool
+	Own    bool // the rule is this agent's
 }
 
 // Table returns the family and name of the rule's table, as nft writes them.
-func (p Place) Table() string {
-	return p.Rule.Family.String() + " " + nfnetlink.Printable(p.Rule.Table)
+func (f Finding) Table() string {
+	return f.Rule.Family.String() + " " + nfnetlink.Printable(f.Rule.Table)
 }
 
 // Chain returns the name of the rule's chain for use in messages.
-func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
+func (f Finding) Chain() string { return nfnetlink.Printable(f.Rule.Chain) }
 
 // Policy reports whether it is no rule but the policy of the base chain.
 func (f Finding) Policy() bool { return f.Rule.Handle == 0 && f.Code == Drops }
@@ -80,7 +72,7 @@ func (f Finding) OfSource() bool {
 	case Masquerades, Translates, Rewrites:
 		return !f.OfDestination
 	case Unknown, Drops, Rejects:
-		return f.ofSources
+		return f.Base.ofSources()
 	}
 	return false
 }
@@ -113,22 +105,23 @@ type Result struct {
 // whether it may see the packet's own source instead.
 func (r Result) Seen() (by []Finding, itself bool) {
 	itself = r.Keeps != No
-	translated := false
+	translated, written := false, No
 	for _, f := range r.Findings {
 		switch {
 		case !f.OfSource():
 			continue
-		case f.Keeps && slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites }):
-			translated = true // it keeps what was written
-			itself = itself || !slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites && f.Sure })
+		case f.Keeps && written != No: // it keeps what was written
+			translated, itself = true, itself || written != Yes
 			continue
 		case f.Code != Rewrites: // it replaces what was written before, unless the packet keeps its source
 			if !translated && r.Keeps == No {
-				by = nil
+				by, written = nil, No
 			}
 			translated = true
 		case f.Sure:
-			by, itself = nil, false
+			by, itself, written = nil, false, Yes
+		default:
+			written = max(written, Maybe)
 		}
 		by = append(by, f)
 	}
@@ -244,13 +237,15 @@ func (p Packet) first() (early Packet, hook uint32) {
 // found at the first hook. It has the new destination, its connection is translated, and no other
 // program has set its mark.
 func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
-	p.redirected = true
-	early, first := p.first()
-	t.start(early)
-	t.Mark, t.Untracked = by.Mark, destination.Untracked
-	t.atHook(first)
-	destination.Findings, destination.Unknown = slices.Concat(destination.Findings, t.Findings), t.Unknown
-	return t.past(destination, p)
+	p.redirected, p.mark = true, by.Mark
+	_, source = t.Trace(p)
+	source.Findings = slices.Concat(destination.ofSource(), source.Findings)
+	return source
+}
+
+// ofSource returns the findings about a destination that concern the packet's source too.
+func (r Result) ofSource() []Finding {
+	return slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return f.OfDestination || f.Code == Accepts })
 }
 
 // past follows a packet through the hooks after the first one.
@@ -262,23 +257,14 @@ func (t *Tracer) past(destination Result, p Packet) Result {
 	case p.Delivered():
 		hooks, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
 	}
-	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, nil, slices.Clip(destination.Unknown)
-	for _, f := range destination.Findings { // what concerns its source too
-		if !f.OfDestination && f.Code != Accepts {
-			t.Findings = append(t.Findings, f)
-		}
-	}
+	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, destination.ofSource(), slices.Clip(destination.Unknown)
 	return t.pass(hooks)
 }
 
 // At follows a packet through the base chains of some hooks.
 func (t *Tracer) At(p Packet, hooks ...uint32) Result {
-	t.start(p)
+	t.passage = passage{Result: Result{Keeps: Yes, Mark: p.mark}, packet: p, last: t.Visits + maxVisits}
 	return t.pass(hooks)
-}
-
-func (t *Tracer) start(p Packet) {
-	t.passage = passage{Result: Result{Keeps: Yes}, packet: p, last: t.Visits + maxVisits}
 }
 
 func (t *Tracer) pass(hooks []uint32) Result {
@@ -289,11 +275,6 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		t.atHook(hook)
 	}
 	t.Keeps = max(t.Keeps, t.Untracked)
-	for _, f := range t.Findings {
-		if f.Code == Untracks && t.Untracked == Maybe {
-			t.unknown("whether connection tracking is off, by " + f.RuleText())
-		}
-	}
 	if t.spent() {
 		t.unknown(TooMany)
 		t.Keeps = max(t.Keeps, Maybe)
@@ -313,7 +294,7 @@ const (
 
 // atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
-	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
+	translates := func(f Finding) bool { return f.Base.NAT() && f.Code != Accepts }
 	all := slices.DeleteFunc(slices.Clone(t.bases), func(c *Chain) bool {
 		return c.Hook.Number != hook || !t.ofFamily(c.Family)
 	})
@@ -324,13 +305,14 @@ func (t *Tracer) atHook(hook uint32) {
 		}
 		equal := all[:n]
 		all = all[n:]
-		others, several := t.changes(equal)
+		others, several := t.changes(equal), uint32(allBits)
 		keeps, first, translate := t.Keeps, len(t.Findings), 0
 		for i, c := range equal {
+			several &= others[i]
 			switch at := c.Hook.Priority; {
-			case c.nat() && (t.Untracked == Yes || keeps == No), t.packet.redirected && c.early() && at <= dstPriority:
+			case c.NAT() && (t.Untracked == Yes || keeps == No), t.packet.redirected && c.early() && at <= dstPriority:
 				continue
-			case c.nat():
+			case c.NAT():
 			case c.early() && at > dstPriority && t.Keeps == No:
 				return // these chains see another destination: see Onward
 			case !c.early() && at >= srcPriority && t.packet.natted == No:
@@ -353,42 +335,38 @@ func (t *Tracer) atHook(hook uint32) {
 }
 
 // changes returns, for each of several chains that run in an unknown order, the bits of the mark that
-// others may change before it, and those that more than one may change.
-func (t *Tracer) changes(equal []*Chain) (others []uint32, several uint32) {
-	others = make([]uint32, len(equal))
-	if len(equal) < 2 {
-		return others, 0
-	}
-	some := uint32(0)
+// others may change before it. Those that more than one may change are in all of them.
+func (t *Tracer) changes(equal []*Chain) []uint32 {
+	others := make([]uint32, len(equal))
 	for i, c := range equal {
+		if len(equal) == 1 {
+			break // it is not followed twice
+		}
 		before := t.passage
 		t.enter(c, t.Keeps)
 		now, was := t.Mark, before.Mark
 		t.passage = before
-		others[i] = now.changed&^was.changed | now.Value ^ was.Value | now.Known ^ was.Known
-		several, some = several|some&others[i], some|others[i]
+		for k := range others {
+			if k != i {
+				others[k] |= now.changed&^was.changed | now.Value ^ was.Value | now.Known ^ was.Known
+			}
+		}
 	}
-	for i, own := range others {
-		others[i] = several | some&^own
-	}
-	return others, several
+	return others
 }
 
 // becomes replaces the source of the packet by that to which a rule certainly translated it: chains after
 // NAT see that. Our own chain, if it was not read, may do so, too.
 func (t *Tracer) becomes(after bool) {
-	ours := func(f Finding) bool { return f.Code == Ours && f.InNAT }
-	if t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours) {
-		return
-	}
+	ours := func(f Finding) bool { return f.Code == Ours && f.Base.NAT() }
 	by, itself := t.Seen()
 	switch certain := after && len(by) == 1 && !itself && t.Untracked == No; {
-	case !certain:
-		t.packet.natted, t.packet.Src = Maybe, netip.Addr{}
-	case by[0].Keeps:
+	case t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours), certain && by[0].Keeps:
 		return
-	default:
+	case certain:
 		t.packet.natted, t.packet.Src = Yes, by[0].Address(t.packet.Masqueraded)
+	default:
+		t.packet.natted, t.packet.Src = Maybe, netip.Addr{}
 	}
 	t.packet.SrcType = unix.RTN_UNSPEC
 }
@@ -399,13 +377,14 @@ func (c *Chain) when() []int32 {
 	switch {
 	case c.ofSources():
 		at = srcPriority
-	case c.nat():
+	case c.NAT():
 		at = dstPriority
 	}
 	return []int32{at, c.Hook.Priority}
 }
 
-func (c *Chain) nat() bool { return c.Hook.Type == "nat" }
+// NAT reports whether a base chain is of type nat.
+func (c *Chain) NAT() bool { return c.Hook.Type == "nat" }
 
 // early reports whether a base chain is at the first hook of packets.
 func (c *Chain) early() bool {
@@ -413,14 +392,13 @@ func (c *Chain) early() bool {
 }
 
 // ofSources reports whether a base chain of type nat translates sources, and not destinations.
-func (c *Chain) ofSources() bool { return c.nat() && !c.early() }
+func (c *Chain) ofSources() bool { return c.NAT() && !c.early() }
 
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
 	t.base, t.left = c, nil
 	met, w := len(t.Findings), way{reach: Yes}
-	w.Base, w.Priority, w.InNAT, w.ofSources = c.Name, c.Hook.Priority, c.nat(), c.ofSources()
-	if w.InNAT {
+	if w.Base = c; c.NAT() {
 		w.reach = min(keeps, Yes-t.Untracked)
 	}
 	to := t.walk(c, w)
@@ -429,14 +407,14 @@ func (t *Tracer) enter(c *Chain, keeps Truth) {
 		to = to&^back | gone
 	}
 	switch { // whether it does not get past it as it was
-	case !w.InNAT:
+	case !c.NAT():
 	case to&(back|past) == 0:
 		t.Keeps = No
 	case to&gone != 0:
 		t.Keeps = min(t.Keeps, Maybe)
 	}
 	for _, f := range t.Findings[met:] {
-		if !w.InNAT && (f.Code != Rewrites || f.OfDestination) {
+		if !c.NAT() && (f.Code != Rewrites || f.OfDestination) {
 			continue
 		}
 		if t.unknown(f.Open...); f.Code == Unknown {
@@ -535,7 +513,9 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case Untracks:
 		if before := t.beforeTracking(); before != No && t.Untracked != Yes {
 			t.Untracked = max(t.Untracked, min(w.reach, before))
-			t.find(w.sure(before == Yes), Untracks)
+			if f := t.find(w.sure(before == Yes), Untracks); !f.Sure {
+				t.unknown("whether connection tracking is off, by " + f.RuleText())
+			}
 		}
 	case Unknown:
 		t.find(w.sure(false), Unknown)
@@ -544,7 +524,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		t.find(w, e.code)
 		return gone
 	case Accepts, returns:
-		if t.base.nat() && (e.code == Accepts || len(w.Via) == 0) { // it ends a base chain of type nat early
+		if t.base.NAT() && (e.code == Accepts || len(w.Via) == 0) { // it ends a base chain of type nat early
 			t.find(w, Accepts)
 		}
 		if e.code == returns {
@@ -633,7 +613,7 @@ func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
 	if source {
 		does, of = s.Source, t.packet.Src
 	}
-	if !t.base.nat() || !does {
+	if !t.base.NAT() || !does {
 		return on
 	}
 	to, has := []iprange.Range{s.To}, Yes
