@@ -132,7 +132,7 @@ func (f fact) whole() bool {
 // within reports whether the field, or as much of it, is between two values.
 func (f fact) within(from, to []byte) Truth {
 	n := len(from)
-	if n == 0 || n != len(to) || n > len(f.value) {
+	if n == 0 || n > len(f.value) {
 		return Maybe
 	}
 	low, high, single, differs := f.value, f.value, string(from) == string(to), false
@@ -168,8 +168,8 @@ const (
 )
 
 // fact returns what is known of a field in a chain.
-func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
-	p := t.packet
+func (t *Tracer) fact(c *Chain, of rule.Part) fact {
+	p, f := t.packet, fact{size: 4} // of most fields
 	switch field := of.Field; field {
 	case metaMark:
 		f = t.marked(c, of.Mask)
@@ -186,7 +186,6 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 	case "oifname":
 		f = named(p.Out, false)
 	case "ct state":
-		f.size = 4
 		switch before := t.beforeTracking(); {
 		case before == Maybe, t.Untracked == Maybe:
 		case t.Untracked == Yes:
@@ -197,7 +196,6 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 			f = number(stateNew, allBits)
 		}
 	case "ct status":
-		f.size = 4
 		if t.Untracked == No && t.beforeTracking() != Maybe {
 			f = p.status()
 		}
@@ -286,41 +284,29 @@ func (p Packet) of(ipv4, ipv6 uint32) uint32 {
 	return ipv4
 }
 
-// compare reports whether the packet satisfies a comparison.
-func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
-	from, to, not := s.Value, s.Value, s.Op == "!="
-	switch order := len(s.Value) == 2 || strings.HasSuffix(s.Field, "addr"); { // a port or an address
-	case s.Set != "":
-		return t.isIn(c, s).unless(not)
-	case s.Last != nil:
-		to = s.Last
-	case s.Op == "==", not:
-	case !order:
-		return Maybe
-	case s.Op == "<=", s.Op == ">":
-		from, not = make([]byte, len(to)), s.Op == ">"
-	default:
-		to, not = allOnes[:min(len(from), len(allOnes))], s.Op == "<"
-	}
-	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(from, to).unless(not)
-}
-
 // holds reports whether the packet satisfies a comparison. One to another host does not leave by the
 // loopback interface.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
+	not := s.Op == "!="
 	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
 	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
 	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) &&
 		t.packet.DstType == unix.RTN_UNICAST && strings.HasSuffix(s.String(), ` "lo"`):
-		return truthOf(s.Op == "!=")
+		return truthOf(not)
+	case s.Set != "":
+		return t.isIn(c, s).unless(not)
 	}
-	return t.compare(c, s)
+	to := s.Last
+	if to == nil {
+		to = s.Value
+	}
+	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(s.Value, to).unless(not)
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.
 func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
-	if c.Own && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr") {
+	if c.Own && len(s.Key) == 2 && ofDestination(s.Key[1]) {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
 	_, has := t.lookup(c, s.Set, s.Key)

@@ -24,6 +24,7 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
+	bases   []*Chain // in the order in which packets meet them
 	listing older.Listing
 	chains  map[id]*Chain
 	sets    map[id]*set // all, of which those are read that rules refer to
@@ -134,7 +135,6 @@ func (r *reader) read() (err error) {
 	for _, s := range sets {
 		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
 	}
-	var first []*Chain
 	for _, c := range r.listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
 		r.chains[idOf(c, c.Name)] = known
@@ -145,17 +145,18 @@ func (r *reader) read() (err error) {
 				r.Devices = append(r.Devices, c.ID())
 			}
 		case r.Reads(c):
-			first = append(first, known)
+			r.bases = append(r.bases, known)
 		}
 	}
-	slices.SortStableFunc(first, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
+	slices.SortStableFunc(r.bases, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
 		return strings.Compare(b.Hook.Type, a.Hook.Type)
 	})
-	for _, c := range first {
+	for _, c := range r.bases {
 		if err := r.follow(c); err != nil {
 			return err
 		}
 	}
+	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
 	return r.ctx.Err()
 }
 

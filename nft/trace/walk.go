@@ -145,8 +145,7 @@ type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
 	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits  int      // of statements, by all packets
-	bases   []*Chain // in their order
+	Visits  int // of statements, by all packets
 	decoded int
 	passage
 }
@@ -163,11 +162,7 @@ type passage struct {
 }
 
 // New returns a Tracer for rules that were read.
-func New(r *Rules) *Tracer {
-	bases := slices.DeleteFunc(slices.Clone(r.Chains), func(c *Chain) bool { return c.Hook == nil })
-	slices.SortStableFunc(bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
-	return &Tracer{Rules: r, bases: bases}
-}
+func New(r *Rules) *Tracer { return &Tracer{Rules: r} }
 
 // A flow is where the packet may be after a rule or a chain: one bit for each.
 type flow uint8
@@ -190,7 +185,7 @@ type way struct {
 
 // under returns the way past a condition of a statement.
 func (w way) under(is Truth, s rule.Statement) way {
-	w.Direct = w.Direct || s.Op == "==" && isDestination(s.Field) ||
+	w.Direct = w.Direct || s.Op == "==" && s.Last == nil && isDestination(s.Field) ||
 		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
 	if is == Maybe && len(w.Open) < maxUnknown {
 		w.Open = append(slices.Clip(w.Open), s.String())
