@@ -73,14 +73,6 @@ func truthOf(b bool) Truth {
 	return No
 }
 
-// unless returns the truth of the opposite, if that is asked for.
-func (t Truth) unless(not bool) Truth {
-	if not {
-		return Yes - t
-	}
-	return t
-}
-
 // A fact is what is known of a field of the packet: the bits that are known, and their value.
 type fact struct {
 	value, known [16]byte
@@ -94,7 +86,9 @@ func exactly(value []byte, size int) fact {
 	f := fact{size: size}
 	if len(value) == size {
 		copy(f.value[:], value)
-		copy(f.known[:size], allOnes)
+		for i := range value {
+			f.known[i] = 0xff
+		}
 	}
 	return f
 }
@@ -129,9 +123,13 @@ func (f fact) whole() bool {
 	return f.size > 0 && !slices.ContainsFunc(f.known[:f.size], func(b byte) bool { return b != 0xff })
 }
 
-// within reports whether the field, or as much of it, is between two values.
+// within reports whether the field, or as much of it, is between two values; without the second, whether
+// it is the first.
 func (f fact) within(from, to []byte) Truth {
 	n := len(from)
+	if to == nil {
+		to = from
+	}
 	if n == 0 || n > len(f.value) {
 		return Maybe
 	}
@@ -153,10 +151,6 @@ func (f fact) within(from, to []byte) Truth {
 	return Maybe
 }
 
-const metaMark = "meta mark"
-
-var allOnes = bytes.Repeat([]byte{0xff}, 16)
-
 // The states and the status of a connection: NF_CT_STATE_BIT(IP_CT_NEW) of nft, untracked, and
 // IPS_DST_NAT.
 const (
@@ -171,16 +165,17 @@ const (
 func (t *Tracer) fact(c *Chain, of rule.Part) fact {
 	p, f := t.packet, fact{size: 4} // of most fields
 	switch field := of.Field; field {
-	case metaMark:
+	case "meta mark":
 		f = t.marked(c, of.Mask)
-	case "ip saddr":
-		f = exactly(p.Src.AsSlice(), 4)
-	case "ip6 saddr":
-		f = exactly(p.Src.AsSlice(), 16)
-	case "ip daddr":
-		f = exactly(p.Dst.AsSlice(), 4)
-	case "ip6 daddr":
-		f = exactly(p.Dst.AsSlice(), 16)
+	case "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr":
+		a, size := p.Src, 4
+		if isDestination(field) {
+			a = p.Dst
+		}
+		if strings.HasPrefix(field, "ip6") {
+			size = 16
+		}
+		f = exactly(a.AsSlice(), size)
 	case "iifname":
 		f = named(p.In, p.FromNode || p.Bridged)
 	case "oifname":
@@ -287,21 +282,21 @@ func (p Packet) of(ipv4, ipv6 uint32) uint32 {
 // holds reports whether the packet satisfies a comparison. One to another host does not leave by the
 // loopback interface.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
-	not := s.Op == "!="
+	is := No
 	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
 	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
 	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) &&
 		t.packet.DstType == unix.RTN_UNICAST && strings.HasSuffix(s.String(), ` "lo"`):
-		return truthOf(not)
 	case s.Set != "":
-		return t.isIn(c, s).unless(not)
+		is = t.isIn(c, s)
+	default:
+		is = t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(s.Value, s.Last)
 	}
-	to := s.Last
-	if to == nil {
-		to = s.Value
+	if s.Op == "!=" {
+		return Yes - is
 	}
-	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(s.Value, to).unless(not)
+	return is
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.

@@ -24,8 +24,8 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
-	bases   []*Chain // in the order in which packets meet them
-	listing older.Listing
+	Listing older.Listing // of all chains
+	bases   []*Chain      // in the order in which packets meet them
 	chains  map[id]*Chain
 	sets    map[id]*set // all, of which those are read that rules refer to
 }
@@ -92,24 +92,6 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	}
 }
 
-// Listing lists all chains, and reads the rules of those that were not read.
-func (r *Rules) Listing() older.Listing {
-	l, ask := r.listing, r.listing.EachRule
-	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
-		read := r.chains[id{family, table, chain}]
-		if read == nil || read.statements == nil || read.Unread > 0 {
-			return ask(family, table, chain, do)
-		}
-		for _, r := range read.Rules {
-			if err := do(r); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return l
-}
-
 type reader struct {
 	*Rules
 	Scope
@@ -124,7 +106,7 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
-	if r.listing, err = older.List(r.conn); err != nil {
+	if r.Listing, err = older.List(r.conn); err != nil {
 		return err
 	}
 	sets, err := r.conn.Sets(nfnetlink.AnyFamily, "")
@@ -135,11 +117,11 @@ func (r *reader) read() (err error) {
 	for _, s := range sets {
 		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
 	}
-	for _, c := range r.listing.Chains {
+	for _, c := range r.Listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
 		r.chains[idOf(c, c.Name)] = known
 		switch {
-		case !r.listing.InForce(c):
+		case !r.Listing.InForce(c):
 		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
 			if c.Use > 0 || c.Policy == drop {
 				r.Devices = append(r.Devices, c.ID())
@@ -178,7 +160,11 @@ func (r *reader) follow(c *Chain) error {
 				if err := r.readSet(s); err != nil && !nfnetlink.IsNotExist(err) {
 					return err
 				}
-				targets = append(targets, s.chains()...)
+				for _, e := range append(s.elements, s.rest...) {
+					if e.Chain != "" {
+						targets = append(targets, e.Chain)
+					}
+				}
 			}
 		}
 		for _, name := range targets {

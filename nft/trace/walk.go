@@ -213,19 +213,16 @@ func isDestination(field string) bool { return field == "ip daddr" || field == "
 // registered last runs first, but the kernel does not report the order: if several of them
 // translate the packet, any of them may be first.
 func (t *Tracer) Trace(p Packet) (destination, source Result) {
-	early, first := p.first()
-	destination = t.At(early, first)
-	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
-	return destination, t.past(destination, p)
-}
-
-// first returns the packet as its first hook sees it, before it is routed unless the node sends it.
-func (p Packet) first() (early Packet, hook uint32) {
-	if p.FromNode {
-		return p, unix.NF_INET_LOCAL_OUT
+	early, hooks := p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+	if early.Out = (routes.Interface{}); p.FromNode { // the node routes what it sends before
+		early, hooks = p, []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_POST_ROUTING}
+	} else if p.Delivered() {
+		p.Out, hooks = early.Out, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN}
 	}
-	p.Out = routes.Interface{}
-	return p, unix.NF_INET_PRE_ROUTING
+	destination = t.At(early, hooks[0])
+	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
+	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, destination.ofSource(), slices.Clip(destination.Unknown)
+	return destination, t.pass(hooks[1:])
 }
 
 // Onward follows a packet from where its destination has been translated as a rule does, which was
@@ -241,19 +238,6 @@ func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result
 // ofSource returns the findings about a destination that concern the packet's source too.
 func (r Result) ofSource() []Finding {
 	return slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return f.OfDestination || f.Code == Accepts })
-}
-
-// past follows a packet through the hooks after the first one.
-func (t *Tracer) past(destination Result, p Packet) Result {
-	hooks := []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
-	switch {
-	case p.FromNode:
-		hooks = hooks[1:]
-	case p.Delivered():
-		hooks, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
-	}
-	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, destination.ofSource(), slices.Clip(destination.Unknown)
-	return t.pass(hooks)
 }
 
 // At follows a packet through the base chains of some hooks.
@@ -602,14 +586,11 @@ func (t *Tracer) choose(w way, s rule.Statement) (to flow) {
 	return to
 }
 
-// translate notes that a rule translates the packet, if it does at this hook.
+// translate notes that a rule translates the packet. The kernel takes such rules only where they can.
 func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
-	source, does, of := t.base.ofSources(), s.Destination, t.packet.Dst
+	source, of := t.base.ofSources(), t.packet.Dst
 	if source {
-		does, of = s.Source, t.packet.Src
-	}
-	if !t.base.NAT() || !does {
-		return on
+		of = t.packet.Src
 	}
 	to, has := []iprange.Range{s.To}, Yes
 	if s.ToMap != "" {
