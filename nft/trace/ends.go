@@ -61,7 +61,7 @@ func (e *Ends) add(t *Tracer, c *Chain, all []element, key []rule.Part, from net
 		at := 0
 		for _, p := range key {
 			size := t.fact(c, p).size
-			if size == 0 || at+size > min(len(of.from), len(of.to)) { // what comes after it is somewhere
+			if size == 0 || at+size > len(of.from) { // what comes after it is somewhere
 				e.Exact = true
 				break
 			}

@@ -286,7 +286,7 @@ func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
 	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
 	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
-	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) &&
+	case strings.HasPrefix(s.Field, "oif") && t.packet.Out.Name == "" &&
 		t.packet.DstType == unix.RTN_UNICAST && strings.HasSuffix(s.String(), ` "lo"`):
 	case s.Set != "":
 		is = t.isIn(c, s)
@@ -305,7 +305,7 @@ func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
 	_, has := t.lookup(c, s.Set, s.Key)
-	if of := t.sets[idOf(c.Chain, s.Set)]; t.Has == nil || of == nil || !of.large || len(s.Key) != 1 {
+	if of := t.sets[idOf(c.Chain, s.Set)]; t.Has == nil || of == nil || !of.large {
 		return has
 	}
 	of := t.fact(c, s.Key[0])

@@ -20,8 +20,8 @@ type set struct {
 // interval reports whether its elements have more than one key.
 func (s *set) interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
 
-// An element is for keys from one to another: each component, which is padded to four bytes
-// if there are several.
+// An element is for keys from one to another, of the same length: each component, which is padded to
+// four bytes if there are several.
 type element struct {
 	from, to []byte
 	nfnetlink.Element
@@ -115,7 +115,7 @@ func (e element) has(key []fact) Truth {
 		if len(key) == 1 {
 			size = len(e.from)
 		}
-		if size == 0 || at+size > len(e.from) || at+size > len(e.to) {
+		if size == 0 || at+size > len(e.from) {
 			return min(is, Maybe) // what comes after a component of unknown length is unknown
 		}
 		is = min(is, f.within(e.from[at:at+size], e.to[at:at+size]))

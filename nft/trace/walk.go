@@ -339,15 +339,14 @@ func (t *Tracer) changes(equal []*Chain) []uint32 {
 func (t *Tracer) becomes(after bool) {
 	ours := func(f Finding) bool { return f.Code == Ours && f.Base.NAT() }
 	by, itself := t.Seen()
-	switch certain := after && len(by) == 1 && !itself && t.Untracked == No; {
-	case t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours), certain && by[0].Keeps:
+	certain := after && len(by) == 1 && !itself && t.Untracked == No
+	if t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours) || certain && by[0].Keeps {
 		return
-	case certain:
-		t.packet.natted, t.packet.Src = Yes, by[0].Address(t.packet.Masqueraded)
-	default:
-		t.packet.natted, t.packet.Src = Maybe, netip.Addr{}
 	}
-	t.packet.SrcType = unix.RTN_UNSPEC
+	t.packet.natted, t.packet.Src, t.packet.SrcType = Maybe, netip.Addr{}, unix.RTN_UNSPEC
+	if certain {
+		t.packet.natted, t.packet.Src = Yes, by[0].Address(t.packet.Masqueraded)
+	}
 }
 
 // when returns the priority at which the kernel runs a base chain, and its own.
@@ -420,7 +419,8 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 		return back
 	case c.Unread > 0:
 		t.Mark = Mark{changed: allBits}
-		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
+		t.find(c.rest(w).sure(false), Unknown)
+		return anywhere &^ on
 	}
 	src, meets := t.packet.Src, t.meets(c)
 	for k := 0; k < len(meets); k++ {
