@@ -114,7 +114,6 @@ func (s *search) one(packet trace.Packet, hooks []uint32, do func(trace.Packet, 
 // than what is: that has no routes.
 func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
 	c := Conflict{Kind: k, Finding: f, Src: p.Src, Dst: p.Dst}
-	c.Via, c.Open = slices.Clone(f.Via), slices.Clone(f.Open)
 	i, known := s.found[at(k, f.Rule)]
 	if !known {
 		s.found[at(k, f.Rule)], s.all = len(s.all), append(s.all, c)
