@@ -36,27 +36,30 @@ func (b *byPrefix[T]) at(a netip.Addr) (all []T) {
 	return all
 }
 
-// meets returns the rules of a chain that have a bearing on the packet. By the prefix that they compare
-// an address with, the others have none.
+// An index has the rules of a chain by the prefix that they compare an address with: the others
+// have no bearing on a packet with another address.
+type index struct{ src, dst byPrefix[int] }
+
+// meets returns the rules of a chain that have a bearing on the packet.
 func (t *Tracer) meets(c *Chain) []int {
 	if c.index == nil {
-		c.index = &byPrefix[int]{}
+		c.index = &index{}
 		for i := range c.Rules {
-			longest, dst := prefixes(t.statements(c, i))
-			if dst.Bits() > longest.Bits() {
-				longest = dst
+			if src, dst := prefixes(t.statements(c, i)); src.Bits() > dst.Bits() {
+				c.index.src.add(src, i)
+			} else {
+				c.index.dst.add(dst, i)
 			}
-			c.index.add(longest, i)
 		}
 	}
-	found := slices.Concat(c.index.rest, c.index.at(t.packet.Dst), c.index.at(t.packet.Src))
+	found := slices.Concat(c.index.dst.rest, c.index.dst.at(t.packet.Dst), c.index.src.at(t.packet.Src))
 	if !t.packet.Src.IsValid() { // it may be any
-		for _, all := range c.index.of {
+		for _, all := range c.index.src.of {
 			found = append(found, all...)
 		}
 	}
 	slices.Sort(found)
-	return slices.Compact(found)
+	return found
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.

@@ -52,7 +52,7 @@ type Chain struct {
 
 	met        bool               // reading has come to it
 	statements [][]rule.Statement // of the rules, nil: not decoded yet
-	index      *byPrefix[int]     // of the rules
+	index      *index
 }
 
 // An id names a chain or a set.
