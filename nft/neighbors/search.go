@@ -275,7 +275,8 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 	}
 	slices.SortStableFunc(all, func(a, b Conflict) int {
 		return cmp.Or(
-			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule.Family, b.Rule.Family), cmp.Compare(a.Base.Hook.Priority, b.Base.Hook.Priority),
+			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule.Family, b.Rule.Family),
+			cmp.Compare(a.Base.Hook.Priority, b.Base.Hook.Priority),
 		)
 	})
 	return all, s.rest + over.rest

@@ -237,7 +237,9 @@ func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result
 
 // ofSource returns the findings about a destination that concern the packet's source too.
 func (r Result) ofSource() []Finding {
-	return slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return f.OfDestination || f.Code == Accepts })
+	return slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool {
+		return f.OfDestination || f.Code == Accepts
+	})
 }
 
 // At follows a packet through the base chains of some hooks.

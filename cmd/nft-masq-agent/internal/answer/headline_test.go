@@ -22,9 +22,9 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	path := func(out, masqueraded string, depends ...string) neighbors.Path {
 		n := neighbors.Path{
 			Packet:  trace.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: routes.Interface{Name: out}},
-			Source:  trace.Result{Findings: []trace.Finding{{Code: trace.Masquerades, Base: postrouting, Sure: true, Own: true}}},
 			Depends: depends,
 		}
+		n.Source.Findings = []trace.Finding{{Code: trace.Masquerades, Base: postrouting, Sure: true, Own: true}}
 		n.Masqueraded, _ = netip.ParseAddr(masqueraded)
 		return n
 	}
