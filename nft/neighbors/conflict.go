@@ -96,7 +96,7 @@ func (c Conflict) ViaText() []string {
 func (c Conflict) Hash(seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
-	_, _ = fmt.Fprintf(&h, "%d %s %q %q %q %q %q", c.Kind, c.Rule.Family, c.Rule.Table, c.Rule.Chain, c.Base,
+	_, _ = fmt.Fprintf(&h, "%d %s %q %q %q %q %q", c.Kind, c.Rule.Family, c.Rule.Table, c.Rule.Chain, c.Base.Name,
 		nfnetlink.Key(c.Rule.Exprs), c.Open)
 	return h.Sum64()
 }

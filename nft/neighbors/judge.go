@@ -98,8 +98,8 @@ func (s *State) asker() *asker {
 }
 
 // mayTranslate reports whether another program's rule may have translated a connection, also to its
-// own address, or ended the base chain before it reached ours. It asks what happens to the
-// packet, once for those that the rules treat alike.
+// own address, written addresses into its packets, or ended the base chain before it reached ours. It
+// asks what happens to the packet, once for those that the rules treat alike.
 func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	src, dst = alike(a.ends, src, dst)
 	at := asked{src, dst, dnat}
@@ -114,7 +114,7 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.OfSource() && (f.InNAT || f.Code == trace.Rewrites) && !f.Ends()
+		may = may || f.Code == trace.Rewrites || f.OfSource() && f.Base.NAT() && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]

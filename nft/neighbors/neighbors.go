@@ -109,10 +109,33 @@ func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	})
 	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
-			s.older, err = older.Find(s.others.Listing(), s.Want, rule.String)
+			s.older, err = older.Find(listing(s.others), s.Want, rule.String)
 		}
 		return err
 	})
+}
+
+// listing lists all chains, and reads the rules of those that were not read.
+func listing(r *trace.Rules) older.Listing {
+	l, ask, known := r.Listing, r.Listing.EachRule, map[nfnetlink.ChainID]*trace.Chain{}
+	for _, c := range r.Chains {
+		if !c.Own && c.Unread == 0 {
+			known[c.ID()] = c
+		}
+	}
+	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
+		read := known[nfnetlink.ChainID{Family: family, Table: table, Name: chain}]
+		if read == nil {
+			return ask(family, table, chain, do)
+		}
+		for _, r := range read.Rules {
+			if err := do(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return l
 }
 
 // passes reports whether packets of pods to other hosts pass a base chain.

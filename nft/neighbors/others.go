@@ -145,7 +145,7 @@ func (n *Node) pods(p nft.Policy) (pods judge.Region, err error) {
 
 // comesLate reports whether a conflict comes too late, because the policy enforces its exemptions.
 func comesLate(p nft.Policy, c Conflict) bool {
-	return c.Priority > nft.EnforcePriority && !slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
+	return c.Base.Hook.Priority > nft.EnforcePriority && !slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
 		return (c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family()) && !p.Enforces(f)
 	})
 }

@@ -3,11 +3,13 @@ package neighbors
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -219,6 +221,8 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 		{name: "one of both bits", at: above, rule: "ip daddr @dst meta mark & 0x6000 == 0x2000 masquerade"},
 		{name: "a set of marks", at: above, rule: "ip daddr @dst meta mark { 0x2000, 0x4000 } masquerade"},
 		{name: "another bit", at: above, rule: "ip daddr @dst meta mark & 0x8000 == 0x8000 masquerade"},
+		{name: "another source without NAT", at: "@filter", rule: "ip daddr @dst ip saddr set @new"},
+		{name: "another destination without NAT", at: "@filter", rule: "ip daddr @dst ip daddr set @new"},
 		{name: "accept", at: above, rule: "ip daddr @dst accept", shared: true},
 		{name: "accept under a condition", at: above, rule: "ip daddr @dst meta l4proto tcp accept", shared: true},
 		{name: "accept in a chain", at: above, rule: "ip daddr @dst jump accepting", shared: true},
@@ -254,8 +258,11 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 					chain other { type nat hook postrouting priority 90
 						@other
 					}
+					chain filter { type filter hook forward priority 0
+						@filter
+					}
 				}`, tt.at, rules)
-				for _, at := range []string{above, below, "@other"} {
+				for _, at := range []string{above, below, "@other", "@filter"} {
 					text = strings.ReplaceAll(text, at, "")
 				}
 				if ipv6 {
@@ -280,6 +287,33 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// What the node receives is known with and without other programs' rules.
+func TestJudgesKnowWhatTheNodeReceives(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "ip")
+	ns := nfttest.NewNS(t, "node")
+	nfttest.Run(t, ns, "", "ip", "link", "set", "lo", "up")
+	nfttest.Run(t, ns, "", "ip", "addr", "add", "192.0.2.1/24", "brd", "192.0.2.255", "dev", "lo")
+	s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	candidates := func() (*conntrack.Judge, error) { return Candidates(s.Want.Policy) }
+	for _, judge := range []func() (*conntrack.Judge, error){s.Judge, candidates} {
+		err := ns.Do(func() error {
+			j, err := judge()
+			if err == nil && (!slices.Contains(j.Local, netip.MustParsePrefix("192.0.2.1/32")) ||
+				!slices.Contains(j.Delivered, netip.MustParsePrefix("192.0.2.255/32"))) {
+				t.Errorf("the node has %v and receives %v", j.Local, j.Delivered)
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func describe(s *State, o Others) string {
 		}
 	}
 	for _, c := range append(o.Conflicts, o.Overruled...) {
-		fmt.Fprintf(&b, "%s %s %s (%s, priority %d)\n", c.Kind, c.Table(), c.Rule.Chain, c.Base, c.Priority)
+		fmt.Fprintf(&b, "%s %s %s (%s, priority %d)\n", c.Kind, c.Table(), c.Rule.Chain, c.Base.Name, c.Base.Hook.Priority)
 		for _, v := range c.ViaText() {
 			fmt.Fprintf(&b, "\tvia %s\n", v)
 		}

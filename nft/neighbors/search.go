@@ -114,7 +114,6 @@ func (s *search) one(packet trace.Packet, hooks []uint32, do func(trace.Packet, 
 // than what is: that has no routes.
 func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
 	c := Conflict{Kind: k, Finding: f, Src: p.Src, Dst: p.Dst}
-	c.Via, c.Open = slices.Clone(f.Via), slices.Clone(f.Open)
 	i, known := s.found[at(k, f.Rule)]
 	if !known {
 		s.found[at(k, f.Rule)], s.all = len(s.all), append(s.all, c)
@@ -152,12 +151,12 @@ func (s *search) overruled(p packets, shared bool) {
 	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		ours := len(r.Findings)
 		for i, f := range r.Findings {
-			if f.Code == trace.Ours && f.InNAT && f.Priority != nft.EnforcePriority {
+			if f.Code == trace.Ours && f.Base.NAT() && f.Base.Hook.Priority != nft.EnforcePriority {
 				ours = i
 			}
 		}
 		for i, f := range r.Findings {
-			kind, is := s.kindOf(f, i < ours)
+			kind, is := kindOf(f, i < ours)
 			if !is || f.Own {
 				continue
 			}
@@ -168,7 +167,7 @@ func (s *search) overruled(p packets, shared bool) {
 		return true
 	})
 	s.all = slices.DeleteFunc(s.all, func(c Conflict) bool { // there was nothing after it to exempt from
-		return c.Kind == Exempts && s.always[at(Exempts, c.Rule)] == s.asked && !s.jumpFollows(c.Finding)
+		return c.Kind == Exempts && s.always[at(Exempts, c.Rule)] == s.asked && !jumpFollows(c.Finding)
 	})
 	for i := range s.all {
 		s.all[i].Shared = shared
@@ -182,12 +181,11 @@ func (s *search) dropped(p packets) {
 	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
 		all = false
 		for _, f := range r.Findings {
-			base := s.base(f)
-			if !f.Ends() || !f.Sure || f.Own || f.InNAT || base == nil || base.Policy != 0 { // NF_DROP
+			if !f.Ends() || !f.Sure || f.Own || f.Base.NAT() || f.Base.Policy != 0 { // NF_DROP
 				continue
 			}
 			f.Code, f.Via = trace.Drops, nil
-			f.Rule = nfnetlink.Rule{Family: base.Family, Table: base.Table, Chain: base.Name}
+			f.Rule = nfnetlink.Rule{Family: f.Base.Family, Table: f.Base.Table, Chain: f.Base.Name}
 			s.add(Drops, packet, f)
 			s.always[at(Drops, f.Rule)]++
 			all = true
@@ -199,7 +197,7 @@ func (s *search) dropped(p packets) {
 }
 
 // kindOf returns the kind of conflict that a finding is for what a policy masquerades.
-func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
+func kindOf(f trace.Finding, before bool) (Kind, bool) {
 	whatever := f.Sure || len(f.Open) > 0 && !slices.ContainsFunc(f.Open, func(condition string) bool {
 		return !strings.HasPrefix(condition, "iif") && !strings.HasPrefix(condition, "oif") // it depends on interfaces alone
 	})
@@ -207,8 +205,8 @@ func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
 	case trace.Translates:
 		return Translates, before && !f.OfDestination
 	case trace.Accepts:
-		inPostrouting := f.Rule.Family != nfnetlink.Inet && f.Rule.Table == "nat" && f.Base == "POSTROUTING"
-		return Exempts, before && inPostrouting && !s.jumpPrecedes(f)
+		inPostrouting := f.Rule.Family != nfnetlink.Inet && f.Rule.Table == "nat" && f.Base.Name == "POSTROUTING"
+		return Exempts, before && inPostrouting && !jumpPrecedes(f)
 	case trace.Untracks:
 		return Untracks, whatever
 	case trace.Rewrites:
@@ -218,36 +216,21 @@ func (s *search) kindOf(f trace.Finding, before bool) (Kind, bool) {
 	return 0, false
 }
 
-// base returns the base chain from which a packet meets a finding.
-func (s *search) base(f trace.Finding) *trace.Chain {
-	i := slices.IndexFunc(s.Chains, func(c *trace.Chain) bool {
-		return c.Hook != nil && c.Family == f.Rule.Family && c.Table == f.Rule.Table && c.Name == f.Base
-	})
-	if i < 0 {
-		return nil
-	}
-	return s.Chains[i]
-}
-
 // jump returns the places, in its base chain, of the rule by which the packet meets a finding, and
 // of the first jump to an older agent's chain.
-func (s *search) jump(f trace.Finding) (rule, jump int) {
-	base := s.base(f)
-	if base == nil {
-		return -1, -1
-	}
+func jump(f trace.Finding) (rule, jump int) {
 	top := append(slices.Clone(f.Via), f.Rule)[0]
-	return slices.IndexFunc(base.Rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
-		slices.IndexFunc(base.Rules, older.Leads)
+	return slices.IndexFunc(f.Base.Rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
+		slices.IndexFunc(f.Base.Rules, older.Leads)
 }
 
-func (s *search) jumpPrecedes(f trace.Finding) bool {
-	rule, jump := s.jump(f)
+func jumpPrecedes(f trace.Finding) bool {
+	rule, jump := jump(f)
 	return jump >= 0 && jump < rule
 }
 
-func (s *search) jumpFollows(f trace.Finding) bool {
-	rule, jump := s.jump(f)
+func jumpFollows(f trace.Finding) bool {
+	rule, jump := jump(f)
 	return jump > rule
 }
 
@@ -287,9 +270,13 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 		over.dropped(p.of(ipv6))
 	}
 	all := slices.Concat(s.all, over.all)
+	for i, c := range all { // without the rules, which would stay in memory
+		all[i].Base = &trace.Chain{Chain: c.Base.Chain}
+	}
 	slices.SortStableFunc(all, func(a, b Conflict) int {
 		return cmp.Or(
-			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule.Family, b.Rule.Family), cmp.Compare(a.Priority, b.Priority),
+			cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule.Family, b.Rule.Family),
+			cmp.Compare(a.Base.Hook.Priority, b.Base.Hook.Priority),
 		)
 	})
 	return all, s.rest + over.rest

@@ -459,6 +459,10 @@ func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 			t.Errorf("%s, at most %d: %s, want %s", tt.src, tt.most, got, tt.want)
 		}
 	}
+	running := samples(e.Src, of, []netip.Addr{netip.MustParseAddr("10.244.0.7")}, 1) // stands for its group
+	if got, want := fmt.Sprint(running), "[10.244.0.7 10.244.0.9 10.244.0.11]"; got != want {
+		t.Errorf("sources are %s, want %s", got, want)
+	}
 }
 
 func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {

@@ -38,10 +38,10 @@ func String(r nfnetlink.Rule) string {
 type Statement struct {
 	Expr  nfnetlink.Expr // the last of its expressions
 	Field string         // what is compared, in nft's words: "ip daddr", "oifname", "meta mark"; or empty
-	Op    string         // "==", "!=", "<", "<=", ">" or ">="; with a Set one of the first two
+	Op    string         // "==" or "!="
 	Mask  []byte         // of the field, before it is compared; nil: all of it
 	Value []byte         // what it is compared with
-	Last  []byte         // of a range that begins with Value; nil: it is one value
+	Last  []byte         // of a range that begins with Value, also up to the last one; nil: it is one value
 	Key   []Part         // what is looked up in a set or a map of verdicts
 	Set   string         // or the set in which it is looked up
 	NAT
@@ -115,10 +115,6 @@ func (s Statement) String() string {
 		value = "@" + nfnetlink.Printable(s.Set)
 	case s.Mask == nil && anyBit: // not any of the bits, but these
 		op = s.Op + " "
-	case isRange && s.Op == ">=":
-		value = r.From.String()
-	case isRange && s.Op == "<=":
-		value = r.To.String()
 	case isRange:
 		value = r.String()
 	case s.Mask != nil && anyBit && nativeUint32(s.Value) == 0:
@@ -162,16 +158,7 @@ func (s Statement) Range() (iprange.Range, bool) {
 		}
 	}
 	addr, _ := netip.AddrFromSlice(append(slices.Clone(s.Value), make([]byte, size-len(s.Value))...))
-	r := iprange.Of(netip.PrefixFrom(addr, ones))
-	switch whole := iprange.Of(netip.PrefixFrom(addr, 0)); s.Op {
-	case "==", "!=":
-		return r, true
-	case ">=":
-		return iprange.Range{From: r.From, To: whole.To}, ones == size*8
-	case "<=":
-		return iprange.Range{From: whole.From, To: r.To}, ones == size*8
-	}
-	return iprange.Range{}, false
+	return iprange.Of(netip.PrefixFrom(addr, ones)), true
 }
 
 // An operand is what a register holds.
@@ -187,6 +174,11 @@ type operand struct {
 
 	modulus, offset uint32 // of a number that a generator or a hash makes
 	swapped         bool   // in network order, which the number is not
+}
+
+// ordered reports whether its bytes have the order of the values.
+func (o operand) ordered() bool {
+	return o.format == formatIPv4 || o.format == formatIPv6 || o.format == formatBig
 }
 
 // opaque reports whether it is no part of a field as it is in a packet.
@@ -321,14 +313,22 @@ func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 	switch e.Name {
 	case "cmp":
-		o, op := d.register(e.Uint32(unix.NFTA_CMP_SREG)), e.Uint32(unix.NFTA_CMP_OP)
-		if op > unix.NFT_CMP_GTE {
+		o, code := d.register(e.Uint32(unix.NFTA_CMP_SREG)), e.Uint32(unix.NFTA_CMP_OP)
+		if code > unix.NFT_CMP_GTE {
 			return s, false
 		}
-		s = Statement{Field: o.name, format: o.format, Mask: o.mask, Value: e.Value(unix.NFTA_CMP_DATA)}
-		s.Op = [...]string{"==", "!=", "<", "<=", ">", ">="}[op]
-		if o.opaque() {
-			s = Statement{text: o.as(o.format) + " " + s.Op + " " + o.format.word(s.Value)}
+		value, op := e.Value(unix.NFTA_CMP_DATA), [...]string{"==", "!=", "<", "<=", ">", ">="}[code]
+		words := func() string { return o.as(o.format) + " " + op + " " + o.format.word(value) }
+		s = Statement{Field: o.name, format: o.format, Mask: o.mask, Op: op, Value: value}
+		equal := op == "==" || op == "!="
+		switch {
+		case o.opaque(), !equal && !o.ordered():
+			s = Statement{text: words()}
+		case equal:
+		case op == "<", op == ">=":
+			s.text, s.Op, s.Last = words(), either(op == "<", "!=", "=="), bytes.Repeat([]byte{0xff}, len(value))
+		default:
+			s.text, s.Op, s.Value, s.Last = words(), either(op == ">", "!=", "=="), make([]byte, len(value)), value
 		}
 		if f := nfnetlink.Family(nativeUint32(s.Value)); s.format == formatFamily && s.Op == "==" {
 			d.family = f
@@ -339,7 +339,7 @@ func (d *decoder) compare(e nfnetlink.Expr) (s Statement, ok bool) {
 		not := either(e.Uint32(unix.NFTA_RANGE_OP) == unix.NFT_RANGE_NEQ, "!= ", "")
 		s.text = o.as(o.format) + " " + not + o.format.word(e.Value(unix.NFTA_RANGE_FROM_DATA)) + "-" +
 			o.format.word(e.Value(unix.NFTA_RANGE_TO_DATA))
-		if ordered := o.format == formatIPv4 || o.format == formatIPv6 || o.format == formatBig; ordered && !o.opaque() {
+		if o.ordered() && !o.opaque() {
 			s.Field, s.Op, s.Mask, s.format = o.name, either(not == "", "==", "!="), o.mask, o.format
 			s.Value, s.Last = e.Value(unix.NFTA_RANGE_FROM_DATA), e.Value(unix.NFTA_RANGE_TO_DATA)
 		}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -56,13 +55,13 @@ func Sorted(of []netip.Addr) []netip.Addr {
 	return slices.Compact(of)
 }
 
-// add adds the ends of what a key is compared with. An element with a source is only for that.
+// add adds the ends of what a key is compared with.
 func (e *Ends) add(t *Tracer, c *Chain, all []element, key []rule.Part, from netip.Prefix) {
 	for _, of := range all {
-		at, from := 0, from
+		at := 0
 		for _, p := range key {
 			size := t.fact(c, p).size
-			if size == 0 || at+size > min(len(of.from), len(of.to)) { // what comes after it is somewhere
+			if size == 0 || at+size > len(of.from) { // what comes after it is somewhere
 				e.Exact = true
 				break
 			}
@@ -72,15 +71,12 @@ func (e *Ends) add(t *Tracer, c *Chain, all []element, key []rule.Part, from net
 			if next := last.Next(); next.IsValid() {
 				ends = append(ends, next)
 			}
-			switch only, one := (iprange.Range{From: first, To: last}).Prefix(); {
+			switch {
 			case isDestination(p.Field):
 				e.Exact, e.Dst = e.Exact || p.Mask != nil, append(e.Dst, ends...)
 				e.of.add(from, ends...)
 			case isSource(p.Field):
 				e.Exact, e.Src = e.Exact || p.Mask != nil, append(e.Src, ends...)
-				if one && p.Mask == nil {
-					from = only
-				}
 			}
 			at = (at + size + 3) &^ 3
 		}

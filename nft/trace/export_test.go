@@ -21,10 +21,10 @@ type Near struct{ Rules, Memory, Elements int }
 
 // TracerNear reads the chains of all hooks when only so much may be read.
 func TracerNear(ctx context.Context, c *nfnetlink.Conn, left Near) (*Tracer, error) {
-	r := newReader(ctx, c, Scope{
+	r := &reader{Rules: &Rules{}, ctx: ctx, conn: c, Scope: Scope{
 		Own:   func(nfnetlink.Chain) bool { return false },
 		Reads: func(nfnetlink.Chain) bool { return true },
-	})
+	}}
 	r.rules, r.memory, r.elements = maxRules-left.Rules, maxMemory-left.Memory, maxElements-left.Elements
 	err := r.read()
 	return New(r.Rules), err

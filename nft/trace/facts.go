@@ -36,6 +36,7 @@ type Packet struct {
 	// may have the marks of kube-proxy and the CNI plugin portmap.
 	Translated Truth
 	redirected bool // its destination was translated by rules that were followed, which set its mark
+	mark       Mark // that they set
 	// Masqueraded is the source that masquerading gives it, the zero address if unknown.
 	Masqueraded netip.Addr
 	natted      Truth // whether its source was translated, by a chain before
@@ -72,14 +73,6 @@ func truthOf(b bool) Truth {
 	return No
 }
 
-// unless returns the truth of the opposite, if that is asked for.
-func (t Truth) unless(not bool) Truth {
-	if not {
-		return Yes - t
-	}
-	return t
-}
-
 // A fact is what is known of a field of the packet: the bits that are known, and their value.
 type fact struct {
 	value, known [16]byte
@@ -88,27 +81,24 @@ type fact struct {
 	first        uint32
 }
 
-// address returns what is known of a field that has an address, if it is of its family.
-func address(a netip.Addr, field string) (f fact) {
-	f.size = 4
-	if strings.HasPrefix(field, "ip6") {
-		f.size = 16
-	}
-	if b := a.AsSlice(); len(b) == f.size {
-		copy(f.value[:], b)
-		copy(f.known[:], allOnes)
+// exactly returns what is known of a field of a size if it has a value of the same size.
+func exactly(value []byte, size int) fact {
+	f := fact{size: size}
+	if len(value) == size {
+		copy(f.value[:], value)
+		for i := range value {
+			f.known[i] = 0xff
+		}
 	}
 	return f
 }
 
 // ordered returns a number in network order; 0 is not known.
-func ordered(n uint32, size int) (f fact) {
-	f.size = size
-	if n != 0 {
-		copy(f.value[:], binary.BigEndian.AppendUint32(nil, n)[4-size:])
-		copy(f.known[:size], allOnes)
+func ordered(n uint32, size int) fact {
+	if n == 0 {
+		return fact{size: size}
 	}
-	return f
+	return exactly(binary.BigEndian.AppendUint32(nil, n)[4-size:], size)
 }
 
 func number(n, known uint32) (f fact) {
@@ -133,10 +123,14 @@ func (f fact) whole() bool {
 	return f.size > 0 && !slices.ContainsFunc(f.known[:f.size], func(b byte) bool { return b != 0xff })
 }
 
-// within reports whether the field, or as much of it, is between two values.
+// within reports whether the field, or as much of it, is between two values; without the second, whether
+// it is the first.
 func (f fact) within(from, to []byte) Truth {
 	n := len(from)
-	if n == 0 || n != len(to) || n > len(f.value) {
+	if to == nil {
+		to = from
+	}
+	if n == 0 || n > len(f.value) {
 		return Maybe
 	}
 	low, high, single, differs := f.value, f.value, string(from) == string(to), false
@@ -157,10 +151,6 @@ func (f fact) within(from, to []byte) Truth {
 	return Maybe
 }
 
-const metaMark = "meta mark"
-
-var allOnes = bytes.Repeat([]byte{0xff}, 16)
-
 // The states and the status of a connection: NF_CT_STATE_BIT(IP_CT_NEW) of nft, untracked, and
 // IPS_DST_NAT.
 const (
@@ -172,21 +162,25 @@ const (
 )
 
 // fact returns what is known of a field in a chain.
-func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
-	p := t.packet
+func (t *Tracer) fact(c *Chain, of rule.Part) fact {
+	p, f := t.packet, fact{size: 4} // of most fields
 	switch field := of.Field; field {
-	case metaMark:
+	case "meta mark":
 		f = t.marked(c, of.Mask)
-	case "ip saddr", "ip6 saddr":
-		f = address(p.Src, field)
-	case "ip daddr", "ip6 daddr":
-		f = address(p.Dst, field)
+	case "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr":
+		a, size := p.Src, 4
+		if isDestination(field) {
+			a = p.Dst
+		}
+		if strings.HasPrefix(field, "ip6") {
+			size = 16
+		}
+		f = exactly(a.AsSlice(), size)
 	case "iifname":
 		f = named(p.In, p.FromNode || p.Bridged)
 	case "oifname":
 		f = named(p.Out, false)
 	case "ct state":
-		f.size = 4
 		switch before := t.beforeTracking(); {
 		case before == Maybe, t.Untracked == Maybe:
 		case t.Untracked == Yes:
@@ -197,7 +191,6 @@ func (t *Tracer) fact(c *Chain, of rule.Part) (f fact) {
 			f = number(stateNew, allBits)
 		}
 	case "ct status":
-		f.size = 4
 		if t.Untracked == No && t.beforeTracking() != Maybe {
 			f = p.status()
 		}
@@ -286,45 +279,33 @@ func (p Packet) of(ipv4, ipv6 uint32) uint32 {
 	return ipv4
 }
 
-// compare reports whether the packet satisfies a comparison.
-func (t *Tracer) compare(c *Chain, s rule.Statement) Truth {
-	from, to, not := s.Value, s.Value, s.Op == "!="
-	switch order := len(s.Value) == 2 || strings.HasSuffix(s.Field, "addr"); { // a port or an address
-	case s.Set != "":
-		return t.isIn(c, s).unless(not)
-	case s.Last != nil:
-		to = s.Last
-	case s.Op == "==", not:
-	case !order:
-		return Maybe
-	case s.Op == "<=", s.Op == ">":
-		from, not = make([]byte, len(to)), s.Op == ">"
-	default:
-		to, not = allOnes[:min(len(from), len(allOnes))], s.Op == "<"
-	}
-	return t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(from, to).unless(not)
-}
-
 // holds reports whether the packet satisfies a comparison. One to another host does not leave by the
 // loopback interface.
 func (t *Tracer) holds(c *Chain, s rule.Statement) Truth {
+	is := No
 	switch without := t.Untracked == Yes || t.beforeTracking() == Yes; {
 	case without && (s.Field == "ct status" || s.Field == "ct mark"):
 		return No // without a connection the kernel breaks the rule off
-	case strings.HasPrefix(s.Field, "oif") && t.packet.Out == (routes.Interface{}) &&
+	case strings.HasPrefix(s.Field, "oif") && t.packet.Out.Name == "" &&
 		t.packet.DstType == unix.RTN_UNICAST && strings.HasSuffix(s.String(), ` "lo"`):
-		return truthOf(s.Op == "!=")
+	case s.Set != "":
+		is = t.isIn(c, s)
+	default:
+		is = t.fact(c, rule.Part{Field: s.Field, Mask: s.Mask}).within(s.Value, s.Last)
 	}
-	return t.compare(c, s)
+	if s.Op == "!=" {
+		return Yes - is
+	}
+	return is
 }
 
 // isIn reports whether a set has the packet. Ours of pairs have each source with itself alone.
 func (t *Tracer) isIn(c *Chain, s rule.Statement) Truth {
-	if c.Own && (s.Field == "ip saddr . ip daddr" || s.Field == "ip6 saddr . ip6 daddr") {
+	if c.Own && len(s.Key) == 2 && ofDestination(s.Key[1]) {
 		return truthOf(t.packet.Src == t.packet.Dst)
 	}
 	_, has := t.lookup(c, s.Set, s.Key)
-	if of := t.sets[idOf(c.Chain, s.Set)]; t.Has == nil || of == nil || !of.large || len(s.Key) != 1 {
+	if of := t.sets[idOf(c.Chain, s.Set)]; t.Has == nil || of == nil || !of.large {
 		return has
 	}
 	of := t.fact(c, s.Key[0])
@@ -380,21 +361,19 @@ func (m Mark) without(bits uint32) Mark {
 // marked returns what is known of the mark where a chain compares some of its bits. Only a
 // comparison of exactly the bit of kube-proxy or portmap is about their marks.
 func (t *Tracer) marked(c *Chain, mask []byte) fact {
-	compared, unset := uint32(allBits), uint32(0)
+	compared, unset := uint32(allBits), t.packet.Unset
 	if len(mask) == 4 {
 		compared = binary.NativeEndian.Uint32(mask)
 	}
 	switch kubeProxy := c.Name == "KUBE-POSTROUTING" || c.Table == "kube-proxy"; {
-	case compared&^t.packet.Unset == 0:
-		unset = compared
 	case t.packet.Translated == Yes:
 	case strings.HasPrefix(c.Table, "flannel-") && compared == allBits: // it leaves kube-proxy's packets alone
-		unset = kubeProxyMark
+		unset |= kubeProxyMark
 	case compared == kubeProxyMark, compared == portmapMark,
 		kubeProxy && bits.OnesCount32(compared) == 1, // its bit is configurable, these names are not
 		// tailscale marks what its network sends
 		c.Name == "ts-postrouting" && (t.packet.In.Name != "" || t.packet.FromNode || t.packet.SrcType != unix.RTN_UNSPEC):
-		unset = compared
+		unset |= compared
 	}
 	m := t.Mark.without(t.others)
 	return number(m.Value, m.Known|unset&^m.changed)

@@ -82,12 +82,14 @@ func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
 
 // statements returns those of a rule, of which the first rules are kept decoded.
 func (t *Tracer) statements(c *Chain, i int) iter.Seq[rule.Statement] {
-	if c.statements[i] == nil && t.decoded < maxDecoded {
+	all := &c.statements[i]
+	switch {
+	case *all != nil:
+	case t.decoded == maxDecoded:
+		return rule.Statements(c.Rules[i])
+	default:
 		t.decoded++
-		c.statements[i] = slices.Collect(rule.Statements(c.Rules[i]))
+		*all = slices.Collect(rule.Statements(c.Rules[i]))
 	}
-	if all := c.statements[i]; all != nil {
-		return slices.Values(all)
-	}
-	return rule.Statements(c.Rules[i])
+	return slices.Values(*all)
 }

@@ -380,7 +380,7 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 			t.Errorf("%s, %s\n got %s\nwant %s", tt.a, tt.b, got, tt.want)
 		}
 		for _, w := range x.Findings {
-			if w.Own != (w.Chain() == "a") || w.Base != w.Chain() || w.Table() != "ip t" {
+			if w.Own != (w.Chain() == "a") || w.Base.Name != w.Chain() || w.Table() != "ip t" {
 				t.Errorf("%+v", w)
 			}
 		}

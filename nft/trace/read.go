@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -23,7 +24,8 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
-	listing older.Listing
+	Listing older.Listing // of all chains
+	bases   []*Chain      // in the order in which packets meet them
 	chains  map[id]*Chain
 	sets    map[id]*set // all, of which those are read that rules refer to
 }
@@ -76,7 +78,7 @@ type Scope struct {
 // when ctx ends.
 func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	for attempt := 1; ; attempt++ {
-		r := newReader(ctx, c, of)
+		r := &reader{Rules: &Rules{}, Scope: of, ctx: ctx, conn: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("read rules: %w", err)
 		}
@@ -90,24 +92,6 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	}
 }
 
-// Listing lists all chains, and reads the rules of those that were not read.
-func (r *Rules) Listing() older.Listing {
-	l, ask := r.listing, r.listing.EachRule
-	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
-		read := r.chains[id{family, table, chain}]
-		if read == nil || read.statements == nil || read.Unread > 0 {
-			return ask(family, table, chain, do)
-		}
-		for _, r := range read.Rules {
-			if err := do(r); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return l
-}
-
 type reader struct {
 	*Rules
 	Scope
@@ -118,47 +102,43 @@ type reader struct {
 	elements int // in sets and maps
 }
 
-func newReader(ctx context.Context, c *nfnetlink.Conn, of Scope) *reader {
-	return &reader{Rules: &Rules{chains: map[id]*Chain{}, sets: map[id]*set{}}, Scope: of, ctx: ctx, conn: c}
-}
-
 func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
-	if r.listing, err = older.List(r.conn); err != nil {
+	if r.Listing, err = older.List(r.conn); err != nil {
 		return err
 	}
 	sets, err := r.conn.Sets(nfnetlink.AnyFamily, "")
 	if err != nil {
 		return err
 	}
+	r.chains, r.sets = map[id]*Chain{}, map[id]*set{}
 	for _, s := range sets {
 		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
 	}
-	var first []*Chain
-	for _, c := range r.listing.Chains {
+	for _, c := range r.Listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
 		r.chains[idOf(c, c.Name)] = known
 		switch {
-		case !r.listing.InForce(c):
+		case !r.Listing.InForce(c):
 		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
 			if c.Use > 0 || c.Policy == drop {
 				r.Devices = append(r.Devices, c.ID())
 			}
 		case r.Reads(c):
-			first = append(first, known)
+			r.bases = append(r.bases, known)
 		}
 	}
-	types := []string{"nat", "filter", "route"} // in this order, in case there are too many rules
-	slices.SortStableFunc(first, func(a, b *Chain) int {
-		return slices.Index(types, a.Hook.Type) - slices.Index(types, b.Hook.Type)
+	slices.SortStableFunc(r.bases, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
+		return strings.Compare(b.Hook.Type, a.Hook.Type)
 	})
-	for _, c := range first {
+	for _, c := range r.bases {
 		if err := r.follow(c); err != nil {
 			return err
 		}
 	}
+	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
 	return r.ctx.Err()
 }
 
@@ -180,7 +160,11 @@ func (r *reader) follow(c *Chain) error {
 				if err := r.readSet(s); err != nil && !nfnetlink.IsNotExist(err) {
 					return err
 				}
-				targets = append(targets, s.chains()...)
+				for _, e := range append(s.elements, s.rest...) {
+					if e.Chain != "" {
+						targets = append(targets, e.Chain)
+					}
+				}
 			}
 		}
 		for _, name := range targets {

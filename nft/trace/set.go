@@ -20,8 +20,8 @@ type set struct {
 // interval reports whether its elements have more than one key.
 func (s *set) interval() bool { return s.Flags&unix.NFT_SET_INTERVAL != 0 }
 
-// An element is for keys from one to another: each component, which is padded to four bytes
-// if there are several.
+// An element is for keys from one to another, of the same length: each component, which is padded to
+// four bytes if there are several.
 type element struct {
 	from, to []byte
 	nfnetlink.Element
@@ -72,16 +72,6 @@ func before(key []byte) []byte {
 	return key
 }
 
-// chains returns those that a map of verdicts leads to.
-func (s *set) chains() (all []string) {
-	for _, e := range append(s.elements, s.rest...) {
-		if e.Chain != "" {
-			all = append(all, e.Chain)
-		}
-	}
-	return all
-}
-
 // lookup returns the elements that a key may have, and whether it has one.
 func (s *set) lookup(key []fact) (found []element, has Truth) {
 	first, sure := 0, []byte(nil)
@@ -103,7 +93,7 @@ func (s *set) lookup(key []fact) (found []element, has Truth) {
 		if !e.Limited {
 			certain++
 		}
-		found, has = append(found, e), max(has, e.limited(is))
+		found, has = append(found, e), max(has, is)
 	}
 	if !s.interval() && len(key) == 1 && certain > 0 && certain == key[0].values {
 		has = Yes // there is one for each value that it may have
@@ -111,26 +101,21 @@ func (s *set) lookup(key []fact) (found []element, has Truth) {
 	if has == Yes || len(s.rest) == 0 {
 		return found, has
 	}
-	return append(found, s.rest...), s.rest[0].limited(Yes)
+	return append(found, s.rest...), s.rest[0].has(nil)
 }
 
-// limited returns the truth of what an element is for, if that is only up to a limit or a quota.
-func (e element) limited(is Truth) Truth {
-	if e.Limited {
-		return min(is, Maybe)
-	}
-	return is
-}
-
-// has reports whether an element is for a key.
+// has reports whether an element is for a key, also one that is only up to a limit or a quota.
 func (e element) has(key []fact) Truth {
 	is, at := Yes, 0
+	if e.Limited {
+		is = Maybe
+	}
 	for _, f := range key {
 		size := f.size
 		if len(key) == 1 {
 			size = len(e.from)
 		}
-		if size == 0 || at+size > len(e.from) || at+size > len(e.to) {
+		if size == 0 || at+size > len(e.from) {
 			return min(is, Maybe) // what comes after a component of unknown length is unknown
 		}
 		is = min(is, f.within(e.from[at:at+size], e.to[at:at+size]))

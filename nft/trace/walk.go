@@ -15,8 +15,10 @@ import (
 // A Finding is a rule that does something to the packet, or may do it.
 type Finding struct {
 	Code Code
-	Place
-	Via []nfnetlink.Rule // the rules that lead to it from the base chain
+	// Rule without a handle is the policy of the base chain, or stands for rules that were not read.
+	Rule nfnetlink.Rule
+	Base *Chain           // the base chain from which it is reached
+	Via  []nfnetlink.Rule // the rules that lead to it from there
 	// Sure means that it certainly happens. Open are the conditions on its way that may not
 	// hold, as nft writes them.
 	Sure bool
@@ -34,27 +36,17 @@ type Finding struct {
 	OfDestination bool
 	// Direct means that a condition leading to the rule names the packet's destination: only then is
 	// the rule known to be for this address.
-	Direct    bool
-	Own       bool // the rule is this agent's
-	InNAT     bool // it is in a chain of type nat
-	ofSources bool // and it translates sources
-}
-
-// A Place is a rule of a base chain, or of a chain that is reached from one. A rule without
-// a handle is the policy of the base chain, or stands for rules that were not read.
-type Place struct {
-	Rule     nfnetlink.Rule
-	Base     string // the base chain from which it is reached
-	Priority int32  // of the base chain
+	Direct bool
+	Own    bool // the rule is this agent's
 }
 
 // Table returns the family and name of the rule's table, as nft writes them.
-func (p Place) Table() string {
-	return p.Rule.Family.String() + " " + nfnetlink.Printable(p.Rule.Table)
+func (f Finding) Table() string {
+	return f.Rule.Family.String() + " " + nfnetlink.Printable(f.Rule.Table)
 }
 
 // Chain returns the name of the rule's chain for use in messages.
-func (p Place) Chain() string { return nfnetlink.Printable(p.Rule.Chain) }
+func (f Finding) Chain() string { return nfnetlink.Printable(f.Rule.Chain) }
 
 // Policy reports whether it is no rule but the policy of the base chain.
 func (f Finding) Policy() bool { return f.Rule.Handle == 0 && f.Code == Drops }
@@ -80,7 +72,7 @@ func (f Finding) OfSource() bool {
 	case Masquerades, Translates, Rewrites:
 		return !f.OfDestination
 	case Unknown, Drops, Rejects:
-		return f.ofSources
+		return f.Base.ofSources()
 	}
 	return false
 }
@@ -113,22 +105,23 @@ type Result struct {
 // whether it may see the packet's own source instead.
 func (r Result) Seen() (by []Finding, itself bool) {
 	itself = r.Keeps != No
-	translated := false
+	translated, written := false, No
 	for _, f := range r.Findings {
 		switch {
 		case !f.OfSource():
 			continue
-		case f.Keeps && slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites }):
-			translated = true // it keeps what was written
-			itself = itself || !slices.ContainsFunc(by, func(f Finding) bool { return f.Code == Rewrites && f.Sure })
+		case f.Keeps && written != No: // it keeps what was written
+			translated, itself = true, itself || written != Yes
 			continue
 		case f.Code != Rewrites: // it replaces what was written before, unless the packet keeps its source
 			if !translated && r.Keeps == No {
-				by = nil
+				by, written = nil, No
 			}
 			translated = true
 		case f.Sure:
-			by, itself = nil, false
+			by, itself, written = nil, false, Yes
+		default:
+			written = max(written, Maybe)
 		}
 		by = append(by, f)
 	}
@@ -152,8 +145,7 @@ type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
 	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits  int      // of statements, by all packets
-	bases   []*Chain // in their order
+	Visits  int // of statements, by all packets
 	decoded int
 	passage
 }
@@ -170,11 +162,7 @@ type passage struct {
 }
 
 // New returns a Tracer for rules that were read.
-func New(r *Rules) *Tracer {
-	bases := slices.DeleteFunc(slices.Clone(r.Chains), func(c *Chain) bool { return c.Hook == nil })
-	slices.SortStableFunc(bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
-	return &Tracer{Rules: r, bases: bases}
-}
+func New(r *Rules) *Tracer { return &Tracer{Rules: r} }
 
 // A flow is where the packet may be after a rule or a chain: one bit for each.
 type flow uint8
@@ -197,7 +185,7 @@ type way struct {
 
 // under returns the way past a condition of a statement.
 func (w way) under(is Truth, s rule.Statement) way {
-	w.Direct = w.Direct || s.Op == "==" && isDestination(s.Field) ||
+	w.Direct = w.Direct || s.Op == "==" && s.Last == nil && isDestination(s.Field) ||
 		s.Op == "" && slices.ContainsFunc(s.Key, ofDestination)
 	if is == Maybe && len(w.Open) < maxUnknown {
 		w.Open = append(slices.Clip(w.Open), s.String())
@@ -225,60 +213,39 @@ func isDestination(field string) bool { return field == "ip daddr" || field == "
 // registered last runs first, but the kernel does not report the order: if several of them
 // translate the packet, any of them may be first.
 func (t *Tracer) Trace(p Packet) (destination, source Result) {
-	early, first := p.first()
-	destination = t.At(early, first)
-	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
-	return destination, t.past(destination, p)
-}
-
-// first returns the packet as its first hook sees it, before it is routed unless the node sends it.
-func (p Packet) first() (early Packet, hook uint32) {
-	if p.FromNode {
-		return p, unix.NF_INET_LOCAL_OUT
+	early, hooks := p, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+	if early.Out = (routes.Interface{}); p.FromNode { // the node routes what it sends before
+		early, hooks = p, []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_POST_ROUTING}
+	} else if p.Delivered() {
+		p.Out, hooks = early.Out, []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN}
 	}
-	p.Out = routes.Interface{}
-	return p, unix.NF_INET_PRE_ROUTING
+	destination = t.At(early, hooks[0])
+	p.Src, p.SrcType = t.packet.Src, t.packet.SrcType
+	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, destination.ofSource(), slices.Clip(destination.Unknown)
+	return destination, t.pass(hooks[1:])
 }
 
 // Onward follows a packet from where its destination has been translated as a rule does, which was
 // found at the first hook. It has the new destination, its connection is translated, and no other
 // program has set its mark.
 func (t *Tracer) Onward(destination Result, by Finding, p Packet) (source Result) {
-	p.redirected = true
-	early, first := p.first()
-	t.start(early)
-	t.Mark, t.Untracked = by.Mark, destination.Untracked
-	t.atHook(first)
-	destination.Findings, destination.Unknown = slices.Concat(destination.Findings, t.Findings), t.Unknown
-	return t.past(destination, p)
+	p.redirected, p.mark = true, by.Mark
+	_, source = t.Trace(p)
+	source.Findings = slices.Concat(destination.ofSource(), source.Findings)
+	return source
 }
 
-// past follows a packet through the hooks after the first one.
-func (t *Tracer) past(destination Result, p Packet) Result {
-	hooks := []uint32{unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
-	switch {
-	case p.FromNode:
-		hooks = hooks[1:]
-	case p.Delivered():
-		hooks, p.Out = []uint32{unix.NF_INET_LOCAL_IN}, routes.Interface{}
-	}
-	t.packet, t.Keeps, t.Findings, t.Unknown = p, Yes, nil, slices.Clip(destination.Unknown)
-	for _, f := range destination.Findings { // what concerns its source too
-		if !f.OfDestination && f.Code != Accepts {
-			t.Findings = append(t.Findings, f)
-		}
-	}
-	return t.pass(hooks)
+// ofSource returns the findings about a destination that concern the packet's source too.
+func (r Result) ofSource() []Finding {
+	return slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool {
+		return f.OfDestination || f.Code == Accepts
+	})
 }
 
 // At follows a packet through the base chains of some hooks.
 func (t *Tracer) At(p Packet, hooks ...uint32) Result {
-	t.start(p)
+	t.passage = passage{Result: Result{Keeps: Yes, Mark: p.mark}, packet: p, last: t.Visits + maxVisits}
 	return t.pass(hooks)
-}
-
-func (t *Tracer) start(p Packet) {
-	t.passage = passage{Result: Result{Keeps: Yes}, packet: p, last: t.Visits + maxVisits}
 }
 
 func (t *Tracer) pass(hooks []uint32) Result {
@@ -289,11 +256,6 @@ func (t *Tracer) pass(hooks []uint32) Result {
 		t.atHook(hook)
 	}
 	t.Keeps = max(t.Keeps, t.Untracked)
-	for _, f := range t.Findings {
-		if f.Code == Untracks && t.Untracked == Maybe {
-			t.unknown("whether connection tracking is off, by " + f.RuleText())
-		}
-	}
 	if t.spent() {
 		t.unknown(TooMany)
 		t.Keeps = max(t.Keeps, Maybe)
@@ -313,7 +275,7 @@ const (
 
 // atHook follows the packet through the base chains of a hook.
 func (t *Tracer) atHook(hook uint32) {
-	translates := func(f Finding) bool { return f.InNAT && f.Code != Accepts }
+	translates := func(f Finding) bool { return f.Base.NAT() && f.Code != Accepts }
 	all := slices.DeleteFunc(slices.Clone(t.bases), func(c *Chain) bool {
 		return c.Hook.Number != hook || !t.ofFamily(c.Family)
 	})
@@ -324,13 +286,14 @@ func (t *Tracer) atHook(hook uint32) {
 		}
 		equal := all[:n]
 		all = all[n:]
-		others, several := t.changes(equal)
+		others, several := t.changes(equal), uint32(allBits)
 		keeps, first, translate := t.Keeps, len(t.Findings), 0
 		for i, c := range equal {
+			several &= others[i]
 			switch at := c.Hook.Priority; {
-			case c.nat() && (t.Untracked == Yes || keeps == No), t.packet.redirected && c.early() && at <= dstPriority:
+			case c.NAT() && (t.Untracked == Yes || keeps == No), t.packet.redirected && c.early() && at <= dstPriority:
 				continue
-			case c.nat():
+			case c.NAT():
 			case c.early() && at > dstPriority && t.Keeps == No:
 				return // these chains see another destination: see Onward
 			case !c.early() && at >= srcPriority && t.packet.natted == No:
@@ -353,44 +316,39 @@ func (t *Tracer) atHook(hook uint32) {
 }
 
 // changes returns, for each of several chains that run in an unknown order, the bits of the mark that
-// others may change before it, and those that more than one may change.
-func (t *Tracer) changes(equal []*Chain) (others []uint32, several uint32) {
-	others = make([]uint32, len(equal))
-	if len(equal) < 2 {
-		return others, 0
-	}
-	some := uint32(0)
+// others may change before it. Those that more than one may change are in all of them.
+func (t *Tracer) changes(equal []*Chain) []uint32 {
+	others := make([]uint32, len(equal))
 	for i, c := range equal {
+		if len(equal) == 1 {
+			break // it is not followed twice
+		}
 		before := t.passage
 		t.enter(c, t.Keeps)
 		now, was := t.Mark, before.Mark
 		t.passage = before
-		others[i] = now.changed&^was.changed | now.Value ^ was.Value | now.Known ^ was.Known
-		several, some = several|some&others[i], some|others[i]
+		for k := range others {
+			if k != i {
+				others[k] |= now.changed&^was.changed | now.Value ^ was.Value | now.Known ^ was.Known
+			}
+		}
 	}
-	for i, own := range others {
-		others[i] = several | some&^own
-	}
-	return others, several
+	return others
 }
 
 // becomes replaces the source of the packet by that to which a rule certainly translated it: chains after
 // NAT see that. Our own chain, if it was not read, may do so, too.
 func (t *Tracer) becomes(after bool) {
-	ours := func(f Finding) bool { return f.Code == Ours && f.InNAT }
-	if t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours) {
+	ours := func(f Finding) bool { return f.Code == Ours && f.Base.NAT() }
+	by, itself := t.Seen()
+	certain := after && len(by) == 1 && !itself && t.Untracked == No
+	if t.Keeps == Yes && !slices.ContainsFunc(t.Findings, ours) || certain && by[0].Keeps {
 		return
 	}
-	by, itself := t.Seen()
-	switch certain := after && len(by) == 1 && !itself && t.Untracked == No; {
-	case !certain:
-		t.packet.natted, t.packet.Src = Maybe, netip.Addr{}
-	case by[0].Keeps:
-		return
-	default:
+	t.packet.natted, t.packet.Src, t.packet.SrcType = Maybe, netip.Addr{}, unix.RTN_UNSPEC
+	if certain {
 		t.packet.natted, t.packet.Src = Yes, by[0].Address(t.packet.Masqueraded)
 	}
-	t.packet.SrcType = unix.RTN_UNSPEC
 }
 
 // when returns the priority at which the kernel runs a base chain, and its own.
@@ -399,13 +357,14 @@ func (c *Chain) when() []int32 {
 	switch {
 	case c.ofSources():
 		at = srcPriority
-	case c.nat():
+	case c.NAT():
 		at = dstPriority
 	}
 	return []int32{at, c.Hook.Priority}
 }
 
-func (c *Chain) nat() bool { return c.Hook.Type == "nat" }
+// NAT reports whether a base chain is of type nat.
+func (c *Chain) NAT() bool { return c.Hook.Type == "nat" }
 
 // early reports whether a base chain is at the first hook of packets.
 func (c *Chain) early() bool {
@@ -413,14 +372,13 @@ func (c *Chain) early() bool {
 }
 
 // ofSources reports whether a base chain of type nat translates sources, and not destinations.
-func (c *Chain) ofSources() bool { return c.nat() && !c.early() }
+func (c *Chain) ofSources() bool { return c.NAT() && !c.early() }
 
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
 	t.base, t.left = c, nil
 	met, w := len(t.Findings), way{reach: Yes}
-	w.Base, w.Priority, w.InNAT, w.ofSources = c.Name, c.Hook.Priority, c.nat(), c.ofSources()
-	if w.InNAT {
+	if w.Base = c; c.NAT() {
 		w.reach = min(keeps, Yes-t.Untracked)
 	}
 	to := t.walk(c, w)
@@ -429,14 +387,14 @@ func (t *Tracer) enter(c *Chain, keeps Truth) {
 		to = to&^back | gone
 	}
 	switch { // whether it does not get past it as it was
-	case !w.InNAT:
+	case !c.NAT():
 	case to&(back|past) == 0:
 		t.Keeps = No
 	case to&gone != 0:
 		t.Keeps = min(t.Keeps, Maybe)
 	}
 	for _, f := range t.Findings[met:] {
-		if !w.InNAT && (f.Code != Rewrites || f.OfDestination) {
+		if !c.NAT() && (f.Code != Rewrites || f.OfDestination) {
 			continue
 		}
 		if t.unknown(f.Open...); f.Code == Unknown {
@@ -463,7 +421,8 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 		return back
 	case c.Unread > 0:
 		t.Mark = Mark{changed: allBits}
-		return t.do(c.rest(w), effect{code: Unknown}, rule.Statement{}) &^ on
+		t.find(c.rest(w).sure(false), Unknown)
+		return anywhere &^ on
 	}
 	src, meets := t.packet.Src, t.meets(c)
 	for k := 0; k < len(meets); k++ {
@@ -535,7 +494,9 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case Untracks:
 		if before := t.beforeTracking(); before != No && t.Untracked != Yes {
 			t.Untracked = max(t.Untracked, min(w.reach, before))
-			t.find(w.sure(before == Yes), Untracks)
+			if f := t.find(w.sure(before == Yes), Untracks); !f.Sure {
+				t.unknown("whether connection tracking is off, by " + f.RuleText())
+			}
 		}
 	case Unknown:
 		t.find(w.sure(false), Unknown)
@@ -544,7 +505,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		t.find(w, e.code)
 		return gone
 	case Accepts, returns:
-		if t.base.nat() && (e.code == Accepts || len(w.Via) == 0) { // it ends a base chain of type nat early
+		if t.base.NAT() && (e.code == Accepts || len(w.Via) == 0) { // it ends a base chain of type nat early
 			t.find(w, Accepts)
 		}
 		if e.code == returns {
@@ -627,14 +588,11 @@ func (t *Tracer) choose(w way, s rule.Statement) (to flow) {
 	return to
 }
 
-// translate notes that a rule translates the packet, if it does at this hook.
+// translate notes that a rule translates the packet. The kernel takes such rules only where they can.
 func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
-	source, does, of := t.base.ofSources(), s.Destination, t.packet.Dst
+	source, of := t.base.ofSources(), t.packet.Dst
 	if source {
-		does, of = s.Source, t.packet.Src
-	}
-	if !t.base.nat() || !does {
-		return on
+		of = t.packet.Src
 	}
 	to, has := []iprange.Range{s.To}, Yes
 	if s.ToMap != "" {

@@ -10,18 +10,21 @@ import (
 
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
 )
+
+var postrouting = &trace.Chain{Chain: nfnetlink.Chain{Name: "post", Hook: &nfnetlink.Hook{}}}
 
 func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 	path := func(out, masqueraded string, depends ...string) neighbors.Path {
 		n := neighbors.Path{
 			Packet:  trace.Packet{Src: pod, Dst: dst, DstType: unix.RTN_UNICAST, Out: routes.Interface{Name: out}},
-			Source:  trace.Result{Findings: []trace.Finding{{Code: trace.Masquerades, Sure: true, Own: true}}},
 			Depends: depends,
 		}
+		n.Source.Findings = []trace.Finding{{Code: trace.Masquerades, Base: postrouting, Sure: true, Own: true}}
 		n.Masqueraded, _ = netip.ParseAddr(masqueraded)
 		return n
 	}
@@ -101,8 +104,9 @@ func TestHeadlineListsWhatDependsOnTheRoute(t *testing.T) {
 func TestHeadlineIsWhatIsWrittenIntoAnUntrackedPacket(t *testing.T) {
 	pod, dst := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("203.0.113.9")
 	to := netip.MustParseAddr("192.0.2.7")
-	untracks := trace.Finding{Code: trace.Untracks, Sure: true}
-	writes := trace.Finding{Code: trace.Rewrites, Sure: true, To: []iprange.Range{{From: to, To: to}}}
+	untracks := trace.Finding{Code: trace.Untracks, Base: postrouting, Sure: true}
+	writes := untracks
+	writes.Code, writes.To = trace.Rewrites, []iprange.Range{{From: to, To: to}}
 	for _, tt := range []struct {
 		found      []trace.Finding
 		code, sees string

@@ -270,7 +270,8 @@ func (r *Status) SetOthers(others neighbors.Others, takeOver bool) {
 
 func newRule(p trace.Finding, kind string) Rule {
 	return Rule{
-		Table: p.Table(), Chain: p.Chain(), Handle: p.Rule.Handle, Priority: p.Priority, Rule: p.RuleText(), Kind: kind,
+		Table: p.Table(), Chain: p.Chain(), Handle: p.Rule.Handle, Priority: p.Base.Hook.Priority, Rule: p.RuleText(),
+		Kind: kind,
 	}
 }
 

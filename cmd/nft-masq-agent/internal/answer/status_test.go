@@ -17,7 +17,7 @@ func TestStatusNamesOtherProgramsRulesByKindWithWhatToDo(t *testing.T) {
 	of := func(kind neighbors.Kind, handles ...uint64) (all []neighbors.Conflict) {
 		for _, h := range handles {
 			rule := nfnetlink.Rule{Family: nfnetlink.IPv4, Table: "cni", Chain: "post", Handle: h}
-			f := trace.Finding{Code: trace.Drops, Place: trace.Place{Rule: rule, Base: "post"}}
+			f := trace.Finding{Code: trace.Drops, Rule: rule, Base: postrouting}
 			all = append(all, neighbors.Conflict{Kind: kind, Finding: f})
 		}
 		return all

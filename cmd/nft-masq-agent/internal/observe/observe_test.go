@@ -35,7 +35,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
-	"nft-masq-agent/nft/trace"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -382,8 +381,7 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 			for i := range n {
 				handle++
 				r := nfnetlink.Rule{Table: table, Chain: fmt.Sprintf("CNI-%d", i), Handle: handle}
-				w.others.Conflicts = append(w.others.Conflicts,
-					neighbors.Conflict{Finding: trace.Finding{Place: trace.Place{Rule: r, Base: "POSTROUTING"}}})
+				w.others.Conflicts = append(w.others.Conflicts, conflict(r, "POSTROUTING"))
 			}
 		}
 		lookAgain := func() {

@@ -183,7 +183,7 @@ func (s *survey) logConflicts(others neighbors.Others) {
 			continue
 		}
 		fields := []any{
-			"table", c.Table(), "chain", c.Chain(), "priority", c.Priority, "rule", c.RuleText(), "why", c.Why(),
+			"table", c.Table(), "chain", c.Chain(), "priority", c.Base.Hook.Priority, "rule", c.RuleText(), "why", c.Why(),
 			"remedy", c.Kind.Remedy(),
 		}
 		if len(c.Via) > 0 {

@@ -15,7 +15,13 @@ import (
 
 // one returns a rule of a table that masquerades.
 func one(table string) []neighbors.Conflict {
-	return []neighbors.Conflict{{Finding: trace.Finding{Place: trace.Place{Rule: nfnetlink.Rule{Table: table}}}}}
+	return []neighbors.Conflict{conflict(nfnetlink.Rule{Table: table}, "")}
+}
+
+// conflict returns a rule that is reached from a base chain, and masquerades.
+func conflict(r nfnetlink.Rule, base string) neighbors.Conflict {
+	from := &trace.Chain{Chain: nfnetlink.Chain{Name: base, Hook: &nfnetlink.Hook{}}}
+	return neighbors.Conflict{Finding: trace.Finding{Rule: r, Base: from}}
 }
 
 const contradicted = "another program's rule masquerades what the config exempts"
@@ -98,8 +104,7 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 		var found neighbors.Others
 		for i := range 5 * bases {
 			r := nfnetlink.Rule{Table: "nat", Chain: fmt.Sprintf("pod-%d", i), Handle: uint64(i)}
-			found.Conflicts = append(found.Conflicts,
-				neighbors.Conflict{Finding: trace.Finding{Place: trace.Place{Rule: r, Base: fmt.Sprintf("base-%d", i%bases)}}})
+			found.Conflicts = append(found.Conflicts, conflict(r, fmt.Sprintf("base-%d", i%bases)))
 		}
 		w.find(found)
 		w.files <- file("10.0.0.0/8")
