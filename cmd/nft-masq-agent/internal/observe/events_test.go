@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/logged"
+	"nft-masq-agent/nft/nfttest/logged"
 )
 
 func TestReadmeListsTheEventsOfTheLog(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Documented returns the fields of each event in the table of the command's README, for tests
-// of the packages in its internal directory.
+// Documented returns the fields of each event in the table of the README of cmd/nft-masq-agent,
+// for tests of the packages in its internal directory.
 var Documented = sync.OnceValue(func() map[string][]string {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
