@@ -26,12 +26,12 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 		if n, err := fmt.Fprintf(q, "line %08d\n", i); n != 14 || err != nil {
 			t.Fatal(n, err)
 		}
-		for i == 0 && q.queued() > 0 { // until the first line is blocked by the reader
+		for i == 0 && len(q.lines) > 0 { // until the first line is blocked by the reader
 			time.Sleep(time.Millisecond)
 		}
 	}
 	lost := q.lost.Load()
-	if most := uint64(lines - maxQueued/14); lost != most-1 {
+	if most := uint64(lines - maxQueued); lost != most-1 {
 		t.Errorf("%d lines lost", lost)
 	}
 	read, last := uint64(0), ""
@@ -45,13 +45,6 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 		t.Errorf("%d lines read and %d lost of %d", read-1, lost, lines)
 	}
 	q.Close(timeout)
-}
-
-// queued returns how many bytes are queued.
-func (q *lineQueue) queued() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.size
 }
 
 // A failingWriter fails until it is repaired.
