@@ -2,6 +2,7 @@ package rule
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -96,46 +97,44 @@ func nativeUint32(b []byte) uint32 {
 	return 0
 }
 
-// payload names the part of a packet that is loaded, by the offsets of RFC 791,
-// section 3.1, and RFC 8200, section 3. Less than an address is a prefix of it.
-func (d *decoder) payload(e nfnetlink.Expr) field {
+// addresses are those of a header, by the offsets of RFC 791, section 3.1, and RFC 8200, section 3.
+var addresses = []struct {
+	field
+	not      nfnetlink.Family // the family whose packets do not have it
+	at, size uint32
+}{
+	{field{"ip saddr", formatIPv4}, nfnetlink.IPv6, 12, 4},
+	{field{"ip daddr", formatIPv4}, nfnetlink.IPv6, 16, 4},
+	{field{"ip6 saddr", formatIPv6}, nfnetlink.IPv4, 8, 16},
+	{field{"ip6 daddr", formatIPv6}, nfnetlink.IPv4, 24, 16},
+}
+
+// payload names the part of a packet that is loaded. Less than an address is a prefix of it.
+// within is the address that the part overlaps, or else the same name.
+func (d *decoder) payload(e nfnetlink.Expr) (f field, within string) {
 	base, offset, n := e.Uint32(unix.NFTA_PAYLOAD_BASE), e.Uint32(unix.NFTA_PAYLOAD_OFFSET),
 		e.Uint32(unix.NFTA_PAYLOAD_LEN)
-	switch network := base == unix.NFT_PAYLOAD_NETWORK_HEADER; {
-	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
-		return field{"ip protocol", formatProtocol}
-	case network && d.family != nfnetlink.IPv6 && (offset == 12 || offset == 16) && n <= 4:
-		return field{[...]string{"ip saddr", "ip daddr"}[(offset-12)/4], formatIPv4}
-	case network && d.family != nfnetlink.IPv4 && (offset == 8 || offset == 24) && n <= 16:
-		return field{[...]string{"ip6 saddr", "ip6 daddr"}[(offset-8)/16], formatIPv6}
-	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset == 0 || offset == 2) && n == 2:
-		return field{[...]string{"th sport", "th dport"}[offset/2], formatBig}
-	}
 	header := map[uint32]string{
 		unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh",
 		unix.NFT_PAYLOAD_TRANSPORT_HEADER: "th",
 	}[base]
-	return field{name: fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)}
-}
-
-// addressAt returns the address of which an expression writes a part, or else a name.
-func (d *decoder) addressAt(e nfnetlink.Expr, name string) string {
-	from, n := e.Uint32(unix.NFTA_PAYLOAD_OFFSET), e.Uint32(unix.NFTA_PAYLOAD_LEN)
-	if e.Uint32(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
-		return name
+	f.name = fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)
+	switch network := header == "nh"; {
+	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
+		f = field{"ip protocol", formatProtocol}
+	case header == "th" && (offset == 0 || offset == 2) && n == 2:
+		f = field{[...]string{"th sport", "th dport"}[offset/2], formatBig}
+	case network:
+		for _, a := range addresses {
+			if a.not == d.family || offset >= a.at+a.size || offset+n <= a.at {
+				continue
+			}
+			if within = cmp.Or(within, a.name); offset == a.at && n <= a.size {
+				f = a.field
+			}
+		}
 	}
-	within := func(at, size uint32) bool { return from < at+size && from+n > at }
-	switch {
-	case d.family != nfnetlink.IPv6 && within(12, 4):
-		return "ip saddr"
-	case d.family != nfnetlink.IPv6 && within(16, 4):
-		return "ip daddr"
-	case d.family != nfnetlink.IPv4 && within(8, 16):
-		return "ip6 saddr"
-	case d.family != nfnetlink.IPv4 && within(24, 16):
-		return "ip6 daddr"
-	}
-	return name
+	return f, cmp.Or(within, f.name)
 }
 
 // A field is a name in nft's words and how to read its bytes.

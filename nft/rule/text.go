@@ -263,7 +263,7 @@ func (d *decoder) register(reg uint32) operand {
 func (d *decoder) load(e nfnetlink.Expr) (o operand) {
 	switch e.Name {
 	case "payload":
-		o.field = d.payload(e)
+		o.field, _ = d.payload(e)
 		o.register = e.Uint32(unix.NFTA_PAYLOAD_DREG)
 	case "meta":
 		o.field = keyField(e, unix.NFTA_META_KEY)
@@ -410,9 +410,9 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 			s.NewMark = value.newMark()
 		}
 	case "payload":
-		f, value := d.payload(e), d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
-		s.text = f.name + " set " + value.as(f.format)
-		s.Write.Field = d.addressAt(e, f.name)
+		f, within := d.payload(e)
+		value := d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
+		s.text, s.Write.Field = f.name+" set "+value.as(f.format), within
 		if size := len(value.constant); f.format == formatIPv4 && size == 4 || f.format == formatIPv6 && size == 16 {
 			s.Write.To, _ = netip.AddrFromSlice(value.constant)
 		}
