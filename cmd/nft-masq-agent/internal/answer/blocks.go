@@ -115,18 +115,18 @@ func (c *Connections) SetBlock(
 			familyName(ipv6))}, true
 	}
 	f, _ := p.Family(ipv6)
+	scope, chosen := judge.SourcePorts(p)(seenAs)
+	if chosen && scope.Block < 0 {
+		c.Block = &PortBlock{Ports: portRanges(b.Node), Node: true}
+		return nil, true
+	}
 	if !judge.MasqueradesNode(f, seenAs.Addr()) {
 		notes = append(notes, problem(config.Note, "own-traffic", nowhere,
 			"the connection can also be the node's own, which keeps its port, if that is in net.ipv4.ip_local_port_range"))
 	}
-	scope, chosen := judge.SourcePorts(p)(seenAs)
-	switch {
-	case !chosen:
+	if !chosen {
 		return append(notes, problem(config.Note, "no-block", nowhere, "%s gives port %d to no connection of a pod",
 			config.KeyPortsPerPod, seenAs.Port())), true
-	case scope.Block < 0:
-		c.Block = &PortBlock{Ports: portRanges(b.Node), Node: true}
-		return nil, true
 	}
 	c.Block = &PortBlock{Ports: b.Block(scope.Block).String(), LastBytes: b.LastBytes(scope.Block)}
 	isSource := fromSources(p)
