@@ -11,63 +11,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// staleLine is the event of the log line that counts stale connections.
-func TestStaleConnectionsAreReportedAfterAChange(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
-	d := n.start("--resync-interval=3600", "--http-address=127.0.0.1:9717")
-	d.began(wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"))
-	n.open(nfttest.UDP, "203.0.113.9:5000")
-	n.open(nfttest.TCP, "203.0.113.9:5001")
-	n.open(nfttest.UDP, "10.9.0.9:5002")
-	if r, code := n.status(); code != exitDone || r.Stale == nil || r.Stale.Count != 0 {
-		t.Errorf("before the change: exit code %d, %+v", code, r.Stale)
-	}
-	n.swap("nonMasqueradeCIDRs: [203.0.113.0/24, 10.0.0.0/8]")
-	if line := d.await("stale_connections"); line["connections"] != 2.0 {
-		t.Errorf("the log has %v", line)
-	}
-	if _, text := d.get("/metrics"); !strings.Contains(text, "\nnft_masq_agent_stale_connections 2\n") {
-		t.Error("the metric does not count 2")
-	}
-	r, code := n.status()
-	if code != exitFailed || r.Stale == nil || r.Stale.Count != 2 {
-		t.Errorf("after the change: exit code %d, %+v", code, r.Stale)
-	}
-	got := n.run("status")
-	if lines := strings.Split(got.stdout, "\n"); lines[0] != "2 connections still use an earlier policy" ||
-		lines[1] != "  nft-masq-agent connections --stale lists them" {
-		t.Errorf("status is:\n%s", got.stdout)
-	}
-}
-
-func TestExplainCountsConnectionsOfAnEarlierPolicy(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	nfttest.NFT(t, n.top.Node, service, "-f", "-")
-	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
-	for i, dst := range []string{"203.0.113.9", "203.0.113.9", "198.18.0.10", "203.0.113.8"} {
-		n.open(nfttest.UDP, fmt.Sprintf("%s:%d", dst, 5000+i))
-	}
-	n.enforce("")
-	n.open(nfttest.UDP, "203.0.113.9:6000")
-	for args, want := range map[string]string{
-		"203.0.113.9":                   "3 connections to it were opened under an earlier policy.",
-		"203.0.113.9 --from 10.244.1.2": "3 connections to it were opened under an earlier policy.",
-		"203.0.113.8":                   "1 connection to it was opened under an earlier policy.",
-		"203.0.113.9 --from 10.244.1.3": "",
-		"10.9.0.9":                      "",
-	} {
-		text := unwrap(n.run(append([]string{"explain"}, strings.Fields(args)...)...).stdout)
-		if !strings.Contains(text, want) || strings.Contains(text, "earlier policy") != (want != "") {
-			t.Errorf("explain %s: %s", args, text)
-		}
-	}
-}
-
 func TestConnectionsFromBeforeTheAgentAreReported(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)

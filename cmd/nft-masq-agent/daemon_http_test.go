@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"nft-masq-agent/nft"
 
 	"nft-masq-agent/nft/nfttest"
@@ -162,29 +161,4 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {
 		t.Errorf("the node has %q", out)
 	}
-}
-
-func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	first := n.start("--http-address", httpAddress)
-	first.began(wants(t, ""))
-	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
-	second := other.start("--http-address", httpAddress)
-	second.await("second_agent")
-	line := second.await("listen_failed")
-	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {
-		t.Errorf("logged: %v", line)
-	}
-	second.await("starting")
-	second.await("rules_in_place")
-	first.stop()
-	second.answers()
-	if code, _ := n.get("/readyz"); code != 200 {
-		t.Errorf("readyz returned %d", code)
-	}
-	second.signal(unix.SIGHUP) // or earlier, at a check of its own
-	second.await("second_agent_gone")
-	second.silent()
 }

@@ -37,7 +37,7 @@ func problems(r answer.Status, id string) (texts []string) {
 	return texts
 }
 
-func TestStatusDoesNotCountForeignChains(t *testing.T) {
+func TestForeignChainIsRejected(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore")
 	n := newNode(t)
@@ -45,10 +45,16 @@ func TestStatusDoesNotCountForeignChains(t *testing.T) {
 	if _, err := n.Output(rules, "iptables-nft-restore", "--noflush"); err != nil {
 		t.Fatal(err)
 	}
-	r, code := n.status("--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING")
+	flags, before := []string{"--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING"}, n.kernelText()
+	r, code := n.status(flags...)
 	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain has rules that no masquerade agent wrote`
 	if code != exitFailed || len(r.Counters) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
 		t.Errorf("exit code %d: %+v", code, r)
+	}
+	got := n.run(append([]string{"run", "--config", n.path}, flags...)...)
+	want = "nft-masq-agent run: --masq-chain: " + want + " (see nft-masq-agent run --help)\n"
+	if got.code != exitUsage || got.stderr != want || n.kernelText() != before {
+		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
 	}
 }
 
@@ -80,38 +86,6 @@ func TestStatusReportsSyncInOneLine(t *testing.T) {
 
 // unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-func TestStatusDistinguishesABadFileFromDifferences(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap(exempting("10.1.0.0/16"))
-		flags := []string{"--config", n.path, flag}
-		r, code := n.status(flags...)
-		if code != exitFailed || r.Kernel.InSync || r.Kernel.Hash != "" || r.Agent != nil {
-			t.Errorf("on an empty node: exit code %d: %+v", code, r)
-		}
-		d := n.start(flag)
-		held := wants(t, exempting("10.1.0.0/16"), flag)
-		d.began(held)
-		n.swap(badText)
-		d.await("config_rejected")
-		r, code = n.status()
-		if code != exitFailed || r.Config.Accepted || len(r.Errors) != 2 || r.Errors[1].Error() != n.path+badProblem ||
-			r.Kernel.Hash != held.Hash() || len(r.Kernel.Differences) > 0 || r.Config.Enforced != held.Hash() ||
-			!strings.HasPrefix(r.Errors[0].Msg, "config rejected; an earlier config ("+held.Hash()+")") {
-			t.Errorf("with a bad file: exit code %d: %+v", code, r)
-		}
-		d.stop()
-		n.swap(exempting("10.2.0.0/16"))
-		r, code = n.status(flags...)
-		if code != exitFailed || !r.Config.Accepted || r.Kernel.InSync || r.Kernel.Hash != held.Hash() ||
-			r.Config.Hash != wants(t, exempting("10.2.0.0/16"), flag).Hash() || len(r.Kernel.Differences) == 0 {
-			t.Errorf("with another file: exit code %d: %+v", code, r)
-		}
-	})
-}
 
 // The verdict of a policy needs the config that led to the kernel's rules.
 func TestExplainHasVerdictsOnlyOfThePolicyInTheKernel(t *testing.T) {

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"nft-masq-agent/nft/nfttest"
 )
 
 const module = "nft-masq-agent"
@@ -181,6 +179,8 @@ func TestImportsAreRestricted(t *testing.T) {
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, forTests),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),
+
+		"nft-masq-agent/cmd/nft-masq-agent/internal/logged": forTests,
 	}
 	for _, p := range goList(t, "./...") {
 		for _, i := range p.Imports {
@@ -189,21 +189,6 @@ func TestImportsAreRestricted(t *testing.T) {
 					t.Errorf("%s imports %s", p.ImportPath, i)
 				}
 			}
-		}
-	}
-}
-
-func TestProgramRunsNoOtherProgram(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	shipped := goList(t, "./cmd/nft-masq-agent")[0]
-	deps := append(ours(shipped.Deps), "cmd/nft-masq-agent")
-	for _, p := range goList(t, "./...") {
-		if !slices.Contains(deps, p.ImportPath) {
-			continue
-		}
-		if slices.Contains(p.Imports, "os/exec") || under(p.ImportPath, "nft/nfttest") {
-			t.Errorf("%s is part of the program", p.ImportPath)
 		}
 	}
 }

@@ -10,11 +10,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-const staleChain = `table ip nat {
-	chain POSTROUTING { type nat hook postrouting priority 100; fib daddr type != local jump IP-MASQ; }
-	chain IP-MASQ { ip daddr 10.99.0.0/16 return; masquerade; }
-}`
-
 // A limit on a set of ours, or on its elements, decides for each packet.
 func TestExplainDoesNotTrustALimitedSet(t *testing.T) {
 	nfttest.SkipIfShort(t)
