@@ -120,65 +120,6 @@ const service = `table inet service {
 }
 `
 
-func TestStaleConnectionsContradictTheCurrentRules(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	nfttest.NFT(t, n.top.Node, service, "-f", "-")
-	destinations := []string{
-		"203.0.113.9:", "10.9.0.9:", "198.18.0.10:", "198.18.0.11:",
-		"[2001:db8:1::1]:", "[fd00:9::9]:", "[2001:db8:2::10]:", "[2001:db8:2::11]:",
-		"172.16.9.9:", // keeps its verdict
-	}
-	// Each config exempts what the other one masquerades.
-	configs := []string{
-		"nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 'fd00::/8']",
-		"nonMasqueradeCIDRs: [203.0.113.0/24, 172.16.0.0/12, '2001:db8:1::/64']",
-	}
-	port := 5000
-	open := func() (sources []string) {
-		for _, proto := range protocols {
-			for _, dst := range destinations {
-				port++
-				s := n.open(proto, fmt.Sprint(dst, port))
-				if dst != "172.16.9.9:" {
-					sources = append(sources, string(proto)+" "+s.Sent.String())
-				}
-			}
-		}
-		slices.Sort(sources)
-		return sources
-	}
-	stale := func() (sources []string) {
-		for _, c := range n.connections("--stale", "--limit", "1000") {
-			sources = append(sources, c.Protocol+" "+c.Source)
-			exempt := strings.HasPrefix(c.SeenAs, "10.244.") || strings.HasPrefix(c.SeenAs, "[fd00:")
-			if !c.Stale || (c.Now == nft.Masqueraded) != exempt {
-				t.Errorf("%+v", c)
-			}
-		}
-		slices.Sort(sources)
-		return sources
-	}
-	n.enforce(configs[0], "--enable-ipv6")
-	first := open()
-	if got := stale(); len(got) > 0 {
-		t.Errorf("stale under the rules that decided them: %q", got)
-	}
-	n.enforce(configs[1], "--enable-ipv6")
-	if got := stale(); !slices.Equal(got, first) {
-		t.Errorf("stale: %q, want %q", got, first)
-	}
-	second := open()
-	if got := stale(); !slices.Equal(got, first) {
-		t.Errorf("stale, next to new ones: %q, want %q", got, first)
-	}
-	n.enforce(configs[0], "--enable-ipv6")
-	if got := stale(); !slices.Equal(got, second) {
-		t.Errorf("stale after changing back: %q, want %q", got, second)
-	}
-}
-
 func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
