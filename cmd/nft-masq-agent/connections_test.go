@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -191,81 +190,5 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") ||
 		strings.Count(got.stdout, "\n") != 3 {
 		t.Errorf("limited: %+v", got)
-	}
-}
-
-func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
-	for i := range 4 {
-		n.open(nfttest.UDP, fmt.Sprintf("203.0.113.9:%d", 5000+i))
-	}
-	tcp := n.open(nfttest.TCP, "203.0.113.9:5000")
-	n.enforce("")
-	n.open(nfttest.UDP, "203.0.113.9:6000")
-	n.open(nfttest.UDP, "10.9.0.9:6001")
-	flush := append([]string{"connections", "--flush"}, *n.flags...)
-	got := n.run(flush...)
-	if got.code != exitFailed ||
-		!strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
-		!strings.Contains(got.stderr, "reset the 1 of TCP") || len(n.connections("--stale")) != 5 {
-		t.Errorf("without --yes: %+v", got)
-	}
-	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
-	listed := parseConnections(t, got.stdout)
-	left := n.connections("--stale")
-	if got.code != exitDone || len(listed) != 2 || len(left) != 3 ||
-		!strings.Contains(got.stdout, "deleted 2 connections") {
-		t.Errorf("with a limit: %+v, left %+v", got, left)
-	}
-	if got := n.run(append(flush, "203.0.113.1")...); got.code != exitDone {
-		t.Errorf("nothing to delete: %+v", got)
-	}
-	for _, c := range left {
-		if slices.Contains(listed, c) {
-			t.Errorf("listed and not deleted: %+v", c)
-		}
-	}
-	n.run(append(flush, "--yes")...)
-	all := n.connections()
-	if len(all) != 2 {
-		t.Errorf("left: %+v", all)
-	}
-	// The next packet from the same port opens a new connection.
-	s := nfttest.MustSend(t, n.top,
-		nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
-	if !s.Masqueraded() {
-		t.Error("a new connection is not masqueraded")
-	}
-}
-
-func TestPortsAreCountedPerDestination(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.enforce("", "--to-ports=20000-20099")
-	for range 20 {
-		n.open(nfttest.UDP, "203.0.113.9:53")
-	}
-	for range 5 {
-		n.open(nfttest.UDP, "203.0.113.9:54")
-		n.open(nfttest.SCTP, "203.0.113.9:53")
-		n.open(nfttest.UDP, "10.9.0.9:53")
-	}
-	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
-	want := []answer.PortsOf{
-		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100},
-		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100},
-	}
-	var r answer.Connections
-	n.check(json.Unmarshal([]byte(got.stdout), &r))
-	if got.code != exitDone || !reflect.DeepEqual(r.Ports, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout,
-		"20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
-		t.Errorf("%+v", got)
 	}
 }

@@ -252,32 +252,3 @@ func compiled(command string) (*jsonschema.Schema, error) {
 	}})
 	return c.Compile(filepath.Join(schemas, command+".json"))
 }
-
-func TestCleanupAndReadyAnswerInJSON(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.await("config_applied")
-	for _, step := range []struct {
-		args string
-		code int
-		says string
-	}{
-		{"ready --probe-socket " + n.socket, exitDone, `"yes": true`},
-		{"cleanup", exitFailed, "would restore its rules: stop it first"},
-		{"cleanup --dry-run", exitDone, `"table inet nft-masq-agent"`},
-		{"", exitDone, ""}, // the agent ends
-		{"ready --probe-socket " + n.socket, exitFailed, `"id": "failed"`},
-		{"cleanup", exitDone, `"table inet nft-masq-agent"`},
-		{"cleanup", exitDone, `"removed": []`},
-	} {
-		if step.args == "" {
-			d.stop()
-			continue
-		}
-		got := n.run(append(strings.Fields(step.args), "-o", "json")...)
-		if got.code != step.code || !strings.Contains(got.stdout, step.says) || got.stderr != "" {
-			t.Errorf("%s: %+v, want %q", step.args, got, step.says)
-		}
-	}
-}
