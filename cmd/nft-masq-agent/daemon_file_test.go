@@ -37,22 +37,16 @@ func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 		"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
 		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
 	}
+	n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
 	d := n.startCommand(n.command(nil, args...))
 	d.await("log_file_ignored")
-	d.began(wants(t, "", args...))
+	d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
 	d.silent()
-}
-
-func TestListingLoadsAgain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n")
-	n.start().await("config_applied")
 	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
 	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
 		t.Errorf("listing:\n%s", listing)
 	}
-	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-")
+	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-") // it loads again
 }
 
 // A fileStep is a change of the config, and the agent's reaction.

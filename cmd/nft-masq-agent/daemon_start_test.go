@@ -29,30 +29,6 @@ func (n *testNode) kernelText() string {
 	return nfttest.NFT(n.t, n.NS, "", "-a", "list", "ruleset")
 }
 
-func TestBadFileOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap(badText)
-		d := n.start(flag, "--http-address", httpAddress)
-		want := wants(t, "", flag)
-		d.began(want)
-		line := d.awaitRejection("built-in defaults (" + want.Hash() + ") are enforced")
-		if !strings.HasPrefix(line.Text("error"), n.path+badProblem) {
-			t.Errorf("rejected: %v", line)
-		}
-		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, badProblem) {
-			t.Errorf("readyz returned %d %s", code, body)
-		}
-		n.swap(exempting("10.1.0.0/16"))
-		d.applied("config", wants(t, exempting("10.1.0.0/16"), flag))
-		if code, body := n.get("/readyz"); code != 200 {
-			t.Errorf("readyz returned %d %s", code, body)
-		}
-		d.silent()
-	})
-}
-
 func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
