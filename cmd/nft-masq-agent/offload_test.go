@@ -80,6 +80,31 @@ func (x exchange) seen() netip.Addr {
 	return from.(*net.UDPAddr).AddrPort().Addr().Unmap()
 }
 
+// talks sends bytes over a TCP connection, each after the reply to the one before.
+func (n trafficNode) talks(times int) {
+	n.t.Helper()
+	var l net.Listener
+	n.check(n.top.Outside.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(n.t.Context(), "tcp4", "192.0.2.100:6000")
+		return err
+	}))
+	defer l.Close()
+	from, err := n.top.Pod.DialContext(n.t.Context(), "tcp4", l.Addr().String())
+	n.check(err)
+	defer from.Close()
+	to, err := l.Accept()
+	n.check(err)
+	defer to.Close()
+	for i := range 2 * times {
+		_, err := from.Write([]byte{byte(i)})
+		n.check(err)
+		n.check(to.SetReadDeadline(time.Now().Add(timeout)))
+		_, err = to.Read(make([]byte, 1))
+		n.check(err)
+		from, to = to, from
+	}
+}
+
 // packets is the counter of the rule that sees what chains see.
 func (x exchange) packets() int {
 	x.t.Helper()
@@ -127,6 +152,11 @@ func TestAChangedPolicyReachesConnectionsInAFlowtable(t *testing.T) {
 				x.seen()
 				if passed := x.packets() - count; name != bridged && (passed == 0) == (name == "forwarded") {
 					t.Fatalf("%d packets pass the chain", passed)
+				}
+				count = x.packets()
+				n.talks(20)
+				if passed := x.packets() - count; passed > 20 && name == "in a flowtable" {
+					t.Errorf("%d packets of TCP pass the chain", passed)
 				}
 				want := map[bool]netip.Addr{true: n.top.NodeV4, false: n.top.PodV4}[how == "keep"]
 				n.swap(stale + after)
