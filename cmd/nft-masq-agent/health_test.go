@@ -332,17 +332,6 @@ func (n trafficNode) documented(asked string, args []string, first string) {
 	}
 }
 
-// firstLine returns the first line of the text of status, which is never wide.
-func (n *testNode) firstLine(args ...string) (first, rest string, code int) {
-	n.t.Helper()
-	got := n.run(append([]string{"status"}, args...)...)
-	first, rest, _ = strings.Cut(got.stdout, "\n")
-	if got.stderr != "" || utf8.RuneCountInString(first) > 100 {
-		n.t.Errorf("status %v: %d columns: %+v", args, utf8.RuneCountInString(first), got)
-	}
-	return first, "\n" + rest, got.code
-}
-
 // In the namespace of a pod, because hostNetwork is missing.
 func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 	t.Parallel()
@@ -352,10 +341,10 @@ func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 		n.swap("")
 		says := func(when string) {
 			t.Helper()
-			first, rest, code := n.firstLine(flag)
-			if code != exitFailed || first != "this is not the node's network namespace" ||
-				!strings.Contains(rest, "only way out is eth0") || !strings.Contains(rest, "hostNetwork: true") {
-				t.Errorf("%s: exit code %d: %s%s", when, code, first, rest)
+			got := n.run("status", flag)
+			if got.code != exitFailed || !strings.HasPrefix(got.stdout, "this is not the node's network namespace\n") ||
+				!strings.Contains(got.stdout, "only way out is eth0") || !strings.Contains(got.stdout, "hostNetwork: true") {
+				t.Errorf("%s: %+v", when, got)
 			}
 		}
 		says("without an agent")
@@ -365,8 +354,8 @@ func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 		// Whoever translates there, too, knows that it is a node, such as kube-proxy in a container.
 		nfttest.NFT(t, n.NS, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; "+
 			"tcp dport 80 redirect; }", "-f", "-")
-		if first, _, code := n.firstLine(flag); code != exitDone || !strings.HasPrefix(first, "in sync: ") {
-			t.Errorf("next to another program's NAT: exit code %d: %s", code, first)
+		if got := n.run("status", flag); got.code != exitDone || !strings.HasPrefix(got.stdout, "in sync: ") {
+			t.Errorf("next to another program's NAT: %+v", got)
 		}
 	})
 }
