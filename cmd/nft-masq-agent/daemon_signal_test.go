@@ -26,7 +26,11 @@ func TestRulesStayWhenTheAgentExits(t *testing.T) {
 		d.began(wants(t, "", flag))
 		before := n.kernelText()
 		for i, signals := range [][]unix.Signal{
-			{unix.SIGTERM}, {unix.SIGINT}, {unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT}, {unix.SIGKILL}, {unix.SIGTERM},
+			{unix.SIGTERM},
+			{unix.SIGINT},
+			{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT},
+			{unix.SIGKILL},
+			{unix.SIGTERM},
 		} {
 			if i > 0 {
 				d = n.start(flag)

@@ -36,7 +36,8 @@ type faultyNode struct {
 // paths puts paths into a text.
 func (n *faultyNode) paths(text string) string {
 	dir := filepath.Dir(n.path)
-	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(), `\n`, "\n").Replace(text)
+	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(),
+		`\n`, "\n").Replace(text)
 }
 
 // step does what a line says.
@@ -219,7 +220,8 @@ func (n *faultyNode) answered(q question) bool {
 	if q.asked != "" && got.stdout != "" {
 		output = got.stdout
 	}
-	if fmt.Sprint(got.code) != cmp.Or(q.code, "0") || q.command == "status" && utf8.RuneCountInString(strings.Split(output, "\n")[0]) > 100 {
+	first, _, _ := strings.Cut(output, "\n")
+	if fmt.Sprint(got.code) != cmp.Or(q.code, "0") || q.command == "status" && utf8.RuneCountInString(first) > 100 {
 		n.t.Errorf("%s: exit code %d, want %s:\n%s", q.command, got.code, q.code, output)
 	}
 	rest := output
