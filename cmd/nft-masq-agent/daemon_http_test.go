@@ -17,7 +17,7 @@ import (
 func TestMetricsCountTheConnections(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		nfttest.Require(t, "nft", "iptables-nft")
 		top := nfttest.NewTopology(t)
 		n := nodeIn(t, top.Node)

@@ -31,7 +31,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/notify"
 	"nft-masq-agent/nft/rule"
 )
 
