@@ -2,11 +2,9 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,96 +50,56 @@ func networks6(n int) string {
 	return b.String()
 }
 
-// peakOf returns the most memory of a process or, if that is larger, of the one that
-// it has started to read the config for it, in bytes.
-func peakOf(t *testing.T, pid int) (most int64) {
+// A usage is the most that the program may take with arguments.
+type usage struct {
+	args   []string
+	code   int
+	memory int64
+	time   time.Duration // of the processor
+}
+
+func (u usage) holds(t *testing.T) {
 	t.Helper()
-	pids := []int{pid}
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		t.Error(err)
+	forgetPeak(t)
+	cmd := nfttest.Command(agent.Program(t), u.args...)
+	// On one processor the collector is not left behind when other tests take the time.
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	out, err := cmd.CombinedOutput()
+	state := cmd.ProcessState
+	if code := state.ExitCode(); code != u.code {
+		t.Fatalf("%s: %v: %.1000s", u.args, err, out)
 	}
-	for _, thread := range threads {
-		children, _ := os.ReadFile(thread) // a thread may have ended
-		for _, child := range strings.Fields(string(children)) {
-			n, err := strconv.Atoi(child)
-			if err != nil {
-				t.Error(err)
-			}
-			pids = append(pids, n)
-		}
+	// The peak is that of the process or, if it is larger, of the one that it has started to read the config.
+	took, peak := state.UserTime()+state.SystemTime(), state.SysUsage().(*syscall.Rusage).Maxrss<<10
+	t.Logf("%s: %v, %d MiB", u.args[0], took, peak>>20)
+	if took > u.time || int64(peak) > u.memory { //nolint:unconvert // 32 bits on arm
+		t.Errorf("%s took %v of processor time and %d MiB", u.args, took, peak>>20)
 	}
-	for _, p := range pids {
-		peak, _, err := agent.Memory(p)
-		if err != nil || peak == 0 {
-			t.Fatalf("no peak of process %d: %v", p, err)
-		}
-		most = max(most, peak)
-	}
-	return most
 }
 
 func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
 	nfttest.SkipIfShort(t)
-	program := agent.Program(t)
-	check := func(t *testing.T, text, output string) {
-		t.Run(output, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "config")
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			whole, err := nfttest.Command(program, "check", "--config", path, "-o", output).Output()
-			if err != nil {
-				t.Fatal(err)
-			}
-			cmd := nfttest.Command(program, "check", "--config", path, "-o", output)
-			// On one processor the collector is not left behind when other tests take the time.
-			cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			// The rest does not fit the pipe, so the program has not exited.
-			const rest = 1 << 20
-			if _, err := io.CopyN(io.Discard, out, int64(len(whole)-rest)); err != nil {
-				t.Error(err)
-			}
-			peak := peakOf(t, cmd.Process.Pid)
-			if _, err := io.Copy(io.Discard, out); err != nil {
-				t.Error(err)
-			}
-			if err := cmd.Wait(); err != nil {
-				t.Error(err)
-			}
-			t.Logf("%d KiB", peak>>10)
-			if peak > mostMemory {
-				t.Errorf("%d MiB of memory", peak>>20)
-			}
-		})
-	}
 	all := largestConfigs()
 	for _, text := range all[:nfttest.FullRounds(2, len(all))] {
-		t.Run(text[:40], func(t *testing.T) {
-			check(t, text, "text")
-			check(t, text, "json")
-		})
+		path := writeFile(t, text)
+		for _, output := range []string{"text", "json"} {
+			usage{[]string{"check", "--config", path, "-o", output}, exitDone, mostMemory, time.Minute}.holds(t)
+		}
 	}
+}
+
+func writeFile(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // Entries of snatRules are compared with each other, and a YAML alias makes them long for
 // a few bytes. Processor time does not depend on other tests.
 func TestLongEntriesOfSNATRulesAreQuick(t *testing.T) {
-	program, dir := agent.Program(t), t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
 	entries := func(n int, lists func(i int) string) string {
 		text := "snatRules:\n"
 		for i := range n {
@@ -157,21 +115,6 @@ func TestLongEntriesOfSNATRulesAreQuick(t *testing.T) {
 	}
 	shared := "nonMasqueradeCIDRs: &all [" + networks(0, 190, "%s, ") + "]\n" +
 		entries(64, func(int) string { return "from: *all, to: *all" })
-	for _, args := range [][]string{
-		{"diff", write("old", long(0)), write("new", long(300))},
-		{"check", "--config", write("shared", shared)},
-	} {
-		forgetPeak(t)
-		cmd := nfttest.Command(program, args...)
-		out, err := cmd.CombinedOutput()
-		state := cmd.ProcessState
-		if code := state.ExitCode(); code != map[string]int{"diff": 1}[args[0]] {
-			t.Fatalf("%s: %v: %s", args[0], err, out)
-		}
-		took, peak := state.UserTime()+state.SystemTime(), state.SysUsage().(*syscall.Rusage).Maxrss<<10
-		t.Logf("%s: %v, %d MiB", args[0], took, peak>>20)
-		if took > time.Second || peak > 64<<20 {
-			t.Errorf("%s took %v of processor time and %d MiB", args[0], took, peak>>20)
-		}
-	}
+	usage{[]string{"diff", writeFile(t, long(0)), writeFile(t, long(300))}, exitFailed, 64 << 20, time.Second}.holds(t)
+	usage{[]string{"check", "--config", writeFile(t, shared)}, exitDone, 64 << 20, time.Second}.holds(t)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -120,65 +119,6 @@ const service = `table inet service {
 }
 `
 
-func TestStaleConnectionsContradictTheCurrentRules(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	nfttest.NFT(t, n.top.Node, service, "-f", "-")
-	destinations := []string{
-		"203.0.113.9:", "10.9.0.9:", "198.18.0.10:", "198.18.0.11:",
-		"[2001:db8:1::1]:", "[fd00:9::9]:", "[2001:db8:2::10]:", "[2001:db8:2::11]:",
-		"172.16.9.9:", // keeps its verdict
-	}
-	// Each config exempts what the other one masquerades.
-	configs := []string{
-		"nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12, 'fd00::/8']",
-		"nonMasqueradeCIDRs: [203.0.113.0/24, 172.16.0.0/12, '2001:db8:1::/64']",
-	}
-	port := 5000
-	open := func() (sources []string) {
-		for _, proto := range protocols {
-			for _, dst := range destinations {
-				port++
-				s := n.open(proto, fmt.Sprint(dst, port))
-				if dst != "172.16.9.9:" {
-					sources = append(sources, string(proto)+" "+s.Sent.String())
-				}
-			}
-		}
-		slices.Sort(sources)
-		return sources
-	}
-	stale := func() (sources []string) {
-		for _, c := range n.connections("--stale", "--limit", "1000") {
-			sources = append(sources, c.Protocol+" "+c.Source)
-			exempt := strings.HasPrefix(c.SeenAs, "10.244.") || strings.HasPrefix(c.SeenAs, "[fd00:")
-			if !c.Stale || (c.Now == nft.Masqueraded) != exempt {
-				t.Errorf("%+v", c)
-			}
-		}
-		slices.Sort(sources)
-		return sources
-	}
-	n.enforce(configs[0], "--enable-ipv6")
-	first := open()
-	if got := stale(); len(got) > 0 {
-		t.Errorf("stale under the rules that decided them: %q", got)
-	}
-	n.enforce(configs[1], "--enable-ipv6")
-	if got := stale(); !slices.Equal(got, first) {
-		t.Errorf("stale: %q, want %q", got, first)
-	}
-	second := open()
-	if got := stale(); !slices.Equal(got, first) {
-		t.Errorf("stale, next to new ones: %q, want %q", got, first)
-	}
-	n.enforce(configs[0], "--enable-ipv6")
-	if got := stale(); !slices.Equal(got, second) {
-		t.Errorf("stale after changing back: %q, want %q", got, second)
-	}
-}
-
 func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
 	t.Parallel()
 	n := newTrafficNode(t)
@@ -250,81 +190,5 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") ||
 		strings.Count(got.stdout, "\n") != 3 {
 		t.Errorf("limited: %+v", got)
-	}
-}
-
-func TestFlushDeletesTheListedStaleConnections(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.enforce("nonMasqueradeCIDRs: [203.0.113.0/24]")
-	for i := range 4 {
-		n.open(nfttest.UDP, fmt.Sprintf("203.0.113.9:%d", 5000+i))
-	}
-	tcp := n.open(nfttest.TCP, "203.0.113.9:5000")
-	n.enforce("")
-	n.open(nfttest.UDP, "203.0.113.9:6000")
-	n.open(nfttest.UDP, "10.9.0.9:6001")
-	flush := append([]string{"connections", "--flush"}, *n.flags...)
-	got := n.run(flush...)
-	if got.code != exitFailed ||
-		!strings.Contains(got.stderr, "5 connections: the next packet of each begins a new one") ||
-		!strings.Contains(got.stderr, "reset the 1 of TCP") || len(n.connections("--stale")) != 5 {
-		t.Errorf("without --yes: %+v", got)
-	}
-	got = n.run(append(flush, "--yes", "--limit", "2", "-o", "json")...)
-	listed := parseConnections(t, got.stdout)
-	left := n.connections("--stale")
-	if got.code != exitDone || len(listed) != 2 || len(left) != 3 ||
-		!strings.Contains(got.stdout, "deleted 2 connections") {
-		t.Errorf("with a limit: %+v, left %+v", got, left)
-	}
-	if got := n.run(append(flush, "203.0.113.1")...); got.code != exitDone {
-		t.Errorf("nothing to delete: %+v", got)
-	}
-	for _, c := range left {
-		if slices.Contains(listed, c) {
-			t.Errorf("listed and not deleted: %+v", c)
-		}
-	}
-	n.run(append(flush, "--yes")...)
-	all := n.connections()
-	if len(all) != 2 {
-		t.Errorf("left: %+v", all)
-	}
-	// The next packet from the same port opens a new connection.
-	s := nfttest.MustSend(t, n.top,
-		nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, Src: tcp.Sent, Dst: netip.MustParseAddrPort("203.0.113.9:5000")})
-	if !s.Masqueraded() {
-		t.Error("a new connection is not masqueraded")
-	}
-}
-
-func TestPortsAreCountedPerDestination(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newTrafficNode(t)
-	n.enforce("", "--to-ports=20000-20099")
-	for range 20 {
-		n.open(nfttest.UDP, "203.0.113.9:53")
-	}
-	for range 5 {
-		n.open(nfttest.UDP, "203.0.113.9:54")
-		n.open(nfttest.SCTP, "203.0.113.9:53")
-		n.open(nfttest.UDP, "10.9.0.9:53")
-	}
-	got := n.run(append([]string{"connections", "--ports", "-o", "json", "--limit", "2"}, *n.flags...)...)
-	want := []answer.PortsOf{
-		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:53", Used: 20, Ports: 100},
-		{Protocol: "udp", SeenAs: "192.0.2.1", Destination: "203.0.113.9:54", Used: 5, Ports: 100},
-	}
-	var r answer.Connections
-	n.check(json.Unmarshal([]byte(got.stdout), &r))
-	if got.code != exitDone || !reflect.DeepEqual(r.Ports, want) {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	if got := n.run(append([]string{"connections", "--ports"}, *n.flags...)...); !strings.Contains(got.stdout,
-		"20 of 100, 20.0 %") || strings.Count(got.stdout, "\n") != 4 {
-		t.Errorf("%+v", got)
 	}
 }

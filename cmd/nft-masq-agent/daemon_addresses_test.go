@@ -314,25 +314,3 @@ func TestConnectionsFromARemovedAddressAreStale(t *testing.T) {
 	d.await("snat_addresses_changed")
 	d.until("it is forgotten", func() bool { return len(n.connections("203.0.113.9")) == 0 })
 }
-
-func TestDiffCountsConnectionsThatWouldKeepAnotherAddress(t *testing.T) {
-	t.Parallel()
-	n := newTrafficNode(t)
-	n.enforce("")
-	n.assign("198.51.100.211")
-	n.open(nfttest.UDP, "203.0.113.9:7001")
-	n.open(nfttest.UDP, "203.0.113.9:7002")
-	n.open(nfttest.UDP, "10.9.0.9:7001") // exempt
-	n.swap("snatAddresses: [198.51.100.211]\n")
-	got := n.run("diff", "--config", n.path)
-	for _, want := range []string{
-		"masqueraded IPv4 connections leave from: the address of the interface → those of 198.51.100.211 " +
-			"that the node has\n",
-		"2 open connections of 1 pod would keep another source address than new ones get\n",
-		"IPv4 connections of pods leave from 198.51.100.211\n",
-	} {
-		if got.code != exitFailed || !strings.Contains(got.stdout, want) {
-			t.Errorf("exit code %d, %q is not in:\n%s%s", got.code, want, got.stdout, got.stderr)
-		}
-	}
-}

@@ -30,33 +30,6 @@ func inEachMode(t *testing.T, test func(t *testing.T, mode nft.Mode, flag string
 	}
 }
 
-func TestDefaultsApplyWithoutAFile(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		n := newNode(t)
-		d := n.start(flag)
-		line := d.await("starting")
-		for key, want := range map[string]string{
-			"level":   "info",
-			"path":    n.path,
-			"mode":    string(mode),
-			"version": "devel",
-			"table":   map[nft.Mode]string{nft.ModeNFTables: "inet nft-masq-agent"}[mode],
-			"chain":   map[nft.Mode]string{nft.ModeIPTables: "IP-MASQ-AGENT"}[mode],
-			"msg":     "starting without a config file: the built-in defaults apply",
-		} {
-			if line.Text(key) != want {
-				t.Errorf("%s is %v, want %q", key, line[key], want)
-			}
-		}
-		line = d.applied("start", wants(t, "", flag))
-		if line["cidrs"] != 4.0 {
-			t.Errorf("%v CIDRs, want the three of RFC 1918 and link-local", line["cidrs"])
-		}
-		d.silent()
-	})
-}
-
 func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -64,22 +37,16 @@ func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 		"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
 		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
 	}
+	n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
 	d := n.startCommand(n.command(nil, args...))
 	d.await("log_file_ignored")
-	d.began(wants(t, "", args...))
+	d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
 	d.silent()
-}
-
-func TestListingLoadsAgain(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n")
-	n.start().await("config_applied")
 	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
 	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
 		t.Errorf("listing:\n%s", listing)
 	}
-	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-")
+	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-") // it loads again
 }
 
 // A fileStep is a change of the config, and the agent's reaction.
@@ -170,10 +137,20 @@ func fileSteps() []fileStep {
 
 func TestFileIsFollowed(t *testing.T) {
 	t.Parallel()
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag, "--http-address", httpAddress)
-		d.began(wants(t, "", flag))
+		line := d.await("starting")
+		of := map[string]any{"nftables": "inet nft-masq-agent", "iptables-nft": "IP-MASQ-AGENT"}[string(mode)]
+		if line["path"] != n.path || line["mode"] != string(mode) || line["version"] != "devel" ||
+			line["table"] != of && line["chain"] != of ||
+			line.Message() != "starting without a config file: the built-in defaults apply" {
+			t.Errorf("%v", line)
+		}
+		d.answers()
+		if line = d.applied("start", wants(t, "", flag)); line["cidrs"] != 4.0 { // three of RFC 1918, and link-local
+			t.Errorf("%v", line)
+		}
 		for _, s := range fileSteps() {
 			want := wants(t, s.want, flag)
 			before := n.hasConfig()
@@ -230,71 +207,6 @@ func (d *daemon) rejected(line agent.Line, s fileStep, want nft.Ruleset) {
 	nfttest.NFT(d.t, d.NS, "", "flush", "ruleset")
 	d.await("rules_restored")
 	d.holds(want)
-}
-
-func TestPausingWriterIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.began(wants(t, ""))
-	file, err := os.Create(n.path)
-	n.check(err)
-	defer file.Close()
-	// Half of it would be valid, with another meaning.
-	for _, part := range []string{"masqLinkLocal: true\nnonMasqueradeCIDRs:\n", "  - 10.1.0.0/16\n", "  - 10.2.0.0/16\n"} {
-		_, err = file.WriteString(part)
-		n.check(err)
-	}
-	d.applied("config", wants(t, exempting("10.1.0.0/16", "10.2.0.0/16")))
-	d.await("config_file_appeared")
-	d.silent()
-}
-
-func TestKubernetesVolumeIsFollowed(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	volume := agent.NewVolume(filepath.Dir(n.path))
-	publish := func(text string) {
-		var content []byte // nil: the key was removed
-		if text != "" {
-			content = []byte(text)
-		}
-		n.check(volume.Write(content))
-	}
-	publish(exempting("10.1.0.0/16"))
-	d := n.start()
-	d.began(wants(t, exempting("10.1.0.0/16")))
-	for i := 2; i < 6; i++ {
-		text := exempting(fmt.Sprintf("10.%d.0.0/16", i))
-		publish(text)
-		d.applied("config", wants(t, text))
-	}
-	publish("")
-	d.applied("config", wants(t, ""))
-	d.await("config_file_vanished")
-	publish(exempting("10.7.0.0/16"))
-	d.applied("config", wants(t, exempting("10.7.0.0/16")))
-	d.await("config_file_appeared")
-	d.silent()
-}
-
-func TestSingleFileMountCausesAWarning(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	source := filepath.Join(t.TempDir(), "source")
-	n.check(os.WriteFile(source, []byte(exempting("10.1.0.0/16")), 0o644))
-	n.write("")
-	d := n.startIn([]string{withMount + "=" + source + ":" + n.path})
-	d.began(wants(t, exempting("10.1.0.0/16")))
-	line := d.await("watch_failed")
-	if !strings.Contains(line.Text("error"), "mounted as a single file") {
-		t.Errorf("the agent warns: %v", line)
-	}
-	d.await("node_problem")
-	d.signal(unix.SIGHUP)
-	n.check(os.WriteFile(source, []byte(exempting("10.2.0.0/16")), 0o644)) // the same inode
-	d.applied("config", wants(t, exempting("10.2.0.0/16")))
-	d.silent()
 }
 
 func TestEquivalentEditIsSilentAndWritesNothing(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"nft-masq-agent/nft"
 
 	"nft-masq-agent/nft/nfttest"
@@ -75,24 +74,6 @@ func TestMetricsCountTheConnections(t *testing.T) {
 		send("ipv4", "exempt", "203.0.113.9", 4)
 		send("ipv4", "masqueraded", "198.51.100.8", 1)
 		compare()
-		for name, want := range map[string]string{
-			"nft_masq_agent_ready":                    "1",
-			"nft_masq_agent_config_accepted":          "1",
-			"nft_masq_agent_config_warnings":          "0",
-			`nft_masq_agent_cidrs{family="ipv4"}`:     "2",
-			"nft_masq_agent_drift_repairs_total":      "0",
-			"nft_masq_agent_legacy_chains":            "0",
-			"nft_masq_agent_other_masquerading_rules": "0",
-			"nft_masq_agent_other_exempting_rules":    "0",
-			"nft_masq_agent_other_translating_rules":  "0",
-			fmt.Sprintf("nft_masq_agent_config_info{hash=%q,mode=%q}", wants(t, text, flag).Hash(), mode): "1",
-			`nft_masq_agent_applies_total{reason="start",result="written"}`:                               "1",
-			`nft_masq_agent_applies_total{reason="config",result="written"}`:                              "1",
-		} {
-			if got := n.metric(name); got != want {
-				t.Errorf("%s is %q, want %q", name, got, want)
-			}
-		}
 		d.silent()
 		d.stop()
 	})
@@ -162,29 +143,4 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {
 		t.Errorf("the node has %q", out)
 	}
-}
-
-func TestAddressInUseDoesNotStopTheAgent(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	first := n.start("--http-address", httpAddress)
-	first.began(wants(t, ""))
-	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
-	second := other.start("--http-address", httpAddress)
-	second.await("second_agent")
-	line := second.await("listen_failed")
-	if line["level"] != "error" || !strings.Contains(line.Text("error"), "address already in use") {
-		t.Errorf("logged: %v", line)
-	}
-	second.await("starting")
-	second.await("rules_in_place")
-	first.stop()
-	second.answers()
-	if code, _ := n.get("/readyz"); code != 200 {
-		t.Errorf("readyz returned %d", code)
-	}
-	second.signal(unix.SIGHUP) // or earlier, at a check of its own
-	second.await("second_agent_gone")
-	second.silent()
 }

@@ -304,40 +304,6 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 	}
 }
 
-func TestReloadsLeakNothing(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	const warmUp = 100
-	reloads := nfttest.FullRounds(100, 10_000)
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		d := n.start(flag, "--http-address", httpAddress)
-		d.began(wants(t, "", flag))
-		reload := func(times int) {
-			for i := range times {
-				n.swap(slash24s(100 + i%2))
-				d.await("config_applied")
-			}
-		}
-		reload(warmUp) // until pools and caches have their final size
-		goroutines, fds := n.number("go_goroutines"), d.openFiles()
-		_, memory := d.memory()
-		reload(reloads)
-		d.until("no more open files than before", func() bool { return d.openFiles() <= fds })
-		// Idle HTTP connections have one each, and vary.
-		const idle = 5
-		d.until("no more goroutines than before", func() bool { return n.number("go_goroutines") <= goroutines+idle })
-		_, grown := d.memory()
-		grown -= memory
-		t.Logf("%d open files, %v goroutines, %d KiB, %+d KiB", fds, goroutines, memory>>10, grown>>10)
-		if grown > 16<<20 {
-			t.Errorf("%d KiB of memory more after %d reloads", grown>>10, reloads)
-		}
-		n.holds(wants(t, slash24s(101), flag))
-		d.stop()
-	})
-}
-
 // number returns the value of a metric.
 func (n *testNode) number(metric string) float64 {
 	n.t.Helper()

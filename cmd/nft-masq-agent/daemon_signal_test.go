@@ -17,58 +17,43 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
+// The second of two signals kills it at once: both are pending when it continues. Its successor finds the rules.
 func TestRulesStayWhenTheAgentExits(t *testing.T) {
 	t.Parallel()
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
-		for _, s := range []unix.Signal{unix.SIGTERM, unix.SIGINT} {
-			d := n.start(flag)
-			d.await("starting")
-			d.await("config_applied", "rules_in_place")
-			before := n.kernelText()
-			d.signal(s)
-			d.check(d.Ended())
-			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
-				t.Errorf("%v: the kernel (-before +after):\n%s", s, diff)
+		d := n.start(flag)
+		d.began(wants(t, "", flag))
+		before := n.kernelText()
+		for i, signals := range [][]unix.Signal{
+			{unix.SIGTERM},
+			{unix.SIGINT},
+			{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT},
+			{unix.SIGKILL},
+			{unix.SIGTERM},
+		} {
+			if i > 0 {
+				d = n.start(flag)
+				d.await("starting")
+				d.await("rules_in_place")
 			}
-			n.holds(wants(t, "", flag))
+			for _, s := range signals {
+				d.signal(s)
+			}
+			<-d.Done()
+			err := d.Wait()
+			var ended *exec.ExitError
+			killed := errors.As(err, &ended) && ended.ExitCode() < 0 && (i == 2 || i == 3)
+			if err != nil && !killed || d.Stderr() != "" {
+				t.Errorf("%v: ended with %v: %s", signals, err, d.Stderr())
+			}
+			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+				t.Errorf("%v: the kernel (-before +after):\n%s", signals, diff)
+			}
 			d.silent()
 		}
+		n.holds(wants(t, "", flag))
 	})
-}
-
-func TestSecondSignalKillsTheAgent(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.began(wants(t, ""))
-	// Both are pending when it continues.
-	for _, s := range []unix.Signal{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT} {
-		d.signal(s)
-	}
-	<-d.Done()
-	var ended *exec.ExitError
-	if err := d.Wait(); errors.As(err, &ended) && ended.ExitCode() > 0 || d.Stderr() != "" {
-		t.Errorf("ended with %v: %s", err, d.Stderr())
-	}
-	n.holds(wants(t, ""))
-}
-
-func TestSuccessorOfAKilledAgentFindsTheRulesInPlace(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.began(wants(t, ""))
-	n.check(d.Kill())
-	<-d.Done()
-	before := n.kernelText()
-	d = n.start()
-	d.await("starting")
-	d.await("rules_in_place")
-	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
-		t.Errorf("the kernel (-before +after):\n%s", diff)
-	}
-	d.silent()
 }
 
 func TestHangupTriggersACheck(t *testing.T) {
@@ -163,21 +148,27 @@ func TestCleanupRemovesEverythingButNotNextToARunningAgent(t *testing.T) {
 func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
-	n := newNode(t)
-	loadLegacy(n)
+	n := newTrafficNode(t)
+	n.enforce("")
+	loadLegacy(n.testNode)
 	before := n.kernelText()
-	if diff := cmp.Diff(result{stdout: "nothing to remove\n"}, n.run("cleanup"),
-		cmp.AllowUnexported(result{})); diff != "" {
-		t.Errorf("without the flag (-want +got):\n%s", diff)
+	if got := n.run("cleanup", "--legacy", "--dry-run"); got.code != exitDone ||
+		!strings.Contains(got.stdout, "would remove table inet nft-masq-agent\n") ||
+		!strings.Contains(got.stdout, "would remove another agent's chain MY-MASQ") || n.kernelText() != before {
+		t.Errorf("--dry-run: %+v", got)
 	}
-	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
-		t.Errorf("the kernel (-before +after):\n%s", diff)
-	}
-	if got := n.run("cleanup", "--legacy"); got.code != exitDone || !strings.Contains(got.stdout, "MY-MASQ") {
-		t.Errorf("with the flag: %+v", got)
-	}
-	if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
-		t.Errorf("left:\n%s", listing)
+	for _, step := range []struct{ flag, removes, keeps string }{
+		{"--legacy-only", "MY-MASQ", "table inet nft-masq-agent"},
+		{"", "table inet nft-masq-agent", "MY-MASQ"},
+		{"--legacy", "MY-MASQ", ""},
+	} {
+		got := n.run(strings.Fields("cleanup " + step.flag)...)
+		left := n.kernelText()
+		if got.code != exitDone || !strings.Contains(got.stdout, step.removes) || strings.Contains(left, step.removes) ||
+			!strings.Contains(left, step.keeps) {
+			t.Errorf("%s: %+v, left:\n%s", step.flag, got, left)
+		}
+		loadLegacy(n.testNode)
 	}
 }
 

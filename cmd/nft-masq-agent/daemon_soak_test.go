@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -41,6 +40,7 @@ func soakTime() time.Duration {
 type assailant struct {
 	*meddler
 	*daemon
+	test  *testing.T
 	mode  nft.Mode
 	conns []net.Conn     // on which the agent is kept waiting
 	done  map[string]int // attacks by name
@@ -63,78 +63,38 @@ type assault struct {
 	do   func(*assailant)
 }
 
-// script returns an attack by an nft transaction. SET stands for a set of ours, if there is one.
-func script(text string) func(*assailant) {
-	return func(a *assailant) {
-		name := "non-masq-v4-a"
-		if a.IntN(2) == 0 {
-			name = "non-masq-v4-b"
-		}
-		_, _ = a.NS.Output(strings.NewReplacer("TABLE", "inet "+nft.TableName, "SET", name).Replace(text), "nft", "-f", "-")
+// assaults are those of testdata/assaults.txt, which are transactions of nft or words for iptables, and others.
+func assaults(t *testing.T) (all []assault) {
+	t.Helper()
+	for _, part := range strings.Split(readDocument(t, "testdata/assaults.txt"), "\n\n")[1:] {
+		name, text, _ := strings.Cut(part, "\n")
+		all = append(all, assault{name[2:], func(a *assailant) { a.script(text) }})
 	}
-}
-
-func iptablesRun(args string) func(*assailant) {
-	return func(a *assailant) {
-		_, _ = a.NS.Output("", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
-	}
-}
-
-func assaults() []assault {
-	return []assault{
-		{"operation on the config", func(a *assailant) { a.operation() }},
-		{"operation on the config", func(a *assailant) { a.operation() }},
-		{"operation on the config", func(a *assailant) { a.operation() }},
+	operation := assault{"operation on the config", func(a *assailant) { a.operation() }}
+	return append(all, []assault{
+		operation, operation, operation,
 		{"large config", (*assailant).largeConfig},
 		{"hostile config", (*assailant).hostileConfig},
-		{"delete table", script("delete table TABLE")},
-		{"flush chain", script("flush chain TABLE postrouting")},
-		{"flush set", script("flush set TABLE SET")},
-		{"exchange set", script("flush chain TABLE postrouting; delete set TABLE SET; add set TABLE SET { type ipv4_addr; " +
-			"flags interval; limit rate 1/hour; }; add rule TABLE postrouting ip daddr @SET return")},
-		{"foreign set", script("add set TABLE foreign { type ipv4_addr; elements = { 192.0.2.7 }; }")},
-		{"foreign chain", script("add chain TABLE foreign { type filter hook forward priority 0; }; insert rule TABLE " +
-			"postrouting jump foreign")},
-		{"map of verdicts", script("add chain TABLE foreign { type filter hook forward priority 0; }; add map TABLE " +
-			"verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump postrouting }; }; add rule TABLE foreign " +
-			"ip daddr vmap @verdicts")},
-		{"dynamic set", script("add set TABLE SET { type ipv4_addr; flags dynamic; }; add chain TABLE foreign { type " +
-			"filter hook forward priority 0; }; add rule TABLE foreign update @SET { ip daddr }")},
-		{"dormant", script("add table TABLE { flags dormant; }")},
-		{"other priority", script("flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE " +
-			"postrouting { type nat hook postrouting priority 50; }")},
-		{"base chain of our name", script("flush chain ip nat POSTROUTING; flush chain ip nat IP-MASQ-AGENT; delete chain " +
-			"ip nat IP-MASQ-AGENT; add chain ip nat IP-MASQ-AGENT { type nat hook postrouting priority 90; accept; }")},
-		{"map of verdicts in nat", script("add table ip nat; add chain ip nat IP-MASQ-AGENT; add map ip nat verdicts { " +
-			"type ipv4_addr : verdict; elements = { 198.51.100.8 : jump IP-MASQ-AGENT }; }")},
-		{"delete table nat", script("delete table ip nat; delete table ip6 nat")},
-		{"dormant nat", script("add table ip nat { flags dormant; }")},
-		{"iptables -F", iptablesRun("-F")},
-		{"iptables -I", iptablesRun("-I IP-MASQ-AGENT -j ACCEPT")},
-		{"iptables -D", iptablesRun("-D IP-MASQ-AGENT 1")},
-		{"iptables -I before our jump", iptablesRun("-I POSTROUTING -d 198.51.100.9 -j ACCEPT")},
 		{"flood of elements", (*assailant).floodElements},
 		{"flood of rules", (*assailant).floodRules},
 		{"foreign rules", (*assailant).foreignRules},
-		{"large transaction", func(a *assailant) { script(largeForeign)(a) }},
 		{"owned table", (*assailant).ownTable},
 		{"idle connections", (*assailant).idle},
 		{"unread log", (*assailant).holdLog},
 		{"hangup", func(a *assailant) { _ = a.Signal(unix.SIGHUP) }},
 		{"scrape", func(a *assailant) { a.get("/metrics") }},
-	}
+	}...)
 }
 
-// largeForeign is a large transaction of another program.
-var largeForeign = func() string {
-	var s strings.Builder
-	s.WriteString("add table ip neighbour; add set ip neighbour s { type ipv4_addr; flags interval; }; add element ip " +
-		"neighbour s { ")
-	for i := range 1000 {
-		fmt.Fprintf(&s, "198.18.%d.%d/31, ", i>>7, i<<1&0xff)
+// script runs a transaction of nft, or iptables. SET stands for a set of ours, if there is one.
+func (a *assailant) script(text string) {
+	if words := strings.Fields(text); words[0] == "iptables" {
+		_, _ = a.NS.Output("", "iptables-nft", append([]string{"-t", "nat"}, words[1:]...)...)
+		return
 	}
-	return s.String() + "198.19.0.0/16 }; delete table ip neighbour"
-}()
+	set := []string{"non-masq-v4-a", "non-masq-v4-b"}[a.IntN(2)]
+	_, _ = a.NS.Output(strings.NewReplacer("TABLE", "inet "+nft.TableName, "SET", set).Replace(text), "nft", "-f", "-")
+}
 
 func (a *assailant) largeConfig() {
 	most := 15_000
@@ -190,7 +150,7 @@ func (a *assailant) foreignRules() {
 	for i := range a.IntN(3_000) {
 		fmt.Fprintf(&s, "ip saddr 10.%d.%d.0/24 masquerade comment \"\u202e%d\"\n", i>>8, i&0xff, i)
 	}
-	script(s.String() + "}\n}\n")(a)
+	a.script(s.String() + "}\n}\n")
 }
 
 // ownTable replaces our table with one owned by nft. It is deleted when nft
@@ -200,8 +160,8 @@ func (a *assailant) ownTable() {
 	if a.mode == nft.ModeIPTables {
 		table = "ip nat"
 	}
-	script("delete table " + table)(a)
-	script("table " + table + " { flags owner; chain foreign { type filter hook forward priority 0; }; }")(a)
+	a.script("delete table " + table)
+	a.script("table " + table + " { flags owner; chain foreign { type filter hook forward priority 0; }; }")
 }
 
 // idle opens connections that send little or nothing.
@@ -261,7 +221,7 @@ func (a *assailant) relent() nft.Ruleset {
 // attacks runs for the given time, and reports the state of the agent.
 func (a *assailant) attacks(long time.Duration) {
 	a.t.Helper()
-	all, socket := assaults(), a.socket()
+	all, socket := assaults(a.test), a.socket()
 	for end := time.Now().Add(long); time.Now().Before(end); {
 		attack := all[a.IntN(len(all))]
 		attack.do(a)
@@ -299,42 +259,24 @@ func manifestMemory(t *testing.T) (limit int64, gomemlimit string) {
 	return mebibytes << 20, string(found[1])
 }
 
-// A cgroupLimit is a limit of a cgroup of version 1 and of version 2.
-type cgroupLimit struct {
-	controller string            // of version 1
-	v1, v2     map[string]string // values by file
-}
-
-// cgroup creates a cgroup with a limit; "" if that is not permitted, after which the log says
-// what is done instead.
-func cgroup(t *testing.T, limit cgroupLimit, instead string) string {
+// memoryCgroup creates a cgroup with a memory limit; "" if that is not permitted.
+func memoryCgroup(t *testing.T, limit string) string {
 	t.Helper()
-	root, files := filepath.Join("/sys/fs/cgroup", limit.controller), limit.v1
-	if _, err := os.Stat(root); err != nil {
-		root, files = "/sys/fs/cgroup", limit.v2
+	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+	if _, err := os.Stat(root); err != nil { // version 2
+		root, file = "/sys/fs/cgroup", "memory.max"
 	}
 	//nolint:usetesting // a cgroup cannot be in the test's directory
 	dir, err := os.MkdirTemp(root, "nft-masq-agent-test-")
 	if err == nil {
 		t.Cleanup(func() { _ = os.Remove(dir) })
-		for file, value := range files {
-			err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), []byte(value), 0))
-		}
+		err = os.WriteFile(filepath.Join(dir, file), []byte(limit), 0)
 	}
 	if err != nil {
-		t.Logf("no cgroup, %s: %v", instead, err)
+		t.Logf("no cgroup, only the agent's own memory is held to the limit: %v", err)
 		return ""
 	}
 	return dir
-}
-
-// memoryCgroup creates a cgroup with a memory limit; "" if that is not permitted.
-func memoryCgroup(t *testing.T, limit int64) string {
-	t.Helper()
-	bytes := strconv.FormatInt(limit, 10)
-	return cgroup(t, cgroupLimit{
-		"memory", map[string]string{"memory.limit_in_bytes": bytes}, map[string]string{"memory.max": bytes},
-	}, "only the agent's own memory is held to the limit")
 }
 
 // limited returns the command that runs the program within the limits of the
@@ -344,7 +286,7 @@ func (n *testNode) limited(t *testing.T, args ...string) (cmd *exec.Cmd, limit i
 	limit, gomemlimit := manifestMemory(t)
 	cmd = nfttest.Command(agent.Program(t), args...)
 	cmd.Env = append(os.Environ(), "GOMEMLIMIT="+gomemlimit)
-	if cgroup := memoryCgroup(t, limit); cgroup != "" {
+	if cgroup := memoryCgroup(t, strconv.FormatInt(limit, 10)); cgroup != "" {
 		env := cmd.Env
 		cmd = nfttest.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, cgroup, cmd.Path},
 			args...)...)
@@ -362,7 +304,7 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
 			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path)}
-			a := &assailant{meddler: m, mode: mode, done: map[string]int{}}
+			a := &assailant{meddler: m, test: t, mode: mode, done: map[string]int{}}
 			args := []string{
 				"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address",
 				httpAddress, "--probe-socket", a.socket(),
@@ -375,10 +317,13 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 			a.relent()
 			a.checks("resync") // the first scrape opens the connection for the counters
 			held := a.openFiles
-			files := held()
+			files, goroutines := held(), n.number("go_goroutines")
 			a.attacks(soakTime())
 			want := a.relent()
 			a.until("no more open files than before", func() bool { return held() <= files })
+			a.until("no more goroutines than before", func() bool { // but for idle HTTP connections
+				return n.number("go_goroutines") <= goroutines+5
+			})
 			n.holds(want)
 			peak, _ := a.memory()
 			t.Logf("seed %d: peak %d MiB of %d, %d open files, %d lines of the log, attacks: %v", *seed, peak>>20, limit>>20,

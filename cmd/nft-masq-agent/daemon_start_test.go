@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,30 +27,6 @@ const (
 func (n *testNode) kernelText() string {
 	n.t.Helper()
 	return nfttest.NFT(n.t, n.NS, "", "-a", "list", "ruleset")
-}
-
-func TestBadFileOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap(badText)
-		d := n.start(flag, "--http-address", httpAddress)
-		want := wants(t, "", flag)
-		d.began(want)
-		line := d.awaitRejection("built-in defaults (" + want.Hash() + ") are enforced")
-		if !strings.HasPrefix(line.Text("error"), n.path+badProblem) {
-			t.Errorf("rejected: %v", line)
-		}
-		if code, body := n.get("/readyz"); code != 503 || !strings.Contains(body, badProblem) {
-			t.Errorf("readyz returned %d %s", code, body)
-		}
-		n.swap(exempting("10.1.0.0/16"))
-		d.applied("config", wants(t, exempting("10.1.0.0/16"), flag))
-		if code, body := n.get("/readyz"); code != 200 {
-			t.Errorf("readyz returned %d %s", code, body)
-		}
-		d.silent()
-	})
 }
 
 func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
@@ -90,33 +66,16 @@ func TestBadFileKeepsTheRulesOfThePreviousRun(t *testing.T) {
 				if !strings.Contains(line.Texts("taken_over"), "MY-MASQ") {
 					t.Errorf("taken over: %v", line)
 				}
-				if listing := nfttest.ListRuleset(t, n.NS); strings.Contains(listing, "MY-MASQ") {
-					t.Errorf("not taken over:\n%s", listing)
+				listing := nfttest.ListRuleset(t, n.NS)
+				for word, left := range map[string]bool{
+					"MY-MASQ": false, "table inet": now == nft.ModeNFTables, "IP-MASQ-AGENT": now == nft.ModeIPTables,
+				} {
+					if strings.Contains(listing, word) != left {
+						t.Errorf("%s is left:\n%s", word, listing)
+					}
 				}
 			})
 		}
-	}
-}
-
-func TestMoreThanAThousandCIDRsNeedModeNFTables(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n, flag := newNode(t), "--mode=iptables-nft"
-	n.swap(slash24s(1000))
-	d := n.start(flag)
-	good := wants(t, slash24s(1000), flag)
-	d.began(good)
-	n.swap(slash24s(1001))
-	const says = ":1004:3: 1001 IPv4 CIDRs, mode iptables-nft takes at most 1000: use mode nftables"
-	line := d.awaitRejection("last good config (" + good.Hash() + ") stays enforced")
-	if line.Text("error") != n.path+says {
-		t.Errorf("rejected: %v, want %q", line, says)
-	}
-	if got := n.run("check", flag, "--config", n.path); got.code != exitFailed || !strings.Contains(got.stderr, says) {
-		t.Errorf("check: %+v", got)
-	}
-	if got := n.run("check", "--config", n.path); got.code != exitDone {
-		t.Errorf("check in mode nftables: %+v", got)
 	}
 }
 
@@ -141,70 +100,31 @@ func loadLegacy(n *testNode) {
 func TestNonRegularConfigDoesNotPreventTheStart(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	link := func(to string) func(*testNode) {
-		return func(n *testNode) { n.check(os.Symlink(to, n.path)) }
-	}
-	tests := []struct {
-		name string
-		make func(*testNode)
-		says string // PATH stands for the path
-	}{
-		{"FIFO", func(n *testNode) { n.check(unix.Mkfifo(n.path, 0o644)) }, "config: PATH: not a regular file (named pipe)"},
-		{"device", link("/dev/zero"), "config: PATH: not a regular file (character device)"},
-		{"socket", func(n *testNode) { n.check(mksocket(n.path)) }, "config: PATH: not a regular file (socket)"},
-		{"link to itself", link("ip-masq-agent"), "config: stat PATH: too many levels of symbolic links"},
-		{
-			"unreadable file", func(n *testNode) { n.write(""); n.check(os.Chmod(n.path, 0)) },
-			"config: open PATH: permission denied",
+	for says, makeConfig := range map[string]func(*testNode) error{
+		"PATH: not a regular file (named pipe)":       func(n *testNode) error { return unix.Mkfifo(n.path, 0o644) },
+		"PATH: not a regular file (character device)": func(n *testNode) error { return os.Symlink("/dev/zero", n.path) },
+		"open PATH/a.yaml: permission denied": func(n *testNode) error {
+			return errors.Join(os.Mkdir(n.path, 0o755), os.WriteFile(filepath.Join(n.path, "a.yaml"), nil, 0))
 		},
-		{"unreadable directory", func(n *testNode) { n.check(os.Mkdir(n.path, 0)) }, "config: open PATH: permission denied"},
-		{"unreadable file in a directory", func(n *testNode) {
-			n.check(os.Mkdir(n.path, 0o755))
-			n.check(os.WriteFile(filepath.Join(n.path, "a.yaml"), nil, 0))
-		}, "config: open PATH/a.yaml: permission denied"},
 		// The kernel returns EIO for unmapped addresses.
-		{"error of input", link("/proc/self/mem"), "config: read PATH: input/output error"},
-		{
-			"too large", func(n *testNode) { n.check(os.WriteFile(n.path, bytes.Repeat([]byte("#\n"), 3<<20), 0o644)) },
-			"PATH:1:1: ",
-		},
+		"read PATH: input/output error": func(n *testNode) error { return os.Symlink("/proc/self/mem", n.path) },
+	} {
+		n := newNode(t)
+		n.check(makeConfig(n))
+		// As in the pod: without CAP_DAC_OVERRIDE, which reads everything.
+		d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)})
+		d.began(wants(t, ""))
+		line := d.awaitRejection("built-in defaults")
+		if want := strings.ReplaceAll("config: "+says, "PATH", n.path); !strings.HasPrefix(line.Text("error"), want) {
+			t.Errorf("rejected: %v, want %q", line, want)
+		}
+		n.check(os.Rename(n.path, n.path+".old"))
+		n.swap(exempting("10.1.0.0/16"))
+		for line = d.await("config_applied"); line["hash"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
+			line = d.await("config_applied")
+		}
+		n.holds(wants(t, exempting("10.1.0.0/16")))
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			tt.make(n)
-			// As in the pod: without CAP_DAC_OVERRIDE, which reads everything.
-			d := n.startIn([]string{fmt.Sprintf("%s=[%d]", withCaps, unix.CAP_NET_ADMIN)})
-			d.began(wants(t, ""))
-			line := d.awaitRejection("built-in defaults")
-			if want := strings.ReplaceAll(tt.says, "PATH", n.path); !strings.HasPrefix(line.Text("error"), want) {
-				t.Errorf("rejected: %v, want %q", line, want)
-			}
-			n.check(os.RemoveAll(n.path + ".old"))
-			n.check(os.Rename(n.path, n.path+".old"))
-			n.swap(exempting("10.1.0.0/16"))
-			for line = d.await("config_applied"); line["hash"] != wants(t, exempting("10.1.0.0/16")).Hash(); {
-				line = d.await("config_applied")
-			}
-			n.holds(wants(t, exempting("10.1.0.0/16")))
-		})
-	}
-}
-
-func mksocket(path string) error {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	// The path may be longer than the address of a socket.
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
 }
 
 func TestMissingNetAdminIsNamedAndRetried(t *testing.T) {
@@ -338,43 +258,6 @@ func TestSecondAgentIsReported(t *testing.T) {
 		t.Errorf("status after its end: %+v", got)
 	}
 	n.start().await("second_agent") // the second one has the lock now
-}
-
-func TestForeignChainIsRejected(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "MINE")
-	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "MINE", "-s", "10.9.9.9", "-j", "ACCEPT")
-	before := n.kernelText()
-	got := n.run("run", "--config", n.path, "--mode=iptables-nft", "--masq-chain=MINE")
-	want := `nft-masq-agent run: --masq-chain: chain "MINE" in table ip nat: the chain has rules that no masquerade ` +
-		"agent wrote (see nft-masq-agent run --help)\n"
-	if got.code != exitUsage || got.stderr != want {
-		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
-	}
-	if diff := cmp.Diff(before, n.kernelText()); diff != "" {
-		t.Errorf("the kernel (-before +after):\n%s", diff)
-	}
-}
-
-func TestModeChangeLeavesNothingOfTheOtherMode(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newNode(t)
-	text := "enableIPv6: true\nforceMasqueradeCIDRs: [10.1.0.0/16]\n"
-	n.swap(text)
-	for i, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables, nft.ModeNFTables} {
-		d := n.start("--mode=" + string(mode))
-		d.began(wants(t, text, "--mode="+string(mode)))
-		d.stop()
-		listing := nfttest.ListRuleset(t, n.NS)
-		for m, word := range map[nft.Mode]string{nft.ModeNFTables: "table inet", nft.ModeIPTables: "IP-MASQ-AGENT"} {
-			if strings.Contains(listing, word) != (m == mode) {
-				t.Errorf("run %d, mode %s:\n%s", i, mode, listing)
-			}
-		}
-		d.silent()
-	}
 }
 
 func TestRulesOfAnOlderAgentAreReportedAndTakenOver(t *testing.T) {

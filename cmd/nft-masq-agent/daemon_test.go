@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -32,7 +31,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/notify"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -235,34 +233,6 @@ func (n *testNode) holds(want nft.Ruleset) {
 	for _, d := range n.differences(want) {
 		n.t.Errorf("the kernel differs: %s", d)
 	}
-}
-
-// listen calls do for each change of the ruleset until the returned function is
-// called, or the test ends.
-func (n *testNode) listen(do func(notify.Change)) (stop func()) {
-	n.t.Helper()
-	var l *notify.Listener
-	n.check(n.Do(func() (err error) {
-		l, err = notify.Listen()
-		return err
-	}))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			c, err := l.Receive()
-			if err != nil {
-				return
-			}
-			do(c)
-		}
-	}()
-	stop = sync.OnceFunc(func() {
-		_ = l.Close()
-		<-ended
-	})
-	n.t.Cleanup(stop)
-	return stop
 }
 
 // optionsOf parses flags of run.

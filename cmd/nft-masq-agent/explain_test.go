@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -78,22 +76,6 @@ func TestExplainNotesSurprises(t *testing.T) {
 		notes := explainJSON(t, tt.args...).Notes
 		if got := strings.Split(notes.Error(), "\n"); !slices.Equal(got, tt.want) {
 			t.Errorf("%v: %q, want %q", tt.args, got, tt.want)
-		}
-	}
-}
-
-// What a pod sends to many does not leave the node.
-func TestExplainKnowsWhatIsNotForwarded(t *testing.T) {
-	t.Parallel()
-	n := newTrafficNode(t)
-	n.enforce("", "--enable-ipv6")
-	for dst, from := range map[string]netip.Addr{
-		"224.0.0.1": n.top.PodV4, "239.1.2.3": n.top.PodV4, "192.0.2.255": n.top.PodV4, "255.255.255.255": n.top.PodV4,
-		"ff05::7": n.top.PodV6,
-	} {
-		x, text := n.explained(dst, "--from", from.String(), "--enable-ipv6", "--config", n.path)
-		if x.Why.Code != "dropped" || !strings.HasPrefix(x.Headline, dst+" sees nothing: this node forwards no ") {
-			t.Errorf("%s: %s", dst, text)
 		}
 	}
 }
@@ -196,52 +178,22 @@ func TestExplainUsesTheInterfacesOfTheRoutes(t *testing.T) {
 	}
 }
 
-// forgetPods deletes what tells a node which pods it has.
-func (n trafficNode) forgetPods() {
-	n.t.Helper()
-	for _, line := range []string{"route del 10.244.1.2 dev pod0", "neigh flush dev pod0 nud all"} {
-		nfttest.Run(n.t, n.NS, "", "ip", strings.Fields(line)...)
-	}
-}
-
-// Without --from, it is from a pod of the policy's, or else from the node.
-func TestExplainIsAboutOnePacketThatItNames(t *testing.T) {
-	t.Parallel()
+// A limit on a set of ours, or on its elements, decides for each packet.
+func TestExplainDoesNotTrustALimitedSet(t *testing.T) {
 	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "ip")
-	const config = "masqueradeSrcCIDRs: [10.244.0.0/16]\nsnatRules:\n" +
-		"- {from: [10.244.1.3/32], addresses: [198.51.100.211]}\n"
+	t.Parallel()
+	nfttest.Require(t, "nft")
 	n := newTrafficNode(t)
-	n.check(n.top.AddAddr(n.top.Node, netip.MustParseAddr("198.51.100.211")))
-	n.swap(config)
-	k := n.kernel()
-	_, err := k.Apply(t.Context(), wants(t, config).On(addrs("198.51.100.211")), layout.Ours)
-	n.check(errors.Join(err, k.Close()))
-	says := func(when, from, sees string, want ...string) {
-		t.Helper()
-		x, text := n.explained("203.0.113.9", "--config", n.path)
-		if x.Source != from || x.Sees != sees || len(x.Answers) != 1 || x.Answers[0].Source != from {
-			t.Errorf("%s: from %s it sees %q:\n%s", when, x.Source, x.Sees, text)
+	n.enforce("")
+	for _, statement := range []string{"quota 1 bytes", "limit rate 1/hour burst 1 packets"} {
+		table := nfttest.NFT(t, n.top.Node, "", "list", "table", "inet", nft.TableName)
+		limited := strings.Replace(table, "set non-masq-v4-a {\n", "set non-masq-v4-a {\n"+statement+"\n", 1)
+		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+limited, "-f", "-")
+		x, text := n.explained("10.9.0.9", "--from", n.top.PodV4.String(), "--config", n.path)
+		if x.Why.Code != "unknown" || !strings.Contains(text, "Another program changed this agent's rules") {
+			t.Errorf("%s: %+v: %s", statement, x.Why, text)
 		}
-		for _, w := range want {
-			if !strings.Contains(text, w) {
-				t.Errorf("%s: %q is not in:\n%s", when, w, text)
-			}
-		}
+		n.judge(x, n.seen(netip.MustParseAddr("10.9.0.9"), 5000))
+		nfttest.NFT(t, n.top.Node, "delete table inet "+nft.TableName+"\n"+table, "-f", "-")
 	}
-	says("a pod", "10.244.1.2", "192.0.2.1", "203.0.113.9 sees 192.0.2.1, the address of eth0: masqueraded by",
-		"The packet is from 10.244.1.2, a pod of this node: --from asks about another.")
-	for _, a := range addrs("10.243.1.6", "10.244.1.7") {
-		n.check(n.top.AddAddr(n.top.Pod, a))
-	}
-	n.forgetPods()
-	says("one of another program", "10.244.1.7", "192.0.2.1")
-	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.7", "dev", "pod0")
-	n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr("10.244.1.3")))
-	says("with an entry", "10.244.1.3", "198.51.100.211",
-		fmt.Sprintf("The source address is that of entry 1 of snatRules (%s:3:3)", n.path))
-	nfttest.Run(t, n.NS, "", "ip", "route", "del", "10.244.1.3", "dev", "pod0")
-	nfttest.Run(t, n.NS, "", "ip", "neigh", "flush", "dev", "pod0", "nud", "all")
-	says("no pod is known", "192.0.2.1", "192.0.2.1",
-		"The packet is from 192.0.2.1, this node itself: --from asks about another.")
 }

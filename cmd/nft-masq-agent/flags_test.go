@@ -11,16 +11,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
 
-func parseRun(t *testing.T, line string) *options.Options {
-	t.Helper()
-	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	o := options.AddRunFlags(fs)
-	if err := fs.Parse(strings.Fields(line)); err != nil {
-		t.Fatalf("%q: %v", line, err)
-	}
-	return o
-}
-
 func TestFlagHelpFitsEightyColumns(t *testing.T) {
 	for _, c := range commands() {
 		fs, _ := c.flagSet()

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,18 +27,21 @@ import (
 type faultyNode struct {
 	trafficNode
 	situation
-	d   *daemon // nil if none runs
-	env []string
+	d     *daemon // nil if none runs
+	env   []string
+	flags []string       // of agent and commands
+	last  netip.AddrPort // as the far end saw it
 }
 
-// here puts paths into a text.
+// paths puts paths into a text.
 func (n *faultyNode) paths(text string) string {
 	dir := filepath.Dir(n.path)
-	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, `\n`, "\n").Replace(text)
+	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(),
+		`\n`, "\n").Replace(text)
 }
 
-// step does what a line says, and is false if the line is of another kind.
-func (n *faultyNode) step(word, text string) bool {
+// step does what a line says.
+func (n *faultyNode) step(word, text string) {
 	n.t.Helper()
 	switch text = n.paths(text); word {
 	case "run":
@@ -62,17 +66,45 @@ func (n *faultyNode) step(word, text string) bool {
 	case "stop":
 		n.d.stop()
 		n.d = nil
-	default:
-		return false
+	case "then":
+		n.start()
+	case "load":
+		n.load()
+	case "enforce":
+		config, err := os.ReadFile(n.path)
+		n.check(err)
+		n.enforce(string(config), append(n.flags, strings.Fields(text)...)...)
+	case "open":
+		words := append(strings.Fields(text), "1")
+		times, err := strconv.Atoi(words[2])
+		n.check(err)
+		for range times {
+			n.last = n.open(nfttest.Proto(words[0]), words[1]).Seen
+		}
+	case "log":
+		event, says, _ := strings.Cut(text, " ")
+		if line := n.d.await(event); !strings.Contains(fmt.Sprint(line), says) {
+			n.t.Errorf("the agent logs %v, want %q", line, says)
+		}
+	case "metric":
+		name, value, _ := strings.Cut(text, " ")
+		n.d.until(text, func() bool { return n.metric(name) == value })
+	case "signal":
+		n.d.signal(unix.SignalNum("SIG" + text))
+	case "assign":
+		n.assign(text)
+	case "pod":
+		n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr(text)))
 	}
-	return true
 }
 
 // ask runs a command next to the agent, or with the file.
 func (n *faultyNode) ask(words ...string) result {
 	n.t.Helper()
-	if n.d == nil && words[0] != "cleanup" {
-		words = append(words, "--config", n.path)
+	if n.d == nil && words[0] != "cleanup" && words[0] != "ready" {
+		if words = append(words, n.flags...); !slices.Contains(words, "--config") {
+			words = append(words, "--config", n.path)
+		}
 	}
 	return n.runIn(n.env, words...)
 }
@@ -81,82 +113,134 @@ func (n *faultyNode) ask(words ...string) result {
 // the far end sees.
 func TestEachFaultHasAFirstLine(t *testing.T) {
 	t.Parallel()
+	playOnNodes(t, "faults")
+}
+
+func TestCommandsAnswerOnANode(t *testing.T) {
+	t.Parallel()
+	playOnNodes(t, "node")
+}
+
+func playOnNodes(t *testing.T, name string) {
+	t.Helper()
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "nft", "ip")
-	for _, s := range situations(t, "faults") {
-		t.Run(s.place, func(t *testing.T) {
-			t.Parallel()
-			(&faultyNode{trafficNode: newTrafficNode(t), situation: s}).hasAFirstLine()
-		})
+	for _, s := range situations(t, name) {
+		for _, mode := range modes {
+			var flags []string
+			if mode == nft.ModeIPTables {
+				if flags = []string{"--mode=iptables-nft"}; s.of("modes") == nil {
+					continue
+				}
+			}
+			t.Run(fmt.Sprint(s.place, " ", mode), func(t *testing.T) {
+				t.Parallel()
+				n := &faultyNode{trafficNode: newTrafficNode(t), situation: s, flags: flags}
+				n.play()
+			})
+		}
 	}
 }
 
-func (n *faultyNode) hasAFirstLine() {
+// start starts the agent, and loads the rules of other programs.
+func (n *faultyNode) start() {
+	n.t.Helper()
+	args := append([]string{"--http-address", httpAddress}, n.flags...)
+	for _, a := range n.of("agent") {
+		args = append(args, strings.Fields(n.paths(a))...)
+	}
+	n.d = n.startIn(n.env, args...)
+	n.d.await("config_applied")
+	n.load()
+}
+
+func (n *faultyNode) load() {
+	n.t.Helper()
+	rules := n.rules
+	if !strings.HasPrefix(rules, "table ") {
+		rules = "table ip x {\n" + rules + "}\n"
+	}
+	if n.rules != "" {
+		n.nft(rules)
+	}
+}
+
+// A question is a command, and what it prints.
+type question struct {
+	command, code, asked string
+	next, has, lacks     []string
+}
+
+func (n *faultyNode) play() {
 	n.t.Helper()
 	if n.config != "" {
 		n.swap(n.config)
 	}
-	start := func() {
-		args := []string{"--http-address", httpAddress}
-		for _, a := range n.of("agent") {
-			args = append(args, strings.Fields(n.paths(a))...)
-		}
-		n.d = n.startIn(n.env, args...)
-		n.d.await("config_applied")
-		rules := n.rules
-		if !strings.HasPrefix(rules, "table ") {
-			rules = "table ip x {\n" + rules + "}\n"
-		}
-		if n.rules != "" {
-			n.nft(rules)
-		}
-	}
-	then := slices.IndexFunc(n.lines, func(line [2]string) bool { return line[0] == "then" })
-	command, code := "status", "0"
-	var first, asked string
-	var says []string
-	for i, line := range n.lines {
-		if i == then {
-			start()
-		}
+	starts := !slices.ContainsFunc(n.lines, func(line [2]string) bool { return line[0] == "then" || line[0] == "alone" })
+	q := question{command: "status"}
+	for _, line := range n.lines {
 		switch text := line[1]; line[0] {
 		case "$":
-			command = text
+			n.answered(q)
+			q = question{command: text, asked: q.asked}
 		case "exit":
-			code = text
+			q.code = text
 		case ">":
-			first = text
+			q.next = append(q.next, text)
 		case "~":
-			says = append(says, text)
+			q.has = append(q.has, text)
+		case "!":
+			q.lacks = append(q.lacks, text)
 		case "asked":
-			asked = text
+			q.asked = text
+		case "agent", "alone", "modes", "id", "sees": // about the whole case
 		default:
+			if n.answered(q) {
+				q = question{command: "status"}
+			}
 			n.step(line[0], text)
 		}
 	}
-	if then < 0 {
-		start()
+	if starts {
+		n.start()
 	}
-	got := n.ask(strings.Fields(n.paths(command))...)
+	n.answered(q)
+	n.hasProblem(q.command)
+	n.explainsWhatIsSeen()
+}
+
+// answered compares the answer to a question, and is false if nothing is said of it.
+func (n *faultyNode) answered(q question) bool {
+	n.t.Helper()
+	if q.next == nil && q.has == nil && q.lacks == nil && q.code == "" {
+		return false
+	}
+	got := n.ask(strings.Fields(n.paths(q.command))...)
 	output := got.stdout + got.stderr
-	if asked != "" && got.stdout != "" {
+	if q.asked != "" && got.stdout != "" {
 		output = got.stdout
 	}
-	line, rest, _ := strings.Cut(output, "\n")
-	if fmt.Sprint(got.code) != code || !strings.HasPrefix(n.general(line), n.general(n.paths(first))) ||
-		command == "status" && utf8.RuneCountInString(line) > 100 {
-		n.t.Errorf("exit code %d, want %s, first line %q, want %q", got.code, code, n.general(line), first)
+	first, _, _ := strings.Cut(output, "\n")
+	if fmt.Sprint(got.code) != cmp.Or(q.code, "0") || q.command == "status" && utf8.RuneCountInString(first) > 100 {
+		n.t.Errorf("%s: exit code %d, want %s:\n%s", q.command, got.code, q.code, output)
 	}
-	for _, text := range says {
-		if !strings.Contains("\n"+unbroken(rest), n.paths(text)) {
-			n.t.Errorf("%q is not in\n%s", n.paths(text), rest)
+	rest := output
+	for _, want := range q.next {
+		var line string
+		line, rest, _ = strings.Cut(rest, "\n")
+		if !strings.HasPrefix(n.general(line), n.general(n.paths(want))) {
+			n.t.Errorf("%s: the line is %q, want %q", q.command, n.general(line), want)
 		}
 	}
-	if asked != "" {
-		n.documented(asked, strings.Fields(n.paths(command)), first)
+	for i, text := range append(q.has, q.lacks...) {
+		if strings.Contains("\n"+unbroken(rest), n.paths(text)) != (i < len(q.has)) {
+			n.t.Errorf("%s: %q has to be in the following, is %t:\n%s", q.command, n.paths(text), i < len(q.has), rest)
+		}
 	}
-	n.hasProblem(command)
-	n.explainsWhatIsSeen()
+	if q.asked != "" {
+		n.documented(q.asked, strings.Fields(n.paths(q.command)), q.next[0])
+	}
+	return true
 }
 
 // unbroken is a text in which a place follows what it is about.
@@ -250,17 +334,6 @@ func (n trafficNode) documented(asked string, args []string, first string) {
 	}
 }
 
-// firstLine returns the first line of the text of status, which is never wide.
-func (n *testNode) firstLine(args ...string) (first, rest string, code int) {
-	n.t.Helper()
-	got := n.run(append([]string{"status"}, args...)...)
-	first, rest, _ = strings.Cut(got.stdout, "\n")
-	if got.stderr != "" || utf8.RuneCountInString(first) > 100 {
-		n.t.Errorf("status %v: %d columns: %+v", args, utf8.RuneCountInString(first), got)
-	}
-	return first, "\n" + rest, got.code
-}
-
 // In the namespace of a pod, because hostNetwork is missing.
 func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 	t.Parallel()
@@ -270,10 +343,10 @@ func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 		n.swap("")
 		says := func(when string) {
 			t.Helper()
-			first, rest, code := n.firstLine(flag)
-			if code != exitFailed || first != "this is not the node's network namespace" ||
-				!strings.Contains(rest, "only way out is eth0") || !strings.Contains(rest, "hostNetwork: true") {
-				t.Errorf("%s: exit code %d: %s%s", when, code, first, rest)
+			got := n.run("status", flag)
+			if got.code != exitFailed || !strings.HasPrefix(got.stdout, "this is not the node's network namespace\n") ||
+				!strings.Contains(got.stdout, "only way out is eth0") || !strings.Contains(got.stdout, "hostNetwork: true") {
+				t.Errorf("%s: %+v", when, got)
 			}
 		}
 		says("without an agent")
@@ -283,26 +356,10 @@ func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
 		// Whoever translates there, too, knows that it is a node, such as kube-proxy in a container.
 		nfttest.NFT(t, n.NS, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; "+
 			"tcp dport 80 redirect; }", "-f", "-")
-		if first, _, code := n.firstLine(flag); code != exitDone || !strings.HasPrefix(first, "in sync: ") {
-			t.Errorf("next to another program's NAT: exit code %d: %s", code, first)
+		if got := n.run("status", flag); got.code != exitDone || !strings.HasPrefix(got.stdout, "in sync: ") {
+			t.Errorf("next to another program's NAT: %+v", got)
 		}
 	})
-}
-
-// An agent that is stopped heals nothing.
-func TestStatusSaysThatTheAgentIsStuck(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("")
-	d := n.start()
-	d.await("config_applied")
-	d.signal(unix.SIGSTOP)
-	first, rest, code := n.firstLine("--config", n.path)
-	d.signal(unix.SIGCONT)
-	if code != exitFailed || !strings.HasPrefix(first, "the agent is stuck (pid ") ||
-		!strings.Contains(rest, "agent           wrong") {
-		t.Errorf("exit code %d: %s%s", code, first, rest)
-	}
 }
 
 func TestMonitorAnswersWhoDeletesOurRules(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 
 func TestLogHasTimeLevelAndMessage(t *testing.T) {
 	var b bytes.Buffer
-	log := newLogger(zapcore.AddSync(&b), *parseRun(t, ""))
+	log := newLogger(zapcore.AddSync(&b), optionsOf(t))
 	log.Info("applied", zap.Duration("took", 1500*time.Microsecond), zap.Int("cidrs", 3))
 	var line map[string]any
 	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
@@ -33,7 +33,7 @@ func TestLogHasTimeLevelAndMessage(t *testing.T) {
 
 func TestTextLog(t *testing.T) {
 	var b bytes.Buffer
-	log := newLogger(zapcore.AddSync(&b), *parseRun(t, "--log-format text"))
+	log := newLogger(zapcore.AddSync(&b), optionsOf(t, "--log-format=text"))
 	log.Error("config rejected; last good config (3f9a2c71) stays enforced", zap.Error(errors.New("config.yaml:4:5: bad")))
 	_, line, _ := strings.Cut(b.String(), "Z  ")
 	want := "ERROR  config rejected; last good config (3f9a2c71) stays enforced  {\"error\": \"config.yaml:4:5: bad\"}\n"
@@ -48,7 +48,7 @@ func TestDetailsAreLoggedFromLevel4On(t *testing.T) {
 		"--v=-1": "",
 	} {
 		var b bytes.Buffer
-		newLogger(zapcore.AddSync(&b), *parseRun(t, flags)).Debug("detail")
+		newLogger(zapcore.AddSync(&b), optionsOf(t, strings.Fields(flags)...)).Debug("detail")
 		if (b.Len() > 0) != (want != "") || !strings.Contains(b.String(), want) {
 			t.Errorf("%q: logged %q", flags, b.String())
 		}

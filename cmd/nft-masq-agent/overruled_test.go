@@ -85,28 +85,3 @@ func TestRulesThatOverrodeTheOlderAgentAreReported(t *testing.T) {
 		}
 	})
 }
-
-func TestLegacyIPTablesRulesOfAnAgentAreReportedWithTheCommandThatShowsThem(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "iptables-legacy")
-	n := newNode(t)
-	d := n.start("--http-address", httpAddress, "--takeover", "--resync-interval=1")
-	d.began(wants(t, ""))
-	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "0" })
-	for _, args := range []string{"-N IP-MASQ", "-A POSTROUTING -o eth9 -j IP-MASQ", "-A IP-MASQ -j MASQUERADE"} {
-		nfttest.Run(t, n.NS, "", "iptables-legacy", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
-	}
-	d.await("xtables_rules_found")
-	d.until("the metric", func() bool { return n.metric("nft_masq_agent_legacy_chains") == "1" })
-	if text := unwrap(n.run("status").stdout); !strings.Contains(text, "iptables-legacy -t nat -S") {
-		t.Errorf("status: %s", text)
-	}
-	for _, args := range [][]string{{"-F"}, {"-X"}} {
-		nfttest.Run(t, n.NS, "", "iptables-legacy", append([]string{"-t", "nat"}, args...)...)
-	}
-	d.await("xtables_rules_gone")
-	if text := unwrap(n.run("status").stdout); strings.Contains(text, "legacy") {
-		t.Errorf("status after the removal: %s", text)
-	}
-}

@@ -1,13 +1,10 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -67,51 +64,6 @@ func TestFullBlockOfPortsConcernsOnlyItsPod(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Who has a port is known from the port, with and without an open connection.
-func TestPortNamesThePodsThatHaveItsBlock(t *testing.T) {
-	t.Parallel()
-	n := newTrafficNode(t)
-	_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "600") // for slow machines
-	n.enforce("enableIPv6: true\nmasqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nportsPerPod: 250\n")
-	for _, seenAs := range []struct{ seenAs, want string }{
-		{n.open(nfttest.UDP, "203.0.113.9:53").Seen.String(), "behind SEEN: 10.244.1.2\n" +
-			"block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\nPROTO "},
-		{n.open(nfttest.TCP, "203.0.113.9:53").Seen.String(), "behind SEEN: 10.244.1.2\n" +
-			"block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\nPROTO "},
-		{n.open(nfttest.UDP, "[2001:db8:77::9]:53").Seen.String(), "behind SEEN: fd00:10:244:1::2\n" +
-			"block of pods whose IP has the last byte 2, 1524-1773: fd00:10:244:1::2\nPROTO "},
-		{"192.0.2.2:1524", "block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2\n"},
-		{"192.0.2.2:1774", "block of pods whose IP has the last byte 3, 1774-2023\n"},
-		{"192.0.2.2:65535", "block of the node's own connections, 65024-65535\n"},
-	} {
-		got := n.run(append([]string{"connections", "--seen-as", seenAs.seenAs}, *n.flags...)...)
-		want := strings.ReplaceAll(seenAs.want, "SEEN", seenAs.seenAs)
-		if got.code != exitDone || !strings.HasPrefix(got.stdout, want) {
-			t.Errorf("%s: %+v, want %q", seenAs.seenAs, got, want)
-		}
-	}
-	if got := n.run(
-		append([]string{"connections", "--seen-as", "192.0.2.2:80"}, *n.flags...)...); got.code != exitFailed ||
-		!strings.Contains(got.stderr, "portsPerPod gives port 80 to no connection") {
-		t.Errorf("%+v", got)
-	}
-	got := n.run(append([]string{"connections", "-o", "json", "--seen-as", "192.0.2.2:1524"}, *n.flags...)...)
-	var r answer.Connections
-	n.check(json.Unmarshal([]byte(got.stdout), &r))
-	if fmt.Sprint(r.Block) != "block of pods whose IP has the last byte 2, 1524-1773: 10.244.1.2" || r.Total != 0 {
-		t.Errorf("%+v", r)
-	}
-	const table = "POD               SOURCE PORTS\n10.244.1.2        1524-1773\nfd00:10:244:1::2  1524-1773\n" +
-		"this node         65024-65535\n"
-	if got := n.run(append([]string{"connections", "--blocks"}, *n.flags...)...); got.stdout != table || got.stderr != "" {
-		t.Errorf("%+v", got)
-	}
-	if got := n.run(append([]string{"explain", "203.0.113.9", "--from", "10.244.1.2"}, *n.flags...)...); !strings.Contains(
-		got.stdout, "is one of 1524-1773 (portsPerPod)") {
-		t.Errorf("%+v", got)
 	}
 }
 

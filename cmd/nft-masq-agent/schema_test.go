@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -219,7 +220,7 @@ func validate(t testing.TB, args []string, output string) {
 	if len(args) == 0 || answers[args[0]] == nil || !asksForJSON.MatchString(strings.Join(args[1:], "\x00")) {
 		return
 	}
-	schema, err := compiled(args[0])
+	all, err := compiled()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +230,7 @@ func validate(t testing.TB, args []string, output string) {
 	if err := decoder.Decode(&value); err != nil {
 		t.Errorf("%q is not JSON: %v: %q", args, err, output)
 	}
-	if err := schema.Validate(value); err != nil {
+	if err := all[args[0]].Validate(value); err != nil {
 		t.Errorf("%q: %v", args, err)
 	}
 	if rest := new(bytes.Buffer); args[0] != "monitor" {
@@ -239,8 +240,8 @@ func validate(t testing.TB, args []string, output string) {
 	}
 }
 
-// compiled returns the schema of a command. Times are in UTC.
-func compiled(command string) (*jsonschema.Schema, error) {
+// compiled returns the schemas of the commands. Times are in UTC.
+var compiled = sync.OnceValues(func() (map[string]*jsonschema.Schema, error) {
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	c.RegisterFormat(&jsonschema.Format{Name: "date-time", Validate: func(v any) error {
@@ -250,34 +251,12 @@ func compiled(command string) (*jsonschema.Schema, error) {
 		}
 		return nil
 	}})
-	return c.Compile(filepath.Join(schemas, command+".json"))
-}
-
-func TestCleanupAndReadyAnswerInJSON(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.await("config_applied")
-	for _, step := range []struct {
-		args string
-		code int
-		says string
-	}{
-		{"ready --probe-socket " + n.socket, exitDone, `"yes": true`},
-		{"cleanup", exitFailed, "would restore its rules: stop it first"},
-		{"cleanup --dry-run", exitDone, `"table inet nft-masq-agent"`},
-		{"", exitDone, ""}, // the agent ends
-		{"ready --probe-socket " + n.socket, exitFailed, `"id": "failed"`},
-		{"cleanup", exitDone, `"table inet nft-masq-agent"`},
-		{"cleanup", exitDone, `"removed": []`},
-	} {
-		if step.args == "" {
-			d.stop()
-			continue
-		}
-		got := n.run(append(strings.Fields(step.args), "-o", "json")...)
-		if got.code != step.code || !strings.Contains(got.stdout, step.says) || got.stderr != "" {
-			t.Errorf("%s: %+v, want %q", step.args, got, step.says)
+	all := map[string]*jsonschema.Schema{}
+	for command := range answers {
+		var err error
+		if all[command], err = c.Compile(filepath.Join(schemas, command+".json")); err != nil {
+			return nil, err
 		}
 	}
-}
+	return all, nil
+})

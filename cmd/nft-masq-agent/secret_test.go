@@ -29,15 +29,9 @@ func TestSecretVolumeInPlaceOfTheConfigIsNotPrinted(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	const secret = "hunter2hunter2"
 	all := secretFiles(secret)
-	volumes := map[string][]string{
-		"all":            slices.Sorted(maps.Keys(all)),
-		"of type tls":    {"tls.crt", "tls.key"},
-		"of an account":  {"namespace", "token"},
-		"of a user":      {"password"},
-		"a kubeconfig":   {"config"},
-		"for a registry": {"config.json"},
-	}
-	for name, files := range volumes {
+	for name, files := range map[string][]string{
+		"all": slices.Sorted(maps.Keys(all)), "of an account": {"namespace", "token"}, "a kubeconfig": {"config"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)

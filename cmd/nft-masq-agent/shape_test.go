@@ -16,6 +16,7 @@ import (
 
 func TestWatchAnswersUntilItIsInterrupted(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t) // an answer every two seconds
 	n := newNode(t)
 	d := n.start()
 	d.began(wants(t, ""))

@@ -3,8 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-
-	"nft-masq-agent/nft/nfttest"
 )
 
 func TestStandardInputCanBeTheConfig(t *testing.T) {
@@ -35,26 +33,5 @@ func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
 		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
 			t.Errorf("%s: %+v, want %q", args, got, want)
 		}
-	}
-}
-
-func TestCleanupRemovesOnlyWhatWasRequested(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	n := newTrafficNode(t)
-	n.enforce("")
-	nfttest.NFT(t, n.top.Node, staleChain, "-f", "-")
-	before := n.kernelText()
-	if got := n.run("cleanup", "--legacy", "--dry-run"); got.code != exitDone ||
-		!strings.Contains(got.stdout, "would remove table inet nft-masq-agent\n") ||
-		!strings.Contains(got.stdout, "would remove another agent's chain IP-MASQ") || n.kernelText() != before {
-		t.Errorf("--dry-run: %+v", got)
-	}
-	if got := n.run("cleanup", "--legacy-only"); got.code != exitDone || strings.Contains(got.stdout, "inet") {
-		t.Errorf("--legacy-only: %+v", got)
-	}
-	if text := n.kernelText(); strings.Contains(text, "IP-MASQ") || !strings.Contains(text, "table inet nft-masq-agent") {
-		t.Errorf("after --legacy-only: %s", text)
 	}
 }

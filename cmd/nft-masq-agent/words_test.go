@@ -32,23 +32,3 @@ func TestHelpListsSharedFlagsOnceUnderTheirOwnHeading(t *testing.T) {
 		}
 	}
 }
-
-func TestEmptyAnswersSayThatTheyAre(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.began(wants(t, ""))
-	const none = ": it has ended, or another node or program translates it\n"
-	for args, want := range map[string]result{
-		"connections":                       {"no connections\n", "", exitDone},
-		"connections --stale":               {"no connections\n", "", exitDone},
-		"connections --ports":               {"no connections\n", "", exitDone},
-		"connections --flush --yes":         {"no connections\n", "note: deleted 0 connections\n", exitDone},
-		"connections --seen-as 192.0.2.9":   {"", "no connection is seen as 192.0.2.9" + none, exitFailed},
-		"connections --seen-as 192.0.2.9:7": {"", "no connection is seen as 192.0.2.9:7" + none, exitFailed},
-	} {
-		if got := n.run(strings.Fields(args)...); got != want {
-			t.Errorf("%s: %+v, want %+v", args, got, want)
-		}
-	}
-}

@@ -56,16 +56,14 @@ const (
 
 func TestAddressesAreFollowedWhenAPolicyNeedsThem(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		if w.follows != 0 {
 			t.Error("the addresses are followed needlessly")
 		}
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 0\nsnat_addresses{state=\"present\"} 0\n", "snat_addresses")
 		w.lists("192.0.2.1 198.51.100.65")
 		w.messages()
-		w.files <- snatFile()
-		synctest.Wait()
+		w.gets(snatFile())
 		wantLines(t, w.messages(), "applied")
 		wantMetrics(t, w.agent, "snat_addresses{state=\"absent\"} 1\nsnat_addresses{state=\"present\"} 1\n", "snat_addresses")
 		writes := len(w.writes)
@@ -84,8 +82,7 @@ func TestAddressesAreFollowedWhenAPolicyNeedsThem(t *testing.T) {
 		w.moved("192.0.2.1")
 		wantLines(t, w.messages(), movedText, missingText)
 		w.moved("")
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		pass(10 * time.Minute)
 		wantLines(t, w.messages())
 		w.moved("198.51.100.11")
 		wantLines(t, w.messages(), movedText, foundText)
@@ -115,14 +112,12 @@ func TestEntriesWithoutAnAddressOfTheNodeAreCounted(t *testing.T) {
 func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.unlisted = unix.ENOBUFS
-		w.files <- snatFile()
-		synctest.Wait()
+		w.gets(snatFile())
 		if err := w.agent.Ready(); !errors.Is(err, unix.ENOBUFS) || len(w.writes) != 0 {
 			t.Errorf("ready: %v, wrote %v", err, w.writes)
 		}
 		w.lists("198.51.100.11")
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if err := w.agent.Ready(); err != nil || !strings.HasSuffix(w.held, "[198.51.100.11]") {
 			t.Errorf("ready: %v, the kernel has %s", err, w.held)
 		}
@@ -138,8 +133,7 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 		}
 		// A resync lists them.
 		w.lists("198.51.100.65")
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		pass(2 * time.Minute)
 		if !strings.HasSuffix(w.held, "[198.51.100.65]") {
 			t.Errorf("the kernel holds %s", w.held)
 		}
@@ -151,15 +145,13 @@ func TestKnownAddressesStayWhenTheyCannotBeRead(t *testing.T) {
 func TestRejectedAddressesAreRetried(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.lists("198.51.100.11 198.51.100.65")
-		w.files <- snatFile()
-		synctest.Wait()
+		w.gets(snatFile())
 		w.messages()
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOMEM})
 		w.moved("198.51.100.65")
 		w.refuse(nil)
 		w.moved("198.51.100.65 198.51.100.66")
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		if !strings.HasSuffix(w.held, "[198.51.100.65 198.51.100.66]") {
 			t.Errorf("the kernel has %s", w.held)
 		}

@@ -260,11 +260,22 @@ func (w *world) commit() {
 	w.mu.Unlock()
 }
 
+// pass lets time pass, and what is due then happen.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// gets gives a config to the agent.
+func (w *world) gets(f Files) {
+	w.files <- f
+	synctest.Wait()
+}
+
 // noticed is a transaction that the agent has noticed.
 func (w *world) noticed() {
 	w.commit()
-	time.Sleep(restoredWithin)
-	synctest.Wait()
+	pass(restoredWithin)
 }
 
 // tamper changes our rules.
@@ -278,8 +289,7 @@ func (w *world) tamper() {
 // settled starts with a file that exempts 10.0.0.0/8.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
-	w.files <- file("10.0.0.0/8")
-	synctest.Wait()
+	w.gets(file("10.0.0.0/8"))
 	w.messages()
 	w.locked(func() { w.looks, w.rereads = 0, 0 })
 }
@@ -301,11 +311,9 @@ func wantLines(t *testing.T, got []string, want ...string) {
 
 func TestStartAppliesTheFileAndLogsItOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages(), "starting", "applied")
-		w.files <- file("11.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("11.0.0.0/8"))
 		wantLines(t, w.messages(), "applied")
 		if err := w.agent.Ready(); err != nil {
 			t.Errorf("not ready: %v", err)
@@ -315,11 +323,9 @@ func TestStartAppliesTheFileAndLogsItOnce(t *testing.T) {
 
 func TestQuietResyncLogsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		w.messages()
-		time.Sleep(10*time.Minute + time.Second)
-		synctest.Wait()
+		pass(10*time.Minute + time.Second)
 		// Everything but elements is also read every ten seconds.
 		if w.looks != 1+10 || w.frames < 45 || w.frames > 65 || w.rereads != 10 || len(w.writes) != 1 {
 			t.Errorf("%d looks, %d without elements, %d rereads, %d writes; want 11, 45 to 65, 10, 1", w.looks, w.frames,
@@ -332,18 +338,15 @@ func TestQuietResyncLogsNothing(t *testing.T) {
 func TestBadEditKeepsLastGoodRules(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		good := file("10.0.0.0/8")
-		w.files <- good
-		synctest.Wait()
+		w.gets(good)
 		w.messages()
-		w.files <- file("10.0.0.1/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.1/8"))
 		wantLines(t, w.messages(), "config rejected; last good config ("+hashOf(t, good)+") stays enforced")
 		if err := w.agent.Ready(); err == nil || !strings.Contains(err.Error(), "config:1:") {
 			t.Errorf("ready returns %v, which does not name the position", err)
 		}
 		w.tamper()
-		time.Sleep(restoredWithin)
-		synctest.Wait()
+		pass(restoredWithin)
 		if w.held != hashOf(t, good) {
 			t.Error("the last good rules are no longer enforced")
 		}
@@ -353,14 +356,11 @@ func TestBadEditKeepsLastGoodRules(t *testing.T) {
 func TestFixedConfigIsLoggedEvenIfNothingIsWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
-		w.files <- file("nonsense")
-		synctest.Wait()
+		w.gets(file("nonsense"))
 		w.messages()
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages(), "config accepted again; rules are in place")
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages())
 	})
 }
@@ -373,8 +373,7 @@ func TestBadFileAtStartLeavesTheRulesOfAPreviousRunAsTheyAre(t *testing.T) {
 		w.wantSource(t, FromPrevious)
 		wantLines(t, w.messages(), "starting", "config rejected; config of a previous run (12345678) stays enforced")
 		w.tamper()
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		pass(10 * time.Minute)
 		if len(w.writes) > 0 {
 			t.Errorf("wrote %q", w.writes)
 		}
@@ -396,8 +395,7 @@ func TestBadFileAtStartLeavesTheRulesOfAPreviousRunAsTheyAre(t *testing.T) {
 
 func TestBadFileAtStartOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- Files{Err: errors.New("permission denied")}
-		synctest.Wait()
+		w.gets(Files{Err: errors.New("permission denied")})
 		if want := hashOf(t, Files{}); w.held != want {
 			t.Errorf("kernel has %q, want the defaults, %s", w.held, want)
 		}
@@ -410,11 +408,9 @@ func TestBadFileAtStartOnAnEmptyNodeInstallsTheDefaults(t *testing.T) {
 func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refuse(&nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.EPERM})
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages(), "starting", "kernel rejected the rules, retrying")
-		time.Sleep(30 * time.Minute)
-		synctest.Wait()
+		pass(30 * time.Minute)
 		w.mu.Lock()
 		if w.looks < 180 || w.looks > 220 { // the last one is at most ten seconds ago
 			t.Errorf("%d tries within 30 minutes", w.looks)
@@ -422,8 +418,7 @@ func TestRejectionIsRetriedWithBackoffAndLoggedOnce(t *testing.T) {
 		w.mu.Unlock()
 		wantLines(t, w.messages())
 		w.refuse(nil)
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
+		pass(2 * time.Minute)
 		wantLines(t, w.messages(), "kernel accepted the rules again", "applied")
 	})
 }
@@ -432,18 +427,14 @@ func TestNewFileIsAppliedAtOnceAfterRejections(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refuse(unix.ENOMEM)
 		w.files <- file("10.0.0.0/8")
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		w.files <- file("12.0.0.0/8") // refused, too, and retried as soon as the first one
-		synctest.Wait()
+		pass(time.Hour)
+		w.gets(file("12.0.0.0/8")) // refused, too, and retried as soon as the first one
 		w.refuse(nil)
-		time.Sleep(1200 * time.Millisecond)
-		synctest.Wait()
+		pass(1200 * time.Millisecond)
 		if want := hashOf(t, file("12.0.0.0/8")); w.held != want {
 			t.Errorf("kernel has %q, want %s", w.held, want)
 		}
-		w.files <- file("11.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("11.0.0.0/8"))
 		if want := hashOf(t, file("11.0.0.0/8")); w.held != want {
 			t.Errorf("kernel has %q, want %s", w.held, want)
 		}
@@ -455,8 +446,7 @@ func TestDriftIsRepairedWithin250ms(t *testing.T) {
 		w.settled(t)
 		for range 29 {
 			w.tamper()
-			time.Sleep(restoredWithin)
-			synctest.Wait()
+			pass(restoredWithin)
 			wantLines(t, w.messages(), "rules were changed by another program; restored")
 		}
 		if want := hashOf(t, file("10.0.0.0/8")); w.held != want {
@@ -480,12 +470,10 @@ func TestTableThatVanishesWithoutANewGenerationIsRestoredWithinTenSeconds(t *tes
 					}
 					w.refuse(refused)
 					w.tamper()
-					time.Sleep(10*time.Minute + 5*time.Second) // tries are a minute apart
-					synctest.Wait()
+					pass(10*time.Minute + 5*time.Second) // tries are a minute apart
 					w.locked(func() { w.held = "" })
 					w.refuse(nil)
-					time.Sleep(10 * time.Second)
-					synctest.Wait()
+					pass(10 * time.Second)
 					if want := hashOf(t, file("10.0.0.0/8")); w.held != want {
 						t.Errorf("the kernel has %q, want %s", w.held, want)
 					}
@@ -533,8 +521,7 @@ func TestBusyNeighborIsPolledFourTimesASecond(t *testing.T) {
 			t.Errorf("%d checks in a minute", w.looks)
 		}
 		w.tamper()
-		time.Sleep(restoredWithin + time.Millisecond)
-		synctest.Wait()
+		pass(restoredWithin + time.Millisecond)
 		if w.held == "tampered" {
 			t.Error("not repaired")
 		}
@@ -556,8 +543,7 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		})
 		time.Sleep(time.Minute)
 		w.tamper() // after a quiet time
-		time.Sleep(restoredWithin + w.cost)
-		synctest.Wait()
+		pass(restoredWithin + w.cost)
 		if w.held == "tampered" {
 			t.Error("not repaired at once")
 		}
@@ -637,8 +623,7 @@ func TestBusyNeighborDoesNotCauseRetries(t *testing.T) {
 
 func TestHangupChecksFileAndKernel(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		if w.looks != 2 || w.rereads != 1 {
@@ -655,8 +640,7 @@ func legacy() found {
 
 func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		if w.last != layout.TakeOver {
 			t.Error("the first sync does not take over")
 		}
@@ -664,13 +648,11 @@ func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {
 		for range 3 {
 			w.find(legacy())
 			w.commit()
-			time.Sleep(time.Second)
-			synctest.Wait()
+			pass(time.Second)
 			wantLines(t, w.messages(), "rules of an iptables-based agent came back and were removed: stop that agent")
 		}
 		// Also after a bad edit, because the last good config has replaced them.
-		w.files <- file("nonsense")
-		synctest.Wait()
+		w.gets(file("nonsense"))
 		w.messages()
 		w.find(legacy())
 		w.hangup <- unix.SIGHUP
@@ -684,8 +666,7 @@ func TestReturningRulesOfOlderAgentsAreRemovedEachTime(t *testing.T) {
 func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.cost = 10 * time.Millisecond
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		looks := 0
 		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
 			synctest.Wait()
@@ -707,11 +688,9 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 func TestTakeoverIsKeptPendingWhileTheKernelRejects(t *testing.T) {
 	bubble(t, true, func(t *testing.T, w *world) {
 		w.refuse(unix.EPERM)
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		w.refuse(nil)
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		pass(2 * time.Second)
 		if w.last != layout.TakeOver || w.held == "" {
 			t.Errorf("depth %d, kernel has %q", w.last, w.held)
 		}

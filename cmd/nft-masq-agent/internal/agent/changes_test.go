@@ -63,16 +63,14 @@ func TestConfigChangeLogsAddedAndRemovedEntriesOfAllLists(t *testing.T) {
 
 func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- Files{}
-		synctest.Wait()
+		w.gets(Files{})
 		wantLines(t, w.messages(), "starting without a config file: the built-in defaults apply", "applied")
 		w.files <- file("10.1.0.0/16")
 		if m := w.fieldsOf(t, "config_file_appeared"); m["path"] != "/etc/config/ip-masq-agent" {
 			t.Errorf("appeared: %v", m)
 		}
 		w.files <- file("nonsense")
-		w.files <- unusable["unreadable"]
-		synctest.Wait()
+		w.gets(unusable["unreadable"])
 		for _, m := range w.messages() {
 			if strings.HasPrefix(m, "the config file") {
 				t.Errorf("%q: the file still exists", m)
@@ -82,8 +80,7 @@ func TestVanishingAndAppearingFileIsLoggedOnce(t *testing.T) {
 		if m := w.fieldsOf(t, "config_file_vanished"); m["hash"] != hashOf(t, Files{}) {
 			t.Errorf("vanished: %v", m)
 		}
-		w.files <- Files{}
-		synctest.Wait()
+		w.gets(Files{})
 		wantLines(t, w.messages())
 	})
 }

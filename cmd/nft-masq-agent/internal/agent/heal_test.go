@@ -206,8 +206,7 @@ func TestCheckThatOthersDelayIsRepeatedWithoutALine(t *testing.T) {
 		wantLines(t, w.messages())
 		w.refuse(nil)
 		w.locked(func() { w.exchanged = true })
-		time.Sleep(3 * time.Second) // the neighbor is gone, too
-		synctest.Wait()
+		pass(3 * time.Second) // the neighbor is gone, too
 		wantLines(t, w.messages(), "rules were changed by another program; restored")
 	})
 }
@@ -217,8 +216,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 		t.Run(cost.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.lists("198.51.100.11")
-				w.files <- snatFile()
-				synctest.Wait()
+				w.gets(snatFile())
 				w.locked(func() { w.cost, w.frameCost, w.used = cost, cost, 0 })
 				deliver := func(list string) {
 					w.lists(list)
@@ -241,8 +239,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					}
 				})
 				deliver("198.51.100.66")
-				time.Sleep(addressesPause + 3*cost) // a check may be under way, and another one due
-				synctest.Wait()
+				pass(addressesPause + 3*cost) // a check may be under way, and another one due
 				if !strings.HasSuffix(w.held, "[198.51.100.66]") {
 					t.Errorf("the kernel has %s", w.held)
 				}
@@ -266,8 +263,7 @@ func TestAgentThatEndsDuringACheckLogsNothing(t *testing.T) {
 				w.locked(func() { w.ends, w.cost = true, time.Second })
 				w.refuse(err)
 				w.files <- file("11.0.0.0/8")
-				time.Sleep(2 * time.Second)
-				synctest.Wait()
+				pass(2 * time.Second)
 				wantLines(t, w.messages())
 			})
 		})

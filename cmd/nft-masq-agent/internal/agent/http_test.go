@@ -31,8 +31,7 @@ func get(t *testing.T, a *Agent, path string) (int, string) {
 func TestProbesRespondAtOnceDuringAnUpdate(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.cost = stuckAfter / 2
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		start := time.Now() // does not advance while nothing waits
 		if code, text := get(t, w.agent, "/healthz"); code != http.StatusOK {
 			t.Errorf("/healthz: %d %s", code, text)
@@ -50,8 +49,7 @@ func TestProbesRespondAtOnceDuringAnUpdate(t *testing.T) {
 		if took := time.Since(start); took != 0 {
 			t.Errorf("took %s", took)
 		}
-		time.Sleep(w.cost)
-		synctest.Wait()
+		pass(w.cost)
 		if code, text := get(t, w.agent, "/readyz"); code != http.StatusOK {
 			t.Errorf("/readyz afterwards: %d %s", code, text)
 		}
@@ -70,8 +68,7 @@ func TestStuckLoopFailsHealthz(t *testing.T) {
 			!strings.HasPrefix(text, ErrStuck.Error()) {
 			t.Errorf("/healthz: %d %s", code, text)
 		}
-		time.Sleep(stuckAfter)
-		synctest.Wait()
+		pass(stuckAfter)
 		if code, text := get(t, w.agent, "/healthz"); code != http.StatusOK || text != "ok\n" {
 			t.Errorf("/healthz afterwards: %d %s", code, text)
 		}
@@ -108,8 +105,7 @@ func TestReadyzReturnsTheReason(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.refuse(c.refuses)
 				if c.file.Sources != nil || c.file.Err != nil {
-					w.files <- c.file
-					synctest.Wait()
+					w.gets(c.file)
 				}
 				code, text := get(t, w.agent, "/readyz")
 				if code != http.StatusServiceUnavailable || !strings.Contains(text, c.want) {

@@ -23,8 +23,7 @@ func everything(t *testing.T, test func(t *testing.T, w *world)) {
 			{IPv6: true, Verdict: nft.Exempt, Packets: 2},
 			{Verdict: nft.Invalid, Packets: 7},
 		}
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		test(t, w)
 	})
 }
@@ -57,30 +56,26 @@ func TestMetricsShowTheResultOfTheConfig(t *testing.T) {
 		wantMetrics(t, w.agent, "ready 0\n", names...)
 		good := file("10.0.0.0/8")
 		good.Sources[0].Data = append(good.Sources[0].Data, "somethingElse: 1\n"...)
-		w.files <- good
-		synctest.Wait()
+		w.gets(good)
 		// A bubble's clock starts at 2000-01-01.
 		const accepted = "config_last_accepted_timestamp_seconds 9.466848e+08\n"
 		held := `cidrs{family="ipv4"} 2` + "\n" + `cidrs{family="ipv6"} 0` + "\n"
 		info := `config_info{hash="` + hashOf(t, good) + `",mode="nftables"} 1` + "\n"
 		wantMetrics(t, w.agent, held+"config_accepted 1\n"+info+accepted+"config_warnings 1\nready 1\n", names...)
-		w.files <- file("10.0.0.1/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.1/8"))
 		wantMetrics(t, w.agent, held+"config_accepted 0\n"+info+accepted+"config_warnings 0\nready 0\n", names...)
 	})
 }
 
 func TestMetricsCountApplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		w.tamper()
 		time.Sleep(restoredWithin)
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
 		w.refuse(unix.EPERM)
-		w.files <- file("11.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("11.0.0.0/8"))
 		families, err := w.agent.metrics.registry.Gather()
 		if err != nil {
 			t.Fatal(err)

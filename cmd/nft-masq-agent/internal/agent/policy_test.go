@@ -217,23 +217,19 @@ func TestOrderAppliesOnceTheKernelCanBeRead(t *testing.T) {
 func TestOnlyInstalledRulesAreReportedAsEnforced(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		a, b := file("10.1.0.0/16"), file("10.2.0.0/16")
-		w.files <- a
-		synctest.Wait()
+		w.gets(a)
 		w.messages()
 		w.refuse(unix.EPERM)
 		w.files <- b
-		w.files <- unusable["rejected"]
-		synctest.Wait()
+		w.gets(unusable["rejected"])
 		wantLines(t, w.messages(), "cannot read nftables: CAP_NET_ADMIN is missing; retrying",
 			fmt.Sprintf("config rejected; last good config (%s) is not in the kernel yet, which still has %s", hashOf(t, b),
 				hashOf(t, a)))
 		w.refuse(nil)
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
+		pass(2 * time.Second)
 		wantLines(t, w.messages(), "kernel accepted the rules again", "applied")
 		w.wantSource(t, FromPrevious)
-		w.files <- b
-		synctest.Wait()
+		w.gets(b)
 		wantLines(t, w.messages(), "config accepted again; rules are in place")
 		w.wantSource(t, FromFile)
 	})

@@ -8,8 +8,7 @@ import (
 
 func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		if n := w.recounts.Load(); n != 1 {
 			t.Errorf("counted %d times at the start", n)
 		}
@@ -18,13 +17,11 @@ func TestStaleConnectionsAreCountedUntilNoneAreLeft(t *testing.T) {
 			t.Errorf("counted %d times while none was stale", n)
 		}
 		w.stale.Store(3)
-		w.files <- file("10.0.0.0/9")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/9"))
 		if n := w.all[2].(*connections).stale.Load(); n == nil || *n != 3 || w.recounts.Load() != 2 {
 			t.Errorf("after a change: %v stale, counted %d times", n, w.recounts.Load())
 		}
-		time.Sleep(recountEvery)
-		synctest.Wait()
+		pass(recountEvery)
 		w.stale.Store(0)
 		time.Sleep(time.Hour)
 		if n := w.all[2].(*connections).stale.Load(); n == nil || *n != 0 || w.recounts.Load() != 4 {

@@ -141,8 +141,7 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 		}, []string{begun, ended}, 0},
 		"a refused policy, and the same again": {func(w *world) {
 			w.refuse(unix.ENOMEM)
-			w.files <- staleFile("all", "10.0.0.0/9")
-			synctest.Wait()
+			w.gets(staleFile("all", "10.0.0.0/9"))
 			w.refuse(nil)
 			w.files <- staleFile("all", "10.0.0.0/8")
 		}, []string{begun, ended, begun}, 0},
@@ -170,8 +169,7 @@ func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
 						return 1, ctx.Err()
 					}
 				}
-				w.files <- staleFile("all", "10.0.0.0/8")
-				synctest.Wait()
+				w.gets(staleFile("all", "10.0.0.0/8"))
 				if got := events(w.logs); !slices.Equal(got, []string{begun}) {
 					t.Fatalf("%q", got)
 				}

@@ -49,14 +49,12 @@ func TestMissingInterfacesAreLoggedOnceAndCounted(t *testing.T) {
 			if tt.interfaces != nil {
 				w.locked(func() { w.interfaces = interfacesOf(tt.interfaces...) })
 			}
-			time.Sleep(2 * time.Minute)
-			synctest.Wait()
+			pass(2 * time.Minute)
 			wantLines(t, w.messages(), tt.says...)
 			wantMetrics(t, w, "unmatched_interface_lists "+tt.lists+"\n", "unmatched_interface_lists")
 		}
 		text := []byte("nonMasqueradeOutInterfaces: [wg1]\n")
-		w.files <- agent.Files{Sources: []config.Source{{Name: "config", Data: text}}}
-		synctest.Wait()
+		w.gets(agent.Files{Sources: []config.Source{{Name: "config", Data: text}}})
 		wantLines(t, w.messages(), "applied", missing)
 	})
 }

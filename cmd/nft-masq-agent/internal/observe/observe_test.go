@@ -219,11 +219,22 @@ func (w *world) commit() {
 	w.mu.Unlock()
 }
 
+// pass lets time pass, and what is due then happen.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// gets gives a config to the agent.
+func (w *world) gets(f agent.Files) {
+	w.files <- f
+	synctest.Wait()
+}
+
 // settled starts with a file that exempts 10.0.0.0/8.
 func (w *world) settled(t *testing.T) {
 	t.Helper()
-	w.files <- file("10.0.0.0/8")
-	synctest.Wait()
+	w.gets(file("10.0.0.0/8"))
 	w.messages()
 	w.locked(func() { w.looks, w.rereads = 0, 0 })
 }
@@ -300,8 +311,7 @@ func own(t *testing.T, w *world) map[string][]string {
 // everything makes an agent export all its metrics.
 func everything(t *testing.T, test func(t *testing.T, w *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		test(t, w)
 	})
 }
@@ -356,8 +366,7 @@ func legacy() neighbors.Others {
 func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.others = legacy()
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages(), "starting", "applied",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only")
 		for range 3 {
@@ -368,8 +377,7 @@ func TestRulesOfOlderAgentsAreLoggedWhenTheyAppearAndVanish(t *testing.T) {
 		wantLines(t, w.messages())
 		w.others = neighbors.Others{}
 		w.commit()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		wantLines(t, w.messages(), "the rules of iptables-based agents are gone")
 	})
 }
@@ -386,14 +394,12 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 		}
 		lookAgain := func() {
 			w.commit()
-			time.Sleep(time.Minute)
-			synctest.Wait()
+			pass(time.Minute)
 		}
 		const one = "another program's rule masquerades what the config exempts"
 		conflicts("nat", maxLogged+2)
 		conflicts("other", 1)
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		wantLines(t, w.messages(), append(append([]string{"starting", "applied"}, slices.Repeat([]string{one}, maxLogged)...),
 			"more rules of other programs contradict the config; see nft-masq-agent status")...)
 		// The same rules again, with different handles, and one more.
@@ -412,12 +418,10 @@ func TestConflictsAreLoggedOnceAndManyInOneLine(t *testing.T) {
 func TestConfigChangeChecksForConflictsAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.files <- file("10.0.0.0/8")
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		w.messages()
 		w.others = neighbors.Others{Conflicts: one("nat")}
-		w.files <- file("100.64.0.0/10")
-		synctest.Wait()
+		w.gets(file("100.64.0.0/10"))
 		wantLines(t, w.messages(), "applied", "another program's rule masquerades what the config exempts")
 	})
 }

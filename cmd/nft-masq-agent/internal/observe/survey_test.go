@@ -32,11 +32,9 @@ func TestRepairsDoNotWaitForASurvey(t *testing.T) {
 		w.find(neighbors.Others{Conflicts: one("nat")})
 		w.settled(t)
 		w.tamper()
-		time.Sleep(compareEvery)
-		synctest.Wait()
+		pass(compareEvery)
 		wantLines(t, w.messages(), "rules were changed by another program; restored")
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		pass(time.Hour)
 		wantLines(t, w.messages(), contradicted)
 	})
 }
@@ -62,15 +60,13 @@ func TestSurveysRunOneAtATime(t *testing.T) {
 				t.Errorf("%d surveys, %d deep checks", w.surveys, w.deep)
 			}
 		})
-		time.Sleep(time.Minute - time.Second)
-		synctest.Wait()
+		pass(time.Minute - time.Second)
 		w.locked(func() {
 			if w.surveys != 2 {
 				t.Errorf("%d surveys", w.surveys)
 			}
 		})
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		pass(time.Minute)
 		wantLines(t, w.messages()) // the first survey was for another policy
 		w.hangup <- unix.SIGHUP
 		synctest.Wait()
@@ -107,8 +103,7 @@ func TestSurveyLogsABoundedNumberOfLines(t *testing.T) {
 			found.Conflicts = append(found.Conflicts, conflict(r, fmt.Sprintf("base-%d", i%bases)))
 		}
 		w.find(found)
-		w.files <- file("10.0.0.0/8")
-		synctest.Wait()
+		w.gets(file("10.0.0.0/8"))
 		lines, counted := 0, int64(0)
 		for _, e := range w.logs.TakeAll() {
 			lines++
