@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
@@ -227,8 +229,11 @@ func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 	m, nodes := cases.NewMaker(61), map[nft.Mode]*modes.Node{
 		nft.ModeNFTables: modes.New(t, native.Read), nft.ModeIPTables: modes.New(t, xtables.Read),
 	}
-	for range nfttest.Rounds(10, 20, 200) {
+	for i := range nfttest.Rounds(10, 20, 200) {
 		c, node := m.Config(), m.Addresses()
+		if i%2 == 0 { // a set that rules fill
+			c.Enforce, c.MasqueradeSrcCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/8")
+		}
 		for mode, n := range nodes {
 			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), layout.Everything)
 		}
@@ -240,6 +245,10 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
 	nfttest.Run(t, ns, `table inet t {
+		set plain { type ipv4_addr; elements = { 10.0.0.1 }; }
+		set counted { type ipv4_addr; counter; elements = { 10.0.0.1 }; }
+		set timed { type ipv4_addr; timeout 1h; elements = { 10.0.0.1 }; }
+		set limited { type ipv4_addr; limit rate 1/hour; elements = { 10.0.0.1 limit rate 1/hour }; }
 		map m { type ipv4_addr : ipv4_addr; flags timeout
 			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
 		}
@@ -258,6 +267,18 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	}
 	if _, more, err := c.Elements(nfnetlink.Inet, "t", "m", 2); err != nil || !more {
 		t.Errorf("three of at most two elements: more %t, %v", more, err)
+	}
+	sets, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	for _, s := range sets[:4] {
+		has, limited, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.1"))
+		statements := s.Name == "counted" || s.Name == "limited"
+		if err != nil || !has || limited != (s.Name == "limited") || s.HasStatements() != statements {
+			t.Errorf("%s: has %t, limited %t, statements %t, %v", s.Name, has, limited, s.HasStatements(), err)
+		}
+		if has, _, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.2")); err != nil || has {
+			t.Errorf("%s: has another one %t, %v", s.Name, has, err)
+		}
 	}
 }
 
@@ -297,6 +318,41 @@ func TestConnectionIsSharedAndRedialed(t *testing.T) {
 	}
 }
 
+// Whichever message is not sent, or not received, the next call is over another socket.
+func TestSocketThatFailedIsReplaced(t *testing.T) {
+	ns := nfttest.NewNS(t, "conn")
+	broken := errors.New("broken")
+	for at := range 8 {
+		for _, sending := range []bool{true, false} {
+			dialed, messages := 0, 0
+			fails := func(*netlink.Message) error {
+				if messages++; dialed == 1 && messages == at+1 {
+					return broken
+				}
+				return nil
+			}
+			sent, received := fails, fails
+			if sending {
+				received = nil
+			} else {
+				sent = nil
+			}
+			dial := func() (*netlink.Conn, error) { dialed++; return nfttest.DialNetfilter(ns) }
+			c := nfnetlink.New(nfttest.Through(dial, sent, received))
+			err := c.Commit(createTable("t"), 0)
+			for range at + 1 {
+				if err == nil {
+					_, err = c.Generation()
+				}
+			}
+			if _, again := c.Generation(); !errors.Is(err, broken) || again != nil || dialed != 2 {
+				t.Errorf("message %d, sending %t: %v, then %v; dialed %d times", at, sending, err, again, dialed)
+			}
+			must(t, c.Close())
+		}
+	}
+}
+
 func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 	c := nfnetlink.New(func() (*netlink.Conn, error) { return nil, unix.EMFILE })
 	if _, err := c.Generation(); !errors.Is(err, unix.EMFILE) {
@@ -306,4 +362,18 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	must(t, c.Close())
+}
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+func TestUnprintableNamesAreQuoted(t *testing.T) {
+	for name, want := range map[string]string{
+		"KUBE-POSTROUTING": "KUBE-POSTROUTING", "__set0": "__set0", "größe": "größe",
+		"": `""`, "a b": `"a b"`, "a\nb": `"a\nb"`, "\x1b[2J": `"\x1b[2J"`, "\u009b1m": `"\u009b1m"`,
+		"\u202eabc": `"\u202eabc"`, "a\x80": `"a\x80"`, `"`: `"\""`, `\n`: `"\\n"`, "\u00a0": `"\u00a0"`,
+	} {
+		if got := nfnetlink.Printable(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
 }

@@ -53,41 +53,28 @@ type Tally struct {
 	Refused uint64
 }
 
-// Sent returns how many flows were sent.
-func (t Tally) Sent() (n uint64) {
+func (t Tally) sum(of func(Count) uint64) (n uint64) {
 	for _, c := range t.Counts {
-		n += c.Sent
+		n += of(c)
 	}
 	return n
 }
+
+// Sent returns how many flows were sent.
+func (t Tally) Sent() uint64 { return t.sum(func(c Count) uint64 { return c.Sent }) }
 
 // Seen returns how many of them the far end saw. The others were lost on the way
 // or in a receive buffer.
-func (t Tally) Seen() (n uint64) {
-	for _, c := range t.Counts {
-		n += c.Seen()
-	}
-	return n
-}
+func (t Tally) Seen() uint64 { return t.sum(Count.Seen) }
 
 // Leaked returns how many flows that must be masqueraded were not.
-func (t Tally) Leaked() (n uint64) {
-	for _, c := range t.Counts {
-		if c.Masqueraded {
-			n += c.Wrong()
-		}
-	}
-	return n
-}
+func (t Tally) Leaked() uint64 { return t.wrong(true) }
 
 // Wronged returns how many flows that must keep the pod's address did not.
-func (t Tally) Wronged() (n uint64) {
-	for _, c := range t.Counts {
-		if !c.Masqueraded {
-			n += c.Wrong()
-		}
-	}
-	return n
+func (t Tally) Wronged() uint64 { return t.wrong(false) }
+
+func (t Tally) wrong(masqueraded bool) uint64 {
+	return t.sum(func(c Count) uint64 { return map[bool]uint64{true: c.Wrong()}[c.Masqueraded == masqueraded] })
 }
 
 // Err returns an error if something is wrong: a wrong source, a packet that
@@ -173,8 +160,8 @@ func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (
 	h.LeavesFrom(node...)
 	for i, target := range targets {
 		h.counts[i].Target = target
-		if err := t.check(target, targets[:i]); err != nil {
-			return nil, fmt.Errorf("hammer: %s to %s: %w", target.Proto, target.Dst, err)
+		if err := t.AddAddr(t.Outside, target.Dst); err != nil {
+			return nil, fmt.Errorf("hammer: %w", err)
 		}
 	}
 	var err error
@@ -200,20 +187,6 @@ func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (
 		return nil, errors.Join(err, stopErr)
 	}
 	return h, nil
-}
-
-// check returns what is wrong with a target, and assigns its address to the
-// outside host.
-func (t *Topology) check(target Target, others []Target) error {
-	if target.Proto != UDP && target.Proto != TCP {
-		return errors.New("neither UDP nor TCP")
-	}
-	for _, o := range others {
-		if o.Proto == target.Proto && o.Dst == target.Dst {
-			return errors.New("twice")
-		}
-	}
-	return t.AddAddr(t.Outside, target.Dst)
 }
 
 // of returns the counters of the targets of one protocol.

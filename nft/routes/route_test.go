@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -88,8 +87,8 @@ func both(commands string) (all string) {
 }
 
 // testdata/lookups.txt has a paragraph for each: its name, commands of ip for both families (rules have the priorities
-// 9, 10 and so on; without routes, there are two default ones), the query, its ways ("> "), and what they depend on
-// ("? ").
+// 9, 10 and so on; without routes, there are two default ones), the query, its ways ("> "), what they depend on ("? "),
+// and the interface and the type of the route back ("< ").
 func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/lookups.txt")
@@ -101,7 +100,7 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 		t.Run(strings.TrimPrefix(first, "# "), func(t *testing.T) {
 			t.Parallel()
 			var q Query
-			var routes, rules, want, on string
+			var routes, rules, want, on, back string
 			var err error
 			ns := newRouter(t, "")
 			src, priority := "POD", 9
@@ -114,7 +113,7 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 					name, to, _ := strings.Cut(value, "=")
 					err = ns.Sysctl(name, to)
 				case "src":
-					src = "NODE"
+					src = strings.ToUpper(value)
 				case "out":
 					q.Out = value
 				case "mark":
@@ -123,6 +122,8 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 					_, err = fmt.Sscanf(value, "%v", &q.Open)
 				case ">":
 					want += ", " + strings.TrimPrefix(value, "not known")
+				case "<":
+					back = value
 				case "?":
 					on = strings.Replace(value, "the kernel", byKernel, 1)
 				default:
@@ -137,15 +138,21 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 			}
 			nfttest.IP(t, ns, both(routes+rules))
 			for _, dst := range []string{"203.0.113.9", "2001:db8:7::9"} {
-				names := strings.NewReplacer("POD", "10.244.1.2", "NODE", "192.0.2.1")
+				names := strings.NewReplacer("POD", "10.244.1.2", "NODE", "192.0.2.1", "STRANGER", "10.99.9.9")
 				if q.Dst = netip.MustParseAddr(dst); q.Dst.Is6() {
-					names = strings.NewReplacer("POD", "fd00:10:244:1::2", "NODE", "2001:db8::1")
+					names = strings.NewReplacer("POD", "fd00:10:244:1::2", "NODE", "2001:db8::1", "STRANGER", "fd00:99::9")
 					want = strings.NewReplacer("192.0.2.1", "2001:db8::1", "198.51.100.1", "2001:db8:1::1").Replace(want)
 				}
-				q.Src = netip.MustParseAddr(names.Replace(src))
-				got, depends := ways(nfttest.In(t, ns, func() (Routes, error) { return Lookup(q) }))
+				if src != "NONE" {
+					q.Src = netip.MustParseAddr(names.Replace(src))
+				}
+				r := nfttest.In(t, ns, func() (Routes, error) { return Lookup(q) })
+				got, depends := ways(r)
 				if diff := cmp.Diff([]string{want[2:], on}, []string{got, depends}); diff != "" {
 					t.Errorf("to %s (-want +got):\n%s", dst, diff)
+				}
+				if got := fmt.Sprintf("%s type %d", r.Back.Interface.Name, r.Back.Type); back != "" && got != back {
+					t.Errorf("to %s: back by %s, want %s", dst, got, back)
 				}
 			}
 		})
@@ -171,22 +178,6 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 			got, err := Lookup(Query{Dst: a})
 			if len(got.Ways) != 1 || got.Ways[0].Type != typ || got.Ways[0].Interface.Name == "" {
 				t.Errorf("%s: %+v, want type %d", a, got, typ)
-			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-func TestNoRouteHasNoType(t *testing.T) {
-	ns := nfttest.NewNS(t, "alone")
-	for _, a := range []string{"198.51.100.1", "2001:db8::1"} {
-		err := ns.Do(func() error {
-			got, err := Lookup(Query{Dst: netip.MustParseAddr(a)})
-			if diff := cmp.Diff([]Route{{}}, got.Ways, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
-				t.Errorf("%s: %+v", a, got)
 			}
 			return err
 		})
@@ -270,46 +261,33 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const (
-		without = "address del 192.0.2.1/24 dev eth0\n"
-		other   = "address add 198.51.100.7/24 dev eth0\n"
-		onLink  = "route add default via 192.0.2.100 dev eth0 onlink\n"
-		named   = "-6 route replace default via 2001:db8::100 src "
-		old     = "address change 2001:db8::1/64 dev eth0 preferred_lft 0\n"
+		v4, v6    = "192.0.2.1", "2001:db8::1"
+		elsewhere = "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n"
+		add       = "address add "
+		without   = "address del 192.0.2.1/24 dev eth0\n"
+		other     = "address add 198.51.100.7/24 dev eth0\n"
+		onLink    = "route add default via 192.0.2.100 dev eth0 onlink\n"
+		named     = "route replace default via 192.0.2.100 src "
+		named6    = "-6 route replace default via 2001:db8::100 src "
+		old       = "address change 2001:db8::1/64 dev eth0 preferred_lft 0\n"
+		without6  = "address del 2001:db8::1/64 dev eth0\n"
 	)
 	for _, tt := range []struct {
 		name, commands string
 		v4, v6         string // expected, "": not known
 	}{
-		{"one address", "", "192.0.2.1", "2001:db8::1"},
-		{
-			"others of the same network", "address add 192.0.2.7/24 dev eth0\naddress add 2001:db8::7/64 dev eth0 nodad",
-			"192.0.2.1", "the same",
-		},
-		{
-			"another network first", without + other + "address add 192.0.2.1/24 dev eth0\n" + onLink,
-			"192.0.2.1", "2001:db8::1",
-		},
-		{"no network of the gateway", without + other + onLink, "198.51.100.7", "2001:db8::1"},
-		{"destination on the link", "address add 203.0.113.1/24 dev eth0", "203.0.113.1", "2001:db8::1"},
-		{
-			"the route names another one",
-			"address add 192.0.2.7/32 dev lo\nroute replace default via 192.0.2.100 src 192.0.2.7", "192.0.2.1", "2001:db8::1",
-		},
-		{
-			"the route of IPv6 names another one", "address add 2001:db8::7/128 dev lo nodad\n" + named + "2001:db8::7",
-			"192.0.2.1", "2001:db8::1",
-		},
-		{
-			"the route of IPv6 names one of several", "address add 2001:db8::7/64 dev eth0 nodad\n" + named + "2001:db8::1",
-			"192.0.2.1", "",
-		},
-		{"a deprecated one", old + "address add 2001:db8:3::7/64 dev eth0 nodad", "192.0.2.1", "2001:db8:3::7"},
-		{"a deprecated one, another elsewhere", old + "address add 2001:db8:3::7/128 dev lo nodad", "192.0.2.1", "the same"},
-		{
-			"only elsewhere", "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n" +
-				"address del 2001:db8::1/64 dev eth0\n" + without + onLink, "198.51.100.7", "the same",
-		},
-		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", "192.0.2.1", "2001:db8::1"},
+		{"one address", "", v4, v6},
+		{"others of its network", add + "192.0.2.7/24 dev eth0\n" + add + "2001:db8::7/64 dev eth0 nodad", v4, "the same"},
+		{"another network first", without + other + add + "192.0.2.1/24 dev eth0\n" + onLink, v4, v6},
+		{"no network of the gateway", without + other + onLink, "198.51.100.7", v6},
+		{"destination on the link", add + "203.0.113.1/24 dev eth0", "203.0.113.1", v6},
+		{"the route names another one", add + "192.0.2.7/32 dev lo\n" + named + "192.0.2.7", v4, v6},
+		{"the route of IPv6 does", add + "2001:db8::7/128 dev lo nodad\n" + named6 + "2001:db8::7", v4, v6},
+		{"it names one of several", add + "2001:db8::7/64 dev eth0 nodad\n" + named6 + "2001:db8::1", v4, ""},
+		{"a deprecated one", old + add + "2001:db8:3::7/64 dev eth0 nodad", v4, "2001:db8:3::7"},
+		{"a deprecated one, another elsewhere", old + add + "2001:db8:3::7/128 dev lo nodad", v4, "the same"},
+		{"only elsewhere", elsewhere + without6 + without + onLink, "198.51.100.7", "the same"},
+		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", v4, v6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -354,40 +332,6 @@ func TestInterfaceThatDoesNotExistIsAnErrorWithItsName(t *testing.T) {
 	}
 }
 
-func TestRouteBackIsByTheInterfaceOfTheSource(t *testing.T) {
-	t.Parallel()
-	ns := newRouter(t, both(defaults))
-	for src, want := range map[string]string{
-		"10.244.1.2": "pod0 type 1", "fd00:10:244:1::2": "pod0 type 1", "": " type 0",
-		"192.0.2.1": "lo type 2", "2001:db8::1": "lo type 2",
-	} {
-		from, dst := netip.Addr{}, netip.MustParseAddr("203.0.113.9")
-		if src != "" {
-			from = netip.MustParseAddr(src)
-		}
-		if from.Is6() {
-			dst = netip.MustParseAddr("2001:db8:7::9")
-		}
-		back := nfttest.In(t, ns, func() (Routes, error) { return Lookup(Query{Src: from, Dst: dst}) }).Back
-		if got := fmt.Sprintf("%s type %d", back.Interface.Name, back.Type); got != want {
-			t.Errorf("%s: %s, want %s", src, got, want)
-		}
-	}
-}
-
-func TestSourceWithoutARouteBackTakesTheRouteToTheDestination(t *testing.T) {
-	t.Parallel()
-	ns := newRouter(t, both("route add DST via V\n"))
-	for src, dst := range map[string]string{"10.99.9.9": "203.0.113.9", "fd00:99::9": "2001:db8:7::9"} {
-		got := nfttest.In(t, ns, func() (Routes, error) {
-			return Lookup(Query{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst)})
-		})
-		if text, _ := ways(got); !strings.HasPrefix(text, "eth0 ") || len(got.Ways) != 1 || got.Back.Type != unix.RTN_UNSPEC {
-			t.Errorf("%s: %+v", src, got)
-		}
-	}
-}
-
 func TestErrorsOfTheKernelAreReturned(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both(defaults))
@@ -427,3 +371,5 @@ func TestInterfaceOfTheAddressIsNamedWhicheverPacketsLeaveBy(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
