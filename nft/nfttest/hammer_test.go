@@ -97,18 +97,3 @@ func TestHammerSeesRulesVanishBriefly(t *testing.T) {
 		}
 	}
 }
-
-func TestHammerRejectsInvalidTargets(t *testing.T) {
-	top := nfttest.NewTopology(t)
-	outside := nfttest.Target{Proto: nfttest.UDP, Dst: top.OutsideV4}
-	for _, targets := range [][]nfttest.Target{
-		{outside, outside},
-		{{Proto: nfttest.SCTP, Dst: top.OutsideV4}},
-		{{Proto: nfttest.UDP, Dst: top.NodeV4}},
-	} {
-		if h, err := top.StartHammer(targets...); err == nil {
-			_, err := h.Stop()
-			t.Errorf("started with %v; stop: %v", targets, err)
-		}
-	}
-}
