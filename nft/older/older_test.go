@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -125,44 +126,6 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 	}
 }
 
-func TestChainsOfOneAgentAreRemovedTogether(t *testing.T) {
-	nfttest.Require(t, "iptables-nft-restore")
-	for jumps, first := range map[int]string{2: "", 3: "-A POSTROUTING -j IP-MASQ-AGENT\n"} {
-		ns, c := dialNS(t)
-		nfttest.Run(t, ns, `*nat
-:IP-MASQ - [0:0]
-:IP-MASQ-AGENT - [0:0]
-:IP-MASQ-AGENT-SRC - [0:0]
-:OPERATOR - [0:0]
-:WRAPPER - [0:0]
-`+first+`-A POSTROUTING -j WRAPPER
--A POSTROUTING -j IP-MASQ
--A WRAPPER -j IP-MASQ-AGENT
--A IP-MASQ -j IP-MASQ-AGENT
--A IP-MASQ-AGENT -s 10.0.0.0/8 -m comment --comment "ip-masq-agent: only some" -g IP-MASQ-AGENT-SRC
--A IP-MASQ-AGENT -j OPERATOR
--A IP-MASQ-AGENT-SRC -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE
--A OPERATOR -j RETURN
-COMMIT
-`, "iptables-nft-restore")
-		generation, found := find(t, c)
-		got := map[string]string{}
-		for _, l := range found {
-			got[l.Name] = fmt.Sprint(l.Rules, " ", len(l.Jumps))
-		}
-		want := map[string]string{"IP-MASQ": "1 1", "IP-MASQ-AGENT": fmt.Sprint("2 ", jumps), "IP-MASQ-AGENT-SRC": "1 1"}
-		if diff := cmp.Diff(want, got); diff != "" || len(found) != len(got) {
-			t.Errorf("rules and jumps (-want +got):\n%s", diff)
-		}
-		remove(t, c, generation, found)
-		left := "*nat\n:PREROUTING ACCEPT [0:0]\n:INPUT ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\n" +
-			":OPERATOR - [0:0]\n:WRAPPER - [0:0]\n-A POSTROUTING -j WRAPPER\n-A OPERATOR -j RETURN\nCOMMIT\n"
-		if diff := cmp.Diff(left, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
-			t.Errorf("left (-want +got):\n%s", diff)
-		}
-	}
-}
-
 // A chain that a map of another program leads to is emptied, and then no longer found.
 func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	nfttest.Require(t, "nft")
@@ -204,108 +167,44 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	}
 }
 
-// Agents comment all of their rules. In a chain with another name, a comment like theirs may
-// be somebody else's.
+// testdata/older.txt has a paragraph for each: its name, rules for iptables-restore, what is found of older agents
+// ("> "), and what is left once that is removed ("| "). Agents comment all of their rules. In a chain with another
+// name, a comment like theirs may be somebody else's.
 func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
-	const (
-		local = `-m comment --comment "ip-masq: local traffic is not subject to MASQUERADE" -j RETURN`
-		last  = `-m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" ` +
-			"-j MASQUERADE"
-		jump = `-m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic ` +
-			`to our custom SITE chain" -j SITE`
-		rest = "its rule with handle "
-	)
-	for _, tt := range []struct {
-		name, jump string
-		rules      []string
-		kept       string // "" if the chain is an agent's
-	}{
-		{"all", jump, []string{local, last}, ""},
-		{"all, reached by another's jump", "-j SITE", []string{local, last}, ""},
-		{"none yet", jump, nil, ""},
-		{"another rule first", jump, []string{"-d 192.0.2.0/24 -j ACCEPT", local, last}, rest + "192.0.2.0"},
-		{"another rule last", "-j SITE", []string{local, "-j MASQUERADE"}, rest + "MASQUERADE"},
-		{
-			"another's comment", "-j SITE",
-			[]string{local, `-d 192.0.2.0/24 -m comment --comment "site: ip-masq: " -j RETURN`, last},
-			rest + "192.0.2.0",
-		},
-		{"one of many", "-j SITE", []string{
-			"-d 192.0.2.1 -j ACCEPT", `-d 192.0.2.2 -m comment --comment "ip-masq: see the wiki" -j ACCEPT`,
-			"-d 192.0.2.3 -j DROP2",
-		}, rest + "192.0.2.1"},
-		{"only a jump's comment", jump, []string{"-j MASQUERADE"}, rest + "MASQUERADE"},
-	} {
+	text, err := os.ReadFile("testdata/older.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
 		for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
-			t.Run(tt.name+", "+program, func(t *testing.T) {
+			if program == "ip6tables-nft" {
+				paragraph = strings.NewReplacer("192.0.2.0/24", "2001:db8:2::/64", "192.0.2.", "2001:db8:2::", "/32", "/128",
+					"table ip nat", "table ip6 nat", "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr").Replace(paragraph)
+			}
+			name, rest, _ := strings.Cut(paragraph, "\n")
+			t.Run(name+", "+program, func(t *testing.T) {
+				t.Parallel()
 				ns, c := dialNS(t)
-				text := "*nat\n:SITE - [0:0]\n:DROP2 - [0:0]\n-A POSTROUTING " + tt.jump + "\n"
-				for _, r := range tt.rules {
-					text += "-A SITE " + r + "\n"
-				}
-				if program == "ip6tables-nft" {
-					six := strings.NewReplacer("192.0.2.0/24", "2001:db8:2::/64", "192.0.2.0", "2001:db8:2::/64",
-						"192.0.2.", "2001:db8:2::")
-					text, tt.kept = six.Replace(text), six.Replace(tt.kept)
-				}
-				nfttest.Run(t, ns, text+"COMMIT\n", program+"-restore")
-				before := nfttest.Save(t, ns, program+"-save", "nat")
+				rules, _, _ := strings.Cut(rest, "\n>")
+				nfttest.Run(t, ns, "*nat\n"+rules+"\nCOMMIT\n", program+"-restore")
 				generation, found := find(t, c)
-				if len(found) != 1 || found[0].Name != "SITE" || (found[0].Kept == "") != (tt.kept == "") {
-					t.Fatalf("found %v", found)
-				}
-				l := found[0]
-				_, word, _ := strings.Cut(tt.kept, rest)
-				if !strings.Contains(l.Kept, word) || !strings.HasSuffix(l.String(), l.Kept) ||
-					l.Decides() != (tt.kept == "" && len(tt.rules) > 0) {
-					t.Errorf("%s", l)
+				got := rules + "\n"
+				for _, l := range found {
+					got += fmt.Sprintf("> %s; %d jumps, decides %t\n", l, len(l.Jumps), l.Decides())
 				}
 				remove(t, c, generation, older.Removable(found))
-				after := nfttest.Save(t, ns, program+"-save", "nat")
-				if (after == before) != (tt.kept != "") || strings.Contains(after, "SITE") != (tt.kept != "") {
-					t.Errorf("before:\n%s\nafter:\n%s", before, after)
+				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
+				for line := range strings.Lines(strings.TrimSuffix(left, "COMMIT\n")) {
+					got += "| " + line
+				}
+				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(strings.TrimSpace(got), "handle N")
+				if diff := cmp.Diff(rest, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
 				}
 			})
 		}
-	}
-}
-
-// What an agent's chain and a chain that is kept refer to.
-func TestAgentsChainsAreRemovedNextToAChainThatIsKept(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
-	ns, c := dialNS(t)
-	nfttest.Run(t, ns, `*nat
-:IP-MASQ-AGENT - [0:0]
-:ABOVE - [0:0]
-:BELOW - [0:0]
--A POSTROUTING -j ABOVE
--A ABOVE -m comment --comment "ip-masq: first" -j IP-MASQ-AGENT
--A ABOVE -d 192.0.2.1 -j RETURN
--A IP-MASQ-AGENT -j BELOW
--A BELOW -m comment --comment "ip-masq: second" -j RETURN
--A BELOW -d 192.0.2.2 -j RETURN
-COMMIT
-`, "iptables-nft-restore")
-	generation, found := find(t, c)
-	remove(t, c, generation, older.Removable(found))
-	want := `*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:ABOVE - [0:0]
-:BELOW - [0:0]
--A POSTROUTING -j ABOVE
--A ABOVE -d 192.0.2.1/32 -j RETURN
--A BELOW -m comment --comment "ip-masq: second" -j RETURN
--A BELOW -d 192.0.2.2/32 -j RETURN
-COMMIT
-`
-	if diff := cmp.Diff(want, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
-		t.Errorf("left (-want +got):\n%s", diff)
 	}
 }
 
