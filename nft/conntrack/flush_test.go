@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -225,18 +223,5 @@ func TestPassDeletesAtMostTenThousandASecond(t *testing.T) {
 	}
 	if took, least := time.Since(start), (stale-2*flushStep)*time.Second/flushRate; took < least {
 		t.Errorf("%d were deleted within %s, faster than %d per second", stale, took, flushRate)
-	}
-}
-
-func TestPassWithoutPermissionNamesTheCapability(t *testing.T) {
-	t.Parallel()
-	ns := nfttest.NewNS(t, "node")
-	insert(t, ns, untranslated(1, "203.0.113.9")...)
-	p := Pass{
-		Tracker: newTable(throughSocket(dialIn(ns), func(int) error { return unix.EPERM })),
-		Matches: anything, Listed: ignore, Read: reads(by(judgeOf(masqueradeAll))),
-	}
-	if err := p.Run(t.Context()); !errors.Is(err, ErrNotPermitted) {
-		t.Error(err)
 	}
 }
