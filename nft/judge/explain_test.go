@@ -3,8 +3,12 @@ package judge_test
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -69,112 +73,54 @@ func TestPolicyMatchesThePackets(t *testing.T) {
 	})
 }
 
-func TestLinkLocalInTheFileIsExplainedByItsPosition(t *testing.T) {
-	c := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "169.254.0.0/16")}
-	c.NonMasqueradeCIDRs[1].Pos = config.At("config", 3, 5)
-	steps := judge.Explain(policyOf(c), nft.Connection{
-		Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("169.254.169.254"),
-	})
-	if got := steps[len(steps)-1].CIDR; got != c.NonMasqueradeCIDRs[1] {
-		t.Errorf("decided by %v, want %v", got, c.NonMasqueradeCIDRs[1])
-	}
-}
-
-// Each step names the condition, what it says, where the entry is, and the verdict if it decides.
+// testdata/explain.txt has configs, and what is asked of each: "?", source, destination, and the interfaces that a
+// connection is received on and leaves by, or "node" for one that this node sends, or "here" for one to this node.
+// Each step ("> ") names the condition, what it says, where the entry is, and the verdict if it decides.
 func TestExplanationOfEachKindOfCondition(t *testing.T) {
-	at := func(line int) config.Position { return config.At("f", line, 1) }
-	host := at(1)
-	names := policyOf(config.Config{
-		ExemptHost:                 &host,
-		MasqueradeSrcInterfaces:    []config.Interface{{Name: "cni*", Pos: at(2)}, {Name: "veth1", Pos: at(3)}},
-		NonMasqueradeSrcCIDRs:      cases.CIDRs("10.244.9.0/24"),
-		NonMasqueradeOutInterfaces: []config.Interface{{Name: "wg*", Pos: at(4)}},
-		MasqueradeOutInterfaces:    []config.Interface{{Name: "*", Pos: at(5)}},
-		MasqLinkLocal:              true,
-	})
-	lists := policyOf(config.Config{
-		NonMasqueradeCIDRs:   []config.CIDR{{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Pos: at(6)}},
-		ForceMasqueradeCIDRs: []config.CIDR{{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Pos: at(7)}},
-		MasqueradeSrcCIDRs:   cases.CIDRs("10.244.0.0/16"),
-	})
-	var (
-		from     = func(in, out string) nft.Connection { return nft.Connection{In: in, Out: out} }
-		node     = "from an address of this node"
-		received = "received on one of masqueradeSrcInterfaces"
-		source   = "source in nonMasqueradeSrcCIDRs"
-		tunnel   = "leaving by one of nonMasqueradeOutInterfaces"
-		leaves   = "leaving by one of masqueradeOutInterfaces"
-		pod      = "source in masqueradeSrcCIDRs yes 10.244.0.0/16"
-		forced   = "destination in forceMasqueradeCIDRs"
-		exempt   = "destination in nonMasqueradeCIDRs"
-	)
-	for _, tt := range []struct {
-		of       nft.Policy
-		src, dst string
-		conn     nft.Connection
-		want     []string // after the question whether it is to this node
-	}{
-		{names, "10.244.1.2", "203.0.113.9", nft.Connection{FromNode: true}, []string{node + " yes f:1:1 decides: exempt"}},
-		{names, "10.244.1.2", "203.0.113.9", from("veth1", "eth0"), []string{
-			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " yes f:5:1 *",
-			"anything else yes decides: masqueraded",
-		}},
-		{names, "::ffff:10.244.9.2", "::ffff:203.0.113.9", from("veth1", "eth0"), []string{
-			node + " f:1:1", received + " yes f:3:1 veth1", source + " yes 10.244.9.0/24 decides: exempt",
-		}},
-		{names, "10.244.1.2", "203.0.113.9", from("cni0", "wg0"), []string{
-			node + " f:1:1", received + " yes f:2:1 cni*", source, tunnel + " yes f:4:1 wg* decides: exempt",
-		}},
-		{names, "10.244.1.2", "203.0.113.9", from("docker0", "eth0"), []string{
-			node + " f:1:1", received + " decides: exempt",
-		}},
-		{names, "10.244.1.2", "203.0.113.9", from("veth1", ""), []string{
-			node + " f:1:1", received + " yes f:3:1 veth1", source, tunnel, leaves + " decides: exempt",
-		}},
-		{lists, "10.1.1.1", "198.51.100.8", from("", ""), []string{"source in masqueradeSrcCIDRs decides: exempt"}},
-		{lists, "10.244.1.2", "10.9.1.1", from("", ""), []string{
-			pod, forced + " yes 10.9.0.0/16 f:7:1 decides: masqueraded",
-		}},
-		{lists, "10.244.1.2", "10.8.1.1", from("", ""), []string{
-			pod, forced, exempt + " yes 10.0.0.0/8 f:6:1 decides: exempt",
-		}},
-		{lists, "10.244.1.2", "198.51.100.8", from("", ""), []string{
-			pod, forced, exempt, "anything else yes decides: masqueraded",
-		}},
-		{lists, "10.244.1.2", "::ffff:10.8.1.1", nft.Connection{ToNode: true}, nil},
-		{lists, "fd00::1", "2001:db8::1", from("", ""), nil},
-	} {
-		tt.conn.Src, tt.conn.Dst = netip.MustParseAddr(tt.src), netip.MustParseAddr(tt.dst)
-		var got []string
-		for _, s := range judge.Explain(tt.of, tt.conn) {
-			text := s.Question
-			if s.Yes {
-				text += " yes"
-			}
-			if s.CIDR.IsValid() {
-				text += " " + s.CIDR.Text()
-			}
-			if s.CIDR.Pos != (config.Position{}) {
-				text += " " + s.CIDR.Pos.String()
-			}
-			if s.Name != "" {
-				text += " " + s.Name
-			}
-			if s.Decides {
-				text += " decides: " + string(s.Verdict)
-			}
-			got = append(got, text)
+	const file = "testdata/explain.txt"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+		yaml, questions, _ := strings.Cut(paragraph, "\n?")
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(yaml)})
+		if problems.Err() != nil {
+			t.Fatal(problems)
 		}
-		want := append([]string{"to an address of this node"}, tt.want...)
-		if tt.want == nil {
-			want = []string{"to an address of this node yes decides: local"}
+		got := yaml
+		for question := range strings.SplitSeq(questions, "\n?") {
+			first, _, _ := strings.Cut(question, "\n")
+			words := append(strings.Fields(strings.ReplaceAll(first, " -", " ")), "", "")
+			conn := nft.Connection{
+				Src: netip.MustParseAddr(words[0]), Dst: netip.MustParseAddr(words[1]), In: words[2], Out: words[3],
+				FromNode: words[2] == "node", ToNode: words[2] == "here",
+			}
+			got += "\n?" + first
+			for _, s := range judge.Explain(policyOf(c), conn) {
+				got += "\n> " + s.Question
+				if s.Yes {
+					got += ": yes"
+				}
+				if s.CIDR.IsValid() {
+					got += fmt.Sprintf(" %s %s", s.CIDR.Text(), s.CIDR.Pos)
+				} else if s.CIDR.Pos != (config.Position{}) {
+					got += " " + s.CIDR.Pos.String()
+				}
+				if s.Name != "" {
+					got += " " + s.Name
+				}
+				if s.Decides {
+					got += " decides: " + string(s.Verdict)
+				}
+			}
 		}
-		if tt.dst == "2001:db8::1" {
-			want = []string{"IPv6 is disabled (set enableIPv6) yes decides: exempt"}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("%s to %s, %+v:\n\t%q\nwant\n\t%q", tt.src, tt.dst, tt.conn, got, want)
-		}
+		all = append(all, got)
+	}
+	got := strings.Join(all, "\n\n") + "\n"
+	if diff := cmp.Diff(string(text), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", file, diff)
 	}
 }
 
