@@ -79,15 +79,18 @@ func TestInvalidFilesReportExactErrors(t *testing.T) {
 	}
 }
 
+// The older agents accept every file in the corpus "older": TestFilesOfOlderAgentsKeepTheirMeaning.
 func TestValidFilesParseAsExpected(t *testing.T) {
-	for _, name := range inputs(t, "good") {
-		t.Run(name, func(t *testing.T) {
-			c, problems := Parse(Defaults{}, sourcesOf(t, "good", name)...)
-			if err := problems.Err(); err != nil {
-				t.Fatal(err)
-			}
-			golden(t, filepath.Join("good", stem(name)+".txt"), meaning(c, problems))
-		})
+	for _, dir := range []string{"good", "older"} {
+		for _, name := range inputs(t, dir) {
+			t.Run(dir+"/"+name, func(t *testing.T) {
+				c, problems := Parse(Defaults{EnableIPv6: dir == "older"}, sourcesOf(t, dir, name)...)
+				if err := problems.Err(); err != nil {
+					t.Fatal(err)
+				}
+				golden(t, filepath.Join(dir, stem(name)+".txt"), meaning(c, problems))
+			})
+		}
 	}
 }
 

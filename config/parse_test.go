@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"io"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -23,40 +25,21 @@ func prefixes(list []CIDR) string {
 const rfc1918 = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
 
 func TestDefaultsApplyWithoutSources(t *testing.T) {
-	tests := []struct {
-		name string
-		d    Defaults
-		want Config
-		list string
-	}{
-		{"no flag", Defaults{}, Config{ResyncInterval: time.Minute}, rfc1918},
-		{
-			"all flags",
-			Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: 5 * time.Second},
-			Config{EnableIPv6: true, ResyncInterval: 5 * time.Second},
-			rfc1918 + " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 " +
-				"203.0.113.0/24 240.0.0.0/4",
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			c, problems := Parse(tt.d)
-			if len(problems) > 0 {
-				t.Fatal(problems)
-			}
-			if diff := cmp.Diff(tt.list, prefixes(c.NonMasqueradeCIDRs)); diff != "" {
-				t.Errorf("list (-want +got):\n%s", diff)
-			}
-			for _, cidr := range c.NonMasqueradeCIDRs {
-				if cidr.Pos != (Position{}) {
-					t.Errorf("%s has the position %s", cidr, cidr.Pos)
-				}
-			}
-			c.NonMasqueradeCIDRs = nil
-			if diff := cmp.Diff(meaning(tt.want, nil), meaning(c, nil)); diff != "" {
-				t.Errorf("config (-want +got):\n%s", diff)
-			}
-		})
+	const reserved = " 100.64.0.0/10 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 " +
+		"203.0.113.0/24 240.0.0.0/4"
+	for d, want := range map[Defaults]string{
+		{}: rfc1918 + " false 1m0s",
+		{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: 5 * time.Second}: rfc1918 + reserved + " true 5s",
+	} {
+		c, problems := Parse(d)
+		got := fmt.Sprint(prefixes(c.NonMasqueradeCIDRs), " ", c.EnableIPv6, " ", c.ResyncInterval)
+		if got != want || len(problems) > 0 || c.NonMasqueradeCIDRs[0].Pos != (Position{}) {
+			t.Errorf("%+v: %s, want %s; %v", d, got, want, problems)
+		}
+		c.NonMasqueradeCIDRs, c.EnableIPv6, c.ResyncInterval, c.CIDRLimit = nil, false, 0, 0
+		if !reflect.DeepEqual(c, Config{}) {
+			t.Errorf("%+v: more is set: %+v", d, c)
+		}
 	}
 }
 
@@ -116,34 +99,20 @@ func before(a, b Position) bool {
 
 // Programs know a problem by its ID.
 func TestProblemsHaveStableIDs(t *testing.T) {
-	found := map[string]string{}
+	found := map[string]bool{}
 	for _, dir := range []string{"bad", "good"} {
 		for _, name := range inputs(t, dir) {
 			_, problems := Parse(Defaults{}, sourcesOf(t, dir, name)...)
 			for _, p := range problems {
-				found[p.ID] = p.Level.String()
+				found[p.ID] = true
 			}
 		}
 	}
-	want := map[string]string{
-		"cidrLimit": "error", "conflictingKeys": "mistake", "deprecatedKey": "warning", "duplicateKey": "mistake",
-		"emptyEntry": "mistake",
-		"emptyList":  "warning", "ignoredFile": "note", "interval": "warning", "invalidEntry": "error",
-		"ipv6Off": "warning", "misspelledKey": "mistake",
-		"noKeys": "error", "noList": "warning", "nothingRead": "warning", "octalLength": "mistake",
-		"secondDocument": "mistake", "syntax": "error",
-		"unknownKey": "warning", "wrongValue": "error", "needsSources": "error", "noEffect": "warning",
-		"tooManyEntries": "error", "emptyFile": "note", "notTheirs": "warning",
-	}
-	for id := range found {
-		if want[id] == "" {
-			t.Errorf("%s is new", id)
-		}
-	}
-	for id, level := range want {
-		if found[id] == "" {
-			t.Errorf("%s (%s): no file of the corpus has it", id, level)
-		}
+	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyEntry emptyFile emptyList ignoredFile interval " +
+		"invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList notTheirs nothingRead octalLength " +
+		"secondDocument syntax tooManyEntries unknownKey wrongValue"
+	if diff := cmp.Diff(strings.Fields(want), slices.Sorted(maps.Keys(found))); diff != "" {
+		t.Errorf("IDs of the corpus (-want +got):\n%s", diff)
 	}
 }
 

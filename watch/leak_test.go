@@ -236,30 +236,3 @@ func TestUnreadWarningsDelayNothing(t *testing.T) {
 		t.Errorf("got %v, then %v", first, second)
 	}
 }
-
-func TestRelativePathIsFollowed(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short")
-	}
-	s := newScript(t)
-	check(t, os.MkdirAll(s.path("/work"), 0o755))
-	t.Chdir(s.path("/work"))
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	for _, path := range []string{"file", "./dir/../file", "../file", "../work/file"} {
-		w := start(ctx, s.timing, path)
-		for _, content := range []string{"nothing", "one", "nothing"} {
-			switch content {
-			case "one":
-				check(t, os.MkdirAll("dir", 0o755))
-				check(t, os.WriteFile("new", []byte(content), 0o644))
-				check(t, os.Rename("new", path))
-			case "nothing":
-				check(t, os.RemoveAll(path))
-			}
-			if got := <-w.content; got != content {
-				t.Errorf("%s: got %q, want %q", path, got, content)
-			}
-		}
-	}
-}

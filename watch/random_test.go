@@ -17,16 +17,17 @@ var (
 )
 
 // TestRandomOperationsEndInTheCurrentContent does random operations on the paths
-// of three followers and everything on their way. After every few of them, the
+// of some followers, absolute and relative ones, and everything on their way. After every few of them, the
 // last content that each delivers must be what a reader finds.
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newScript(t)
+	t.Chdir(s.root)
 	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, silence: time.Hour}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
 	var readers []*lastReader
-	for _, path := range []string{"/a/b/c", "/a", "/b/../c/a"} {
-		readers = append(readers, &lastReader{following: start(ctx, p, s.path(path)), path: path, read: reader(s.path(path))})
+	for _, path := range []string{s.path("/a/b/c"), s.path("/a"), s.path("/b/../c/a"), "b/a", "./c/../a/c"} {
+		readers = append(readers, &lastReader{following: start(ctx, p, path), path: path, read: reader(path)})
 	}
 	var log []string
 	most := *operations
