@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -297,26 +296,13 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 // spoof sends packets to an exempt destination, each from another source.
 func spoof(t *testing.T, from *nfttest.NS, n int) {
 	t.Helper()
-	err := from.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for i := range n {
-			packet := append([]byte{0x45, 19: 0}, make([]byte, 8)...) // the kernel adds length and checksum
-			packet[8], packet[9] = 64, unix.IPPROTO_UDP
-			copy(packet[12:], []byte{10, 245, byte(i >> 8), byte(i)})
-			copy(packet[16:], []byte{10, 9, 0, 9})
-			copy(packet[20:], []byte{0x10, 0, 0x1e, 0x61, 0, 8})
-			err := unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 9, 0, 9}})
-			if err != nil && !errors.Is(err, unix.ENOBUFS) {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	k, dst := packetKind{protocol: unix.IPPROTO_UDP, ipv4: true}, netip.MustParseAddr("10.9.0.9")
+	k.payload = func([]byte) []byte { return []byte{0x10, 0, 0x1e, 0x61, 0, 8, 0, 0} }
+	packets := make([][]byte, n)
+	for i := range packets {
+		packets[i] = k.packetOf(netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}), dst, nil)
+	}
+	if err := sendRaw(from, dst, packets...); err != nil {
 		t.Fatal(err)
 	}
 }

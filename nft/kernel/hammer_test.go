@@ -95,31 +95,3 @@ func settled(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
 	t.Log(tally)
 	return tally
 }
-
-func TestFirstInstallationCausesNoWrongSource(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	many, _ := halves(2000)
-	some, _ := halves(100)
-	for _, tt := range []struct {
-		nft.Ruleset
-		installations int
-	}{
-		{nft.Compile(many, nft.Options{Layout: native.Layout{}}), 30},
-		{xtOf(some), 10},
-	} {
-		t.Run(string(tt.Mode()), func(t *testing.T) {
-			top := nfttest.NewTopology(t)
-			k := open(t, top.Node)
-			// Masqueraded targets are wrong while nothing is installed.
-			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP)[0], hammerTargets(nfttest.UDP)[2])
-			for range nfttest.FullRounds(tt.installations/5, tt.installations*20) {
-				apply(t, k, tt.Ruleset, layout.Ours)
-				if _, err := k.Cleanup(t.Context(), Ours); err != nil {
-					t.Fatal(err)
-				}
-			}
-			settled(t, h)
-		})
-	}
-}

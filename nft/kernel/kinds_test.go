@@ -118,14 +118,7 @@ func (k packetKind) packetOf(src, dst netip.Addr, cookie []byte) []byte {
 		if protocol != unix.IPPROTO_ICMP {
 			covered = slices.Concat(src.AsSlice(), last.AsSlice(), []byte{0, protocol, 0, byte(len(covered))}, covered)
 		}
-		sum := uint32(0)
-		for ; len(covered) > 0; covered = covered[2:] {
-			sum += uint32(binary.BigEndian.Uint16(covered))
-		}
-		for sum > 0xffff {
-			sum = sum>>16 + sum&0xffff
-		}
-		binary.BigEndian.PutUint16(payload[k.checksum:], ^uint16(sum))
+		binary.BigEndian.PutUint16(payload[k.checksum:], nfttest.Checksum(covered))
 	}
 	if k.ipv4 { // the kernel sets the length and the checksum
 		return slices.Concat([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, k.protocol, 0, 0}, src.AsSlice(), dst.AsSlice(), payload)
@@ -134,18 +127,24 @@ func (k packetKind) packetOf(src, dst netip.Addr, cookie []byte) []byte {
 	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, hops}, src.AsSlice(), dst.AsSlice(), payload)
 }
 
-// sendRaw sends an IP packet from a namespace.
-func sendRaw(ns *nfttest.NS, packet []byte, dst netip.Addr) error {
+// sendRaw sends IP packets from a namespace.
+func sendRaw(ns *nfttest.NS, dst netip.Addr, packets ...[]byte) error {
 	return ns.Do(func() error {
 		fd, err := unix.Socket(netns.Family(dst), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
+		var to unix.Sockaddr = &unix.SockaddrInet6{Addr: dst.As16()}
 		if dst.Is4() {
-			return unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: dst.As4()})
+			to = &unix.SockaddrInet4{Addr: dst.As4()}
 		}
-		return unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: dst.As16()})
+		for _, packet := range packets {
+			if err := unix.Sendto(fd, packet, 0, to); err != nil && (len(packets) == 1 || !errors.Is(err, unix.ENOBUFS)) {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -224,7 +223,7 @@ func (w *wire) become(t *testing.T, from *nfttest.NS, src, dst netip.Addr, k pac
 	w.port++
 	cookie := []byte{0xc0, 0x0c, byte(w.port >> 8), byte(w.port)}
 	before := dropped(t, c, !k.ipv4)
-	if err := sendRaw(from, k.packetOf(src, dst, cookie), dst); err != nil {
+	if err := sendRaw(from, dst, k.packetOf(src, dst, cookie)); err != nil {
 		t.Fatalf("%s: %v", k.name, err)
 	}
 	buf := make([]byte, 2000)

@@ -124,35 +124,6 @@ func loadForeign(t testing.TB, ns *nfttest.NS) {
 	nfttest.NFT(t, ns, testdata(t, "others.nft"), "-f", "-")
 }
 
-func TestForeignRulesAreUnchanged(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore")
-	ns := nfttest.NewNS(t, "node")
-	loadForeign(t, ns)
-	before, all := notOurs(t, ns, cases.DefaultChain), nfttest.ListRuleset(t, ns)
-	k := open(t, ns)
-	check := func(what string) {
-		t.Helper()
-		if diff := cmp.Diff(before, notOurs(t, ns, cases.DefaultChain)); diff != "" {
-			t.Errorf("%s: foreign rules (-before +after):\n%s", what, diff)
-		}
-	}
-	for _, m := range cases.Modes() {
-		for _, name := range []string{"everything", "to-ports-force", "all-policies"} {
-			apply(t, k, cases.Load(t, name).Compile(m), everything)
-			check(fmt.Sprintf("%s in mode %s", name, m))
-		}
-		if _, err := k.Cleanup(t.Context(), Ours); err != nil {
-			t.Fatal(err)
-		}
-		check("cleanup")
-		if diff := cmp.Diff(all, nfttest.ListRuleset(t, ns)); diff != "" {
-			t.Errorf("mode %s leaves something (-before +after):\n%s", m, diff)
-		}
-	}
-}
-
 func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()

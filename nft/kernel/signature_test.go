@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -139,7 +138,7 @@ func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 		t.Error("the next agent did not sign them")
 	}
 	inSync(t, ns, want)
-	if diff := cmp.Diff(body(saved), body(nfttest.Save(t, ns, "iptables-nft-save", "nat"))); diff != "" {
+	if diff := cmp.Diff(saved, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
 		t.Errorf("rules (-saved +signed):\n%s", diff)
 	}
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
@@ -162,11 +161,6 @@ func TestRulesWithoutTheirJumpAreNotInstalled(t *testing.T) {
 	}
 }
 
-// body removes the comments of iptables-save, which contain the time.
-func body(saved string) []string {
-	return slices.DeleteFunc(strings.Split(saved, "\n"), func(l string) bool { return strings.HasPrefix(l, "#") })
-}
-
 func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
@@ -182,7 +176,7 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
 		apply(t, k, want, layout.Everything)
-		if diff := cmp.Diff(body(six), body(nfttest.Save(t, ns, "ip6tables-nft-save", "nat"))); diff != "" {
+		if diff := cmp.Diff(six, nfttest.Save(t, ns, "ip6tables-nft-save", "nat")); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
 		if found, err := k.Older(t.Context(), want); err != nil || len(found) != 1 || found[0].Family != nfnetlink.IPv6 {

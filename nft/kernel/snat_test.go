@@ -16,12 +16,8 @@ import (
 )
 
 // fixed is a ruleset with fixed source addresses on a node with some of them.
-func fixed(node ...string) nft.Ruleset { return ruled(nil, node...) }
-
-// ruled is fixed with snatRules.
-func ruled(rules []config.SNATRule, node ...string) nft.Ruleset {
+func fixed(node ...string) nft.Ruleset {
 	c := config.Default(config.Defaults{EnableIPv6: true})
-	c.SNATRules = rules
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
 	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(cases.Addrs(node...))
 }

@@ -296,7 +296,7 @@ func sendICMP(f Flow, cookie []byte) (netip.AddrPort, error) {
 	}
 	b := binary.BigEndian.AppendUint16([]byte{kind, 0, 0, 0}, sent.Port()) // the identifier
 	b = append(append(b, 0, 1), cookie...)
-	binary.BigEndian.PutUint16(b[2:], internetChecksum(b))
+	binary.BigEndian.PutUint16(b[2:], Checksum(b))
 	return sent, unix.Send(fd, b, 0)
 }
 
@@ -323,12 +323,12 @@ func sendSegment(f Flow, cookie []byte) (netip.AddrPort, error) {
 	b = append(b, cookie...)
 	// The pseudo-headers of IPv4 and IPv6 have the same sum.
 	pseudo := slices.Concat(sent.Addr().AsSlice(), f.Dst.Addr().AsSlice(), []byte{0, unix.IPPROTO_TCP, 0, byte(len(b))})
-	binary.BigEndian.PutUint16(b[16:], internetChecksum(append(pseudo, b...)))
+	binary.BigEndian.PutUint16(b[16:], Checksum(append(pseudo, b...)))
 	return sent, unix.Send(fd, b, 0)
 }
 
-// internetChecksum is the checksum of RFC 1071 of an even number of bytes.
-func internetChecksum(b []byte) uint16 {
+// Checksum is that of RFC 1071 of an even number of bytes.
+func Checksum(b []byte) uint16 {
 	sum := uint32(0)
 	for ; len(b) > 0; b = b[2:] {
 		sum += uint32(binary.BigEndian.Uint16(b))
