@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -224,5 +226,19 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 		if !strings.Contains(text, `\x1b[2J\n\x9b\u202e`) || strings.ContainsAny(text, "\x1b\u009b\u202e") {
 			t.Errorf("%q", text)
 		}
+	}
+}
+
+func TestStandardInputIsRead(t *testing.T) {
+	sources, err := ReadFrom(strings.NewReader("a: b"), "in")
+	if err != nil || len(sources) != 1 || sources[0].Name != "in" || string(sources[0].Data) != "a: b" {
+		t.Error(sources, err)
+	}
+	large := io.LimitReader(strings.NewReader(strings.Repeat("#", 2*maxSize)), 2*maxSize)
+	if sources, err = ReadFrom(large, "in"); err != nil || len(sources[0].Data) != maxSize+1 {
+		t.Error(len(sources), err)
+	}
+	if _, err := ReadFrom(iotest.ErrReader(io.ErrUnexpectedEOF), "in"); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Error(err)
 	}
 }

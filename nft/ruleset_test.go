@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -282,4 +284,18 @@ func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	if want := []string{"cni04", "veth*3", "wg02"}; !slices.Equal(kept, want) {
 		t.Errorf("kept %q, want %q", kept, want)
 	}
+}
+
+func TestMain(m *testing.M) {
+	os.Exit(nfttest.Main(m))
+}
+
+// counterName words a rule that counts.
+func counterName(r nfnetlink.Rule) string {
+	for _, e := range r.Exprs {
+		if e.Name == "objref" {
+			return "counter name " + e.Str(unix.NFTA_OBJREF_IMM_NAME)
+		}
+	}
+	return ""
 }

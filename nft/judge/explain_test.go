@@ -133,3 +133,5 @@ func TestExemptDestinationsAreThoseOfTheLists(t *testing.T) {
 		t.Errorf("exempt are %s", got)
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }

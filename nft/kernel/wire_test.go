@@ -5,6 +5,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -63,4 +68,101 @@ func (w *wire) send(t testing.TB, p cases.Packet) nfttest.Sighting {
 		f.Dev = "eth0"
 	}
 	return nfttest.MustSend(t, w.Topology, f)
+}
+
+func TestPacketsMatchTheCases(t *testing.T) {
+	t.Parallel()
+	cases.Each(t, func(t *testing.T, c cases.Case) {
+		c.SkipIfShort(t)
+		t.Parallel()
+		wire := newWire(t)
+		k := open(t, wire.Node)
+		for _, m := range c.Modes() {
+			want := c.Compile(m)
+			apply(t, k, want, everything)
+			for _, p := range c.Packets {
+				if unrouted(p.Dst) {
+					wire.check(t, k, want, p)
+				}
+			}
+		}
+	})
+}
+
+// check sends a packet and compares what was seen of it with what is expected:
+// its source, and in mode nftables the counter that was incremented.
+func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
+	t.Helper()
+	before := counters(t, k)
+	s := w.send(t, p)
+	what := string(r.Mode()) + ": " + p.Line
+	// The node's own address stays the same when it is masqueraded.
+	if p.Src != w.NodeV4 && p.Src != w.NodeV6 && s.Masqueraded() != (p.Verdict == nft.Masqueraded) {
+		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
+	}
+	if p.Verdict == nft.Masqueraded {
+		if p.Proto != nfttest.ICMP { // which has no ports
+			checkPort(t, what, r.Policy, s)
+		}
+		w.checkSource(t, what, r.Policy, p, s)
+	} else if s.Sent != s.Seen {
+		t.Errorf("%s: sent from %s, seen from %s", what, s.Sent, s.Seen)
+	}
+	if r.Mode() == nft.ModeNFTables && len(r.Policy.Families) >= map[bool]int{false: 1, true: 2}[p.Dst.Is6()] {
+		before[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+	}
+	if diff := cmp.Diff(before, counters(t, k)); diff != "" {
+		t.Errorf("%s: counters (-want +got):\n%s", what, diff)
+	}
+}
+
+// checkSource compares the address of a masqueraded connection with those that are
+// possible, and with the one that explain names.
+func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases.Packet, s nfttest.Sighting) {
+	t.Helper()
+	seen := s.Seen.Addr()
+	snat, _ := judge.SourceOf(p, packet.Connection())
+	switch named, _ := snat.Of(packet.Src); {
+	case !p.HasSNAT():
+	case len(packet.Seen) > 0:
+		if !slices.Contains(packet.Seen, seen) || named != seen {
+			t.Errorf("%s: seen from %s, want one of %v, and %s", what, seen, packet.Seen, named)
+		}
+	case seen != w.NodeV4 && seen != w.NodeV6:
+		t.Errorf("%s: seen from %s, want the node's address", what, seen)
+	}
+}
+
+// checkPort compares the source port of a masqueraded connection with the policy.
+func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
+	t.Helper()
+	port, ipv6 := s.Seen.Port(), s.Seen.Addr().Is6()
+	switch b := p.PortBlocks(ipv6); {
+	case b.Count() > 0:
+		owner, ok := b.Owner(port)
+		own := s.Sent.Addr() == s.Seen.Addr() // this node's
+		if ok == own || ok && owner != b.Of(s.Sent.Addr()) {
+			t.Errorf("%s: port %d is of block %d, %t", what, port, owner, ok)
+		}
+	case len(p.Ports) > 0:
+		if !slices.ContainsFunc(p.Ports, func(r nft.PortRange) bool { return r.Min <= port && port <= r.Max }) {
+			t.Errorf("%s: port %d is outside %v", what, port, p.Ports)
+		}
+	case !p.RandomFully && port != s.Sent.Port():
+		t.Errorf("%s: port %d became %d", what, s.Sent.Port(), port)
+	}
+}
+
+// counters returns the number of packets of each counter.
+func counters(t testing.TB, k *Kernel) map[nft.Counts]uint64 {
+	t.Helper()
+	all, err := k.Counters(native.Layout{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[nft.Counts]uint64{}
+	for _, c := range all {
+		m[nft.Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets
+	}
+	return m
 }

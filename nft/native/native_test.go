@@ -93,38 +93,6 @@ func small() nft.Ruleset {
 		On(cases.Addrs("198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"))
 }
 
-// What the node itself sends is masqueraded if the policy is for it, too.
-func TestNodeIsMasqueradedUnlessThePolicyIsForPods(t *testing.T) {
-	some := []config.Interface{{Name: "cni0"}}
-	for _, tt := range []struct {
-		name   string
-		change func(*config.Config)
-		want   bool
-	}{
-		{"no condition", func(*config.Config) {}, true},
-		{"sources", func(c *config.Config) { c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16") }, true},
-		{"interfaces of pods", func(c *config.Config) { c.MasqueradeSrcInterfaces = some }, false},
-		{"interfaces of the node", func(c *config.Config) { c.MasqueradeOutInterfaces = some }, true},
-		{"not the node", func(c *config.Config) { c.ExemptHost = &config.Position{} }, false},
-	} {
-		c := config.Default(config.Defaults{})
-		c.SNATAddresses = cases.CIDRs("198.51.100.8/32")
-		tt.change(&c)
-		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs("198.51.100.8"))
-		if got := strings.Contains(r.String(), "masquerade comment \"from this node\""); got != tt.want {
-			t.Errorf("%s: %t\n%s", tt.name, got, r)
-		}
-		ports := nft.Compile(c, nft.Options{Layout: native.Layout{}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}}})
-		r = ports.On(cases.Addrs("198.51.100.8"))
-		if got := strings.Contains(r.String(), "chain to-ports"); got != tt.want {
-			t.Errorf("%s, to ports: %t\n%s", tt.name, got, r)
-		}
-		if !strings.Contains(ports.String(), "chain to-ports") { // the node has none of the addresses
-			t.Errorf("%s, to ports: not masqueraded\n%s", tt.name, ports)
-		}
-	}
-}
-
 // A filling of large sets is done in a few transactions, smaller ones for a small send buffer.
 func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	t.Parallel()

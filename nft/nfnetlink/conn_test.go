@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"sync"
@@ -306,4 +307,18 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	must(t, c.Close())
+}
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+func TestUnprintableNamesAreQuoted(t *testing.T) {
+	for name, want := range map[string]string{
+		"KUBE-POSTROUTING": "KUBE-POSTROUTING", "__set0": "__set0", "größe": "größe",
+		"": `""`, "a b": `"a b"`, "a\nb": `"a\nb"`, "\x1b[2J": `"\x1b[2J"`, "\u009b1m": `"\u009b1m"`,
+		"\u202eabc": `"\u202eabc"`, "a\x80": `"a\x80"`, `"`: `"\""`, `\n`: `"\\n"`, "\u00a0": `"\u00a0"`,
+	} {
+		if got := nfnetlink.Printable(name); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
 }

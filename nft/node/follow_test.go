@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -127,4 +128,17 @@ func TestFollowingContinuesAfterAnError(t *testing.T) {
 		}
 	}
 	awaits(t, changes)("198.51.100.11")
+}
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
+
+// dialIn opens sockets in a namespace.
+func dialIn(ns *nfttest.NS) Dialer {
+	return func(groups uint32) (nl *netlink.Conn, err error) {
+		err = ns.Do(func() error {
+			nl, err = Dial(groups)
+			return err
+		})
+		return nl, err
+	}
 }

@@ -384,3 +384,5 @@ func TestInterfaceOfTheAddressIsNamedWhicheverPacketsLeaveBy(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
