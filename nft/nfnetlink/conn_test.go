@@ -16,6 +16,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
@@ -228,8 +229,11 @@ func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 	m, nodes := cases.NewMaker(61), map[nft.Mode]*modes.Node{
 		nft.ModeNFTables: modes.New(t, native.Read), nft.ModeIPTables: modes.New(t, xtables.Read),
 	}
-	for range nfttest.Rounds(10, 20, 200) {
+	for i := range nfttest.Rounds(10, 20, 200) {
 		c, node := m.Config(), m.Addresses()
+		if i%2 == 0 { // a set that rules fill
+			c.Enforce, c.MasqueradeSrcCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/8")
+		}
 		for mode, n := range nodes {
 			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), layout.Everything)
 		}
@@ -241,6 +245,9 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	ns := nfttest.NewNS(t, "conn")
 	c, _ := connIn(t, ns)
 	nfttest.Run(t, ns, `table inet t {
+		set plain { type ipv4_addr; elements = { 10.0.0.1 }; }
+		set counted { type ipv4_addr; counter; elements = { 10.0.0.1 }; }
+		set limited { type ipv4_addr; limit rate 1/hour; elements = { 10.0.0.1 limit rate 1/hour }; }
 		map m { type ipv4_addr : ipv4_addr; flags timeout
 			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
 		}
@@ -259,6 +266,17 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	}
 	if _, more, err := c.Elements(nfnetlink.Inet, "t", "m", 2); err != nil || !more {
 		t.Errorf("three of at most two elements: more %t, %v", more, err)
+	}
+	sets, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	for _, s := range sets[:3] {
+		has, limited, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.1"))
+		if err != nil || !has || limited != (s.Name == "limited") || s.HasStatements() != (s.Name != "plain") {
+			t.Errorf("%s: has %t, limited %t, statements %t, %v", s.Name, has, limited, s.HasStatements(), err)
+		}
+		if has, _, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.2")); err != nil || has {
+			t.Errorf("%s: has another one %t, %v", s.Name, has, err)
+		}
 	}
 }
 
@@ -295,6 +313,41 @@ func TestConnectionIsSharedAndRedialed(t *testing.T) {
 	}
 	if tables, err := c.Tables(nfnetlink.Inet); err != nil || len(tables) != 8 || *dialed != 2 {
 		t.Errorf("after Close: %d tables, dialed %d times, error %v", len(tables), *dialed, err)
+	}
+}
+
+// Whichever message is not sent, or not received, the next call is over another socket.
+func TestSocketThatFailedIsReplaced(t *testing.T) {
+	ns := nfttest.NewNS(t, "conn")
+	broken := errors.New("broken")
+	for at := range 8 {
+		for _, sending := range []bool{true, false} {
+			dialed, messages := 0, 0
+			fails := func(*netlink.Message) error {
+				if messages++; dialed == 1 && messages == at+1 {
+					return broken
+				}
+				return nil
+			}
+			sent, received := fails, fails
+			if sending {
+				received = nil
+			} else {
+				sent = nil
+			}
+			dial := func() (*netlink.Conn, error) { dialed++; return nfttest.DialNetfilter(ns) }
+			c := nfnetlink.New(nfttest.Through(dial, sent, received))
+			err := c.Commit(createTable("t"), 0)
+			for range at + 1 {
+				if err == nil {
+					_, err = c.Generation()
+				}
+			}
+			if _, again := c.Generation(); !errors.Is(err, broken) || again != nil || dialed != 2 {
+				t.Errorf("message %d, sending %t: %v, then %v; dialed %d times", at, sending, err, again, dialed)
+			}
+			must(t, c.Close())
+		}
 	}
 }
 
