@@ -356,7 +356,10 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	r.reset(tr)
 	k := f.open()
 	defer r.closing.Go(func() { _ = k.Close() })
-	_, err := k.Apply(r.Context(), *tr.to, layout.Everything)
+	done, err := k.Apply(r.Context(), *tr.to, layout.Everything)
+	if gen, genErr := r.conn.Generation(); f.at == 0 && (err != nil || genErr != nil || done.Generation != gen) {
+		r.Errorf("Apply returned generation %d, %v; the kernel has %d, %v", done.Generation, err, gen, genErr)
+	}
 	if f.at > f.calls { // on a busy machine the kernel may have interrupted the first run, but not this one
 		return
 	}

@@ -100,7 +100,12 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		_, applied := k.Apply(ctx, after, layout.Ours)
 		_, diff := k.Diff(ctx, after, layout.Ours)
 		_, _, installed := k.Installed(ctx)
-		for _, err := range []error{applied, diff, installed} {
+		_, decides := k.OlderDecides(ctx)
+		_, kept := k.Kept(ctx)
+		_, translate := k.OthersTranslate(ctx)
+		_, only := k.OnlyNAT(ctx)
+		_, removable := k.Removable(ctx, WithLegacy)
+		for _, err := range []error{applied, diff, installed, decides, kept, translate, only, removable} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("mode %s: %v", m, err)
 			}

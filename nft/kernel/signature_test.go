@@ -80,7 +80,8 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	if removed, err := k.Cleanup(t.Context(), WithLegacy); err != nil || len(removed) != 1 {
+	removed, err := k.Cleanup(t.Context(), WithLegacy)
+	if err != nil || len(removed) != 1 || !strings.HasPrefix(removed[0], "another agent's chain "+agent.chain+" in table ip nat: ") {
 		t.Errorf("removed with those of older agents %q, %v", removed, err)
 	}
 }
