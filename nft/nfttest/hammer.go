@@ -53,41 +53,28 @@ type Tally struct {
 	Refused uint64
 }
 
-// Sent returns how many flows were sent.
-func (t Tally) Sent() (n uint64) {
+func (t Tally) sum(of func(Count) uint64) (n uint64) {
 	for _, c := range t.Counts {
-		n += c.Sent
+		n += of(c)
 	}
 	return n
 }
+
+// Sent returns how many flows were sent.
+func (t Tally) Sent() uint64 { return t.sum(func(c Count) uint64 { return c.Sent }) }
 
 // Seen returns how many of them the far end saw. The others were lost on the way
 // or in a receive buffer.
-func (t Tally) Seen() (n uint64) {
-	for _, c := range t.Counts {
-		n += c.Seen()
-	}
-	return n
-}
+func (t Tally) Seen() uint64 { return t.sum(Count.Seen) }
 
 // Leaked returns how many flows that must be masqueraded were not.
-func (t Tally) Leaked() (n uint64) {
-	for _, c := range t.Counts {
-		if c.Masqueraded {
-			n += c.Wrong()
-		}
-	}
-	return n
-}
+func (t Tally) Leaked() uint64 { return t.wrong(true) }
 
 // Wronged returns how many flows that must keep the pod's address did not.
-func (t Tally) Wronged() (n uint64) {
-	for _, c := range t.Counts {
-		if !c.Masqueraded {
-			n += c.Wrong()
-		}
-	}
-	return n
+func (t Tally) Wronged() uint64 { return t.wrong(false) }
+
+func (t Tally) wrong(masqueraded bool) uint64 {
+	return t.sum(func(c Count) uint64 { return map[bool]uint64{true: c.Wrong()}[c.Masqueraded == masqueraded] })
 }
 
 // Err returns an error if something is wrong: a wrong source, a packet that

@@ -21,7 +21,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
@@ -411,10 +410,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 	}
 }
 
-func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
-	t.Parallel()
-	n := modes.New(t, xtables.Read)
-	n.Apply(t, wanted("A", nil), layout.Ours)
+func TestOursAreTheWantedChains(t *testing.T) {
 	want := wanted("B", func(c *config.Config) { c.EnableIPv6 = false })
 	for _, tt := range []struct {
 		family       nfnetlink.Family
@@ -433,29 +429,6 @@ func TestOursAreTheWantedChainsAndThoseThatWeWrote(t *testing.T) {
 	} {
 		if got := want.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
 			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
-		}
-	}
-	var none []nfnetlink.ChainID
-	for _, mixed := range []bool{false, true} {
-		others := none
-		if mixed {
-			restore(t, n, "*nat\n-A A -j ACCEPT\nCOMMIT\n")
-			others = []nfnetlink.ChainID{{Family: nfnetlink.IPv4, Table: "nat", Name: "A"}}
-		}
-		all, err := older.List(n.Conn)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found, err := older.Find(all, want, rule.String)
-		if err != nil {
-			t.Fatal(err)
-		}
-		chains := none
-		for _, c := range found {
-			chains = append(chains, c.ChainID)
-		}
-		if !slices.Equal(chains, others) {
-			t.Errorf("with a rule of others in it %t: older agents' chains: %v, want %v", mixed, chains, others)
 		}
 	}
 }
@@ -503,33 +476,21 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 		six = append(six, cases.CIDRs(fmt.Sprintf("fd00:%x::/32", i))...)
 		six[i].Pos.Line = i + 1
 	}
+	const fits = " CIDRs, mode iptables-nft takes at most 1000: use mode nftables"
 	for _, tt := range []struct {
-		name string
-		c    config.Config
-		want string
+		exempt, forced []config.CIDR
+		want           string
 	}{
-		{
-			"as many",
-			config.Config{NonMasqueradeCIDRs: slices.Concat(four[:999], six[:1000]), ForceMasqueradeCIDRs: four[:1]},
-			"",
-		},
-		{
-			"one more of IPv6",
-			config.Config{NonMasqueradeCIDRs: slices.Concat(four[:10], six[:2]), ForceMasqueradeCIDRs: six[2:1001]},
-			"1001 IPv6 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
-		},
-		{
-			"one more of IPv4",
-			config.Config{NonMasqueradeCIDRs: four},
-			"1001 IPv4 CIDRs, mode iptables-nft takes at most 1000: use mode nftables",
-		},
+		{slices.Concat(four[:999], six[:1000]), four[:1], ""},
+		{slices.Concat(four[:10], six[:2]), six[2:1001], "1001 IPv6" + fits},
+		{four, nil, "1001 IPv4" + fits},
 	} {
 		got, pos := "", config.Position{}
-		for _, p := range (xtables.Layout{}).Check(tt.c) {
+		for _, p := range (xtables.Layout{}).Check(config.Config{NonMasqueradeCIDRs: tt.exempt, ForceMasqueradeCIDRs: tt.forced}) {
 			got, pos = got+p.Msg, p.Pos
 		}
 		if got != tt.want || strings.Contains(got, "IPv6") && pos.Line != 2 && pos.Line != 1001 {
-			t.Errorf("%s: %q at %+v", tt.name, got, pos)
+			t.Errorf("%q at %+v, want %q", got, pos, tt.want)
 		}
 	}
 }
