@@ -52,49 +52,32 @@ func TestPrefixesConvertToRangesAndBack(t *testing.T) {
 	}
 }
 
+// "!" stands for an end, "*" for the catch-all element.
 func TestBoundsFormRangesInAnyOrder(t *testing.T) {
-	start := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s)} }
-	end := func(s string) iprange.Bound { return iprange.Bound{Addr: netip.MustParseAddr(s), End: true} }
-	for _, tt := range []struct {
-		name   string
-		bounds []iprange.Bound
-		want   string
-	}{
-		{"none", nil, ""},
-		{"one", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
-		{"without end", []iprange.Bound{start("240.0.0.0")}, "240.0.0.0/4"},
-		{"everything", []iprange.Bound{start("0.0.0.0")}, "0.0.0.0/0"},
-		{"last address", []iprange.Bound{start("255.255.255.255")}, "255.255.255.255"},
-		{
-			"neighbours",
-			[]iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("11.0.0.0"), end("12.0.0.0")},
-			"10.0.0.0/8 11.0.0.0/8",
-		},
-		{
-			"up to the last",
-			[]iprange.Bound{start("128.0.0.0"), end("192.0.0.0"), start("192.0.0.0")},
-			"128.0.0.0/2 192.0.0.0/2",
-		},
-		{"not a prefix", []iprange.Bound{start("10.0.0.1"), end("10.0.0.4")}, "10.0.0.1-10.0.0.3"},
-		{"duplicates", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), start("10.0.0.0"), end("11.0.0.0")}, "10.0.0.0/8"},
-		{
-			"end lost",
-			[]iprange.Bound{start("10.0.0.0"), start("13.0.0.0"), end("14.0.0.0")},
-			"10.0.0.0-12.255.255.255 13.0.0.0/8",
-		},
-		{"start lost", []iprange.Bound{end("11.0.0.0"), start("12.0.0.0"), end("13.0.0.0")}, "12.0.0.0/8"},
-		{"catch-all element", []iprange.Bound{start("10.0.0.0"), end("11.0.0.0"), {}}, "* 10.0.0.0/8"},
-		{"IPv6", []iprange.Bound{start("fe80::"), end("fec0::"), start("::1"), end("::2")}, "::1 fe80::/10"},
-		{"IPv6 without end", []iprange.Bound{start("8000::")}, "8000::/1"},
+	for _, tt := range []struct{ name, bounds, want string }{
+		{"none", "", ""},
+		{"one", "10.0.0.0 !11.0.0.0", "10.0.0.0/8"},
+		{"without end", "240.0.0.0", "240.0.0.0/4"},
+		{"everything", "0.0.0.0", "0.0.0.0/0"},
+		{"last address", "255.255.255.255", "255.255.255.255"},
+		{"neighbours", "10.0.0.0 !11.0.0.0 11.0.0.0 !12.0.0.0", "10.0.0.0/8 11.0.0.0/8"},
+		{"up to the last", "128.0.0.0 !192.0.0.0 192.0.0.0", "128.0.0.0/2 192.0.0.0/2"},
+		{"not a prefix", "10.0.0.1 !10.0.0.4", "10.0.0.1-10.0.0.3"},
+		{"duplicates", "10.0.0.0 !11.0.0.0 10.0.0.0 !11.0.0.0", "10.0.0.0/8"},
+		{"end lost", "10.0.0.0 13.0.0.0 !14.0.0.0", "10.0.0.0-12.255.255.255 13.0.0.0/8"},
+		{"start lost", "!11.0.0.0 12.0.0.0 !13.0.0.0", "12.0.0.0/8"},
+		{"catch-all element", "10.0.0.0 !11.0.0.0 *", "* 10.0.0.0/8"},
+		{"IPv6", "fe80:: !fec0:: ::1 !::2", "::1 fe80::/10"},
+		{"IPv6 without end", "8000::", "8000::/1"},
 	} {
 		for seed := range uint64(5) {
-			bounds := append([]iprange.Bound(nil), tt.bounds...)
-			rand.New(rand.NewPCG(seed, 0)).Shuffle(len(bounds), func(i, j int) { bounds[i], bounds[j] = bounds[j], bounds[i] })
-			var words []string
-			for _, r := range iprange.Pair(bounds) {
-				words = append(words, r.String())
+			var bounds []iprange.Bound
+			for word := range strings.FieldsSeq(tt.bounds) {
+				addr, _ := netip.ParseAddr(strings.TrimPrefix(word, "!"))
+				bounds = append(bounds, iprange.Bound{Addr: addr, End: word[0] == '!'})
 			}
-			if got := strings.Join(words, " "); got != tt.want {
+			rand.New(rand.NewPCG(seed, 0)).Shuffle(len(bounds), func(i, j int) { bounds[i], bounds[j] = bounds[j], bounds[i] })
+			if got := strings.Trim(fmt.Sprint(iprange.Pair(bounds)), "[]"); got != tt.want {
 				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 			}
 		}

@@ -68,48 +68,33 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 // refers. An empty one has no effect.
 func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
-	with := cases.Load(t, "sources-only").Compile(nft.ModeIPTables)
+	with, none := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
-	further, verdicts := cases.DefaultChain+"-SRC",
-		"add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
+	takesOver, otherMode := applies(nf, layout.TakeOver), applies(nf, layout.Everything)
+	const (
+		ours, theirs = cases.DefaultChain, "IP-MASQ"
+		jumpsTo      = "add rule ip nat FOREIGN goto %s"
+		mapped       = "add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
+		byAMap       = "because of another program's map"
+	)
 	for _, tt := range []struct {
 		name   string
 		keeps  string // a chain
 		by     string
-		before nft.Ruleset // without a chain: an older agent's rules
+		before nft.Ruleset
 		do     func(context.Context, *Kernel) ([]string, error)
 		says   string
 	}{
 		{
-			"cleanup", further, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours),
+			"cleanup", ours + "-SRC", "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours),
 			"chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC",
 		},
-		{
-			"cleanup of the chain itself", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, cleansUp(Ours),
-			"chain FOREIGN: goto IP-MASQ-AGENT",
-		},
-		{"cleanup with a map", cases.DefaultChain, verdicts, with, cleansUp(Ours), "because of another program's map"},
-		{
-			"take-over", "IP-MASQ", "add rule ip nat FOREIGN goto %s",
-			nft.Ruleset{},
-			applies(nf, layout.TakeOver),
-			"chain FOREIGN: goto IP-MASQ",
-		},
-		{
-			"take-over with a map", "IP-MASQ", verdicts,
-			nft.Ruleset{},
-			applies(nf, layout.TakeOver),
-			"because of another program's map",
-		},
-		{
-			"other mode", cases.DefaultChain, "add rule ip nat FOREIGN goto %s", with, applies(nf, layout.Everything),
-			"chain FOREIGN: goto IP-MASQ-AGENT",
-		},
-		{
-			"cleanup of an older agent", "IP-MASQ", "add rule ip nat FOREIGN counter jump %s",
-			nft.Ruleset{},
-			cleansUp(WithLegacy), "chain FOREIGN: counter jump IP-MASQ",
-		},
+		{"cleanup of the chain itself", ours, jumpsTo, with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup with a map", ours, mapped, with, cleansUp(Ours), byAMap},
+		{"take-over", theirs, jumpsTo, none, takesOver, "chain FOREIGN: goto IP-MASQ"},
+		{"take-over with a map", theirs, mapped, none, takesOver, byAMap},
+		{"other mode", ours, jumpsTo, with, otherMode, "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup of an older agent", theirs, jumpsTo, none, cleansUp(WithLegacy), "chain FOREIGN: goto IP-MASQ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -247,6 +247,7 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	nfttest.Run(t, ns, `table inet t {
 		set plain { type ipv4_addr; elements = { 10.0.0.1 }; }
 		set counted { type ipv4_addr; counter; elements = { 10.0.0.1 }; }
+		set timed { type ipv4_addr; timeout 1h; elements = { 10.0.0.1 }; }
 		set limited { type ipv4_addr; limit rate 1/hour; elements = { 10.0.0.1 limit rate 1/hour }; }
 		map m { type ipv4_addr : ipv4_addr; flags timeout
 			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
@@ -269,9 +270,9 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
-	for _, s := range sets[:3] {
+	for _, s := range sets[:4] {
 		has, limited, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.1"))
-		if err != nil || !has || limited != (s.Name == "limited") || s.HasStatements() != (s.Name != "plain") {
+		if err != nil || !has || limited != (s.Name == "limited") || s.HasStatements() != (s.Name == "counted" || s.Name == "limited") {
 			t.Errorf("%s: has %t, limited %t, statements %t, %v", s.Name, has, limited, s.HasStatements(), err)
 		}
 		if has, _, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.2")); err != nil || has {

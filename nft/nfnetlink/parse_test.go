@@ -95,6 +95,7 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 			attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1), attr(unix.NFTA_CMP_OP, 0, 0, 0, op), attr(unix.NFTA_CMP_DATA, value(b...)...),
 		}, nil)}
 	}
+	lookup := func(set string) Expr { return Expr{"lookup", attr(unix.NFTA_LOOKUP_SET, []byte(set)...)} }
 	eq := compare(0, 10)
 	for _, tt := range []struct {
 		name string
@@ -113,24 +114,9 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 				attr(unix.NFTA_CMP_SREG, 0, 0, 0, 1)...)},
 			true,
 		},
-		{
-			"a string with and without zero",
-			Expr{Name: "lookup", Attrs: attr(unix.NFTA_LOOKUP_SET, []byte("set-a")...)},
-			Expr{Name: "lookup", Attrs: attr(unix.NFTA_LOOKUP_SET, []byte("set-a\x00")...)},
-			true,
-		},
-		{
-			"another string",
-			Expr{Name: "lookup", Attrs: attr(unix.NFTA_LOOKUP_SET, []byte("set-a")...)},
-			Expr{Name: "lookup", Attrs: attr(unix.NFTA_LOOKUP_SET, []byte("set-b")...)},
-			false,
-		},
-		{
-			"counters",
-			Expr{Name: "counter", Attrs: attr(unix.NFTA_COUNTER_PACKETS, 0, 0, 0, 0, 0, 0, 0, 7)},
-			Expr{Name: "counter"},
-			true,
-		},
+		{"a string with and without zero", lookup("set-a"), lookup("set-a\x00"), true},
+		{"another string", lookup("set-a"), lookup("set-b"), false},
+		{"counters", Expr{"counter", attr(unix.NFTA_COUNTER_PACKETS, 0, 0, 0, 0, 0, 0, 0, 7)}, Expr{Name: "counter"}, true},
 		{"malformed ones", Expr{Name: "x", Attrs: []byte{1, 0, 0, 0}}, Expr{Name: "x", Attrs: []byte{2, 0, 0, 0}}, false},
 		{"only unknown attributes", Expr{Name: "x", Attrs: attr(77, 1)}, Expr{Name: "x"}, false},
 	} {

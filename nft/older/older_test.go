@@ -156,15 +156,6 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		}
 		remove(t, c, generation, found)
 	}
-	l := older.Chain{
-		ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv6, Table: "nat", Name: "A"},
-		Rules:   1, Jumps: make([]nfnetlink.Rule, 1),
-	}
-	for _, base := range []*nfnetlink.Chain{nil, {}} {
-		if l.Base = base; l.Decides() != (base != nil) || l.String() != "chain A in table ip6 nat: 1 rule" {
-			t.Error(l)
-		}
-	}
 }
 
 // testdata/older.txt has a paragraph for each: its name, rules for iptables-restore, what is found of older agents

@@ -261,46 +261,33 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const (
-		without = "address del 192.0.2.1/24 dev eth0\n"
-		other   = "address add 198.51.100.7/24 dev eth0\n"
-		onLink  = "route add default via 192.0.2.100 dev eth0 onlink\n"
-		named   = "-6 route replace default via 2001:db8::100 src "
-		old     = "address change 2001:db8::1/64 dev eth0 preferred_lft 0\n"
+		v4, v6    = "192.0.2.1", "2001:db8::1"
+		elsewhere = "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n"
+		add       = "address add "
+		without   = "address del 192.0.2.1/24 dev eth0\n"
+		other     = "address add 198.51.100.7/24 dev eth0\n"
+		onLink    = "route add default via 192.0.2.100 dev eth0 onlink\n"
+		named     = "route replace default via 192.0.2.100 src "
+		named6    = "-6 route replace default via 2001:db8::100 src "
+		old       = "address change 2001:db8::1/64 dev eth0 preferred_lft 0\n"
+		without6  = "address del 2001:db8::1/64 dev eth0\n"
 	)
 	for _, tt := range []struct {
 		name, commands string
 		v4, v6         string // expected, "": not known
 	}{
-		{"one address", "", "192.0.2.1", "2001:db8::1"},
-		{
-			"others of the same network", "address add 192.0.2.7/24 dev eth0\naddress add 2001:db8::7/64 dev eth0 nodad",
-			"192.0.2.1", "the same",
-		},
-		{
-			"another network first", without + other + "address add 192.0.2.1/24 dev eth0\n" + onLink,
-			"192.0.2.1", "2001:db8::1",
-		},
-		{"no network of the gateway", without + other + onLink, "198.51.100.7", "2001:db8::1"},
-		{"destination on the link", "address add 203.0.113.1/24 dev eth0", "203.0.113.1", "2001:db8::1"},
-		{
-			"the route names another one",
-			"address add 192.0.2.7/32 dev lo\nroute replace default via 192.0.2.100 src 192.0.2.7", "192.0.2.1", "2001:db8::1",
-		},
-		{
-			"the route of IPv6 names another one", "address add 2001:db8::7/128 dev lo nodad\n" + named + "2001:db8::7",
-			"192.0.2.1", "2001:db8::1",
-		},
-		{
-			"the route of IPv6 names one of several", "address add 2001:db8::7/64 dev eth0 nodad\n" + named + "2001:db8::1",
-			"192.0.2.1", "",
-		},
-		{"a deprecated one", old + "address add 2001:db8:3::7/64 dev eth0 nodad", "192.0.2.1", "2001:db8:3::7"},
-		{"a deprecated one, another elsewhere", old + "address add 2001:db8:3::7/128 dev lo nodad", "192.0.2.1", "the same"},
-		{
-			"only elsewhere", "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n" +
-				"address del 2001:db8::1/64 dev eth0\n" + without + onLink, "198.51.100.7", "the same",
-		},
-		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", "192.0.2.1", "2001:db8::1"},
+		{"one address", "", v4, v6},
+		{"others of its network", add + "192.0.2.7/24 dev eth0\n" + add + "2001:db8::7/64 dev eth0 nodad", v4, "the same"},
+		{"another network first", without + other + add + "192.0.2.1/24 dev eth0\n" + onLink, v4, v6},
+		{"no network of the gateway", without + other + onLink, "198.51.100.7", v6},
+		{"destination on the link", add + "203.0.113.1/24 dev eth0", "203.0.113.1", v6},
+		{"the route names another one", add + "192.0.2.7/32 dev lo\n" + named + "192.0.2.7", v4, v6},
+		{"the route of IPv6 does", add + "2001:db8::7/128 dev lo nodad\n" + named6 + "2001:db8::7", v4, v6},
+		{"it names one of several", add + "2001:db8::7/64 dev eth0 nodad\n" + named6 + "2001:db8::1", v4, ""},
+		{"a deprecated one", old + add + "2001:db8:3::7/64 dev eth0 nodad", v4, "2001:db8:3::7"},
+		{"a deprecated one, another elsewhere", old + add + "2001:db8:3::7/128 dev lo nodad", v4, "the same"},
+		{"only elsewhere", elsewhere + without6 + without + onLink, "198.51.100.7", "the same"},
+		{"gateway of another family", "route replace default via inet6 2001:db8::100 dev eth0", v4, v6},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
