@@ -292,7 +292,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 					found := modes.Texts(s, rule.String)
 					ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
 					if exactly {
-						ok = finds == "nothing" && len(found) == 0 || matches(found, strings.Split(finds, "\n= "))
+						ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n= "))
 					}
 					if !ok {
 						t.Errorf("want %q, found is:%s", finds, nfttest.Few(found))
@@ -312,26 +312,6 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 			}
 		})
 	}
-}
-
-// matches compares texts. "…" in the wanted ones stands for any others, and at the end of
-// one for any rest.
-func matches(found, want []string) bool {
-	for i, w := range want {
-		if w == "…" {
-			for at := range len(found) + 1 {
-				if matches(found[at:], want[i+1:]) {
-					return true
-				}
-			}
-			return false
-		}
-		head, prefix := strings.CutSuffix(w, "…")
-		if i >= len(found) || !(found[i] == w || prefix && strings.HasPrefix(found[i], head)) {
-			return false
-		}
-	}
-	return len(found) == len(want)
 }
 
 // revert replaces the table if it has something odd, or if the kernel rejects to write it.

@@ -73,27 +73,3 @@ func TestHammerSeesEveryWrongSourceAndNoOther(t *testing.T) {
 		})
 	}
 }
-
-func TestHammerSeesRulesVanishBriefly(t *testing.T) {
-	nfttest.Require(t, "nft")
-	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
-	h := nfttest.StartHammer(t, top, targets()...)
-	for _, ruleset := range []string{"flush ruleset", masqueradeBut} {
-		if err := h.Wait(t.Context(), 100); err != nil {
-			t.Fatal(err)
-		}
-		if got, want := h.SoFar().Leaked() > 0, ruleset == masqueradeBut; got != want {
-			t.Errorf("before %q is loaded: leaked %v, want %v", ruleset, got, want)
-		}
-		nfttest.NFT(t, top.Node, ruleset, "-f", "-")
-	}
-	for _, c := range stopped(t, h).Counts {
-		if c.Masqueraded && (c.Pod < 50 || c.Node < 50) {
-			t.Errorf("%s to %s: seen %d from the pod, %d from the node", c.Proto, c.Dst, c.Pod, c.Node)
-		}
-		if !c.Masqueraded && c.Wrong() > 0 {
-			t.Errorf("%s to %s: %d wrong", c.Proto, c.Dst, c.Wrong())
-		}
-	}
-}

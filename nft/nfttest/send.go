@@ -255,23 +255,19 @@ func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
 // sendSCTP sends the INIT chunk of RFC 9260, section 3.3.2, with the cookie as
 // initiate tag and initial TSN.
 func sendSCTP(f Flow, cookie []byte) (netip.AddrPort, error) {
-	fd, sent, err := raw(f, unix.IPPROTO_SCTP)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	defer unix.Close(fd)
-
-	b := binary.BigEndian.AppendUint16(nil, sent.Port())
-	b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
-	b = append(b, 0, 0, 0, 0) // verification tag: 0 in INIT
-	b = append(b, 0, 0, 0, 0) // checksum
-	b = append(b, 1, 0, 0, 20)
-	b = append(b, cookie...)
-	b = append(b, 0, 0, 255, 255, 0, 1, 0, 1)
-	b = append(b, cookie...)
-	// The one little-endian field in IP, section 6.8 and appendix A.
-	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
-	return sent, unix.Send(fd, b, 0)
+	return raw(f, unix.IPPROTO_SCTP, func(sent netip.AddrPort) []byte {
+		b := binary.BigEndian.AppendUint16(nil, sent.Port())
+		b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
+		b = append(b, 0, 0, 0, 0) // verification tag: 0 in INIT
+		b = append(b, 0, 0, 0, 0) // checksum
+		b = append(b, 1, 0, 0, 20)
+		b = append(b, cookie...)
+		b = append(b, 0, 0, 255, 255, 0, 1, 0, 1)
+		b = append(b, cookie...)
+		// The one little-endian field in IP, section 6.8 and appendix A.
+		binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
+		return b
+	})
 }
 
 func icmpOf(f Flow) int {
@@ -284,20 +280,16 @@ func icmpOf(f Flow) int {
 // sendICMP sends an echo request with the cookie as its data: RFC 792 and RFC 4443,
 // section 4.1. The kernel adds the checksum of ICMPv6.
 func sendICMP(f Flow, cookie []byte) (netip.AddrPort, error) {
-	fd, sent, err := raw(f, icmpOf(f))
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	defer unix.Close(fd)
-
-	kind := byte(128)
-	if f.Dst.Addr().Is4() {
-		kind = 8
-	}
-	b := binary.BigEndian.AppendUint16([]byte{kind, 0, 0, 0}, sent.Port()) // the identifier
-	b = append(append(b, 0, 1), cookie...)
-	binary.BigEndian.PutUint16(b[2:], Checksum(b))
-	return sent, unix.Send(fd, b, 0)
+	return raw(f, icmpOf(f), func(sent netip.AddrPort) []byte {
+		kind := byte(128)
+		if f.Dst.Addr().Is4() {
+			kind = 8
+		}
+		b := binary.BigEndian.AppendUint16([]byte{kind, 0, 0, 0}, sent.Port()) // the identifier
+		b = append(append(b, 0, 1), cookie...)
+		binary.BigEndian.PutUint16(b[2:], Checksum(b))
+		return b
+	})
 }
 
 // Emit sends the TCP segment of a flow and waits for nothing.
@@ -310,21 +302,17 @@ func (f Flow) Emit() error {
 
 // sendSegment sends a TCP segment with the cookie as its data.
 func sendSegment(f Flow, cookie []byte) (netip.AddrPort, error) {
-	fd, sent, err := raw(f, unix.IPPROTO_TCP)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	defer unix.Close(fd)
-
-	b := binary.BigEndian.AppendUint16(nil, sent.Port())
-	b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
-	b = append(append(b, cookie...), cookie...) // sequence and acknowledgment numbers
-	b = append(b, 5<<4, f.Flags, 255, 255, 0, 0, 0, 0)
-	b = append(b, cookie...)
-	// The pseudo-headers of IPv4 and IPv6 have the same sum.
-	pseudo := slices.Concat(sent.Addr().AsSlice(), f.Dst.Addr().AsSlice(), []byte{0, unix.IPPROTO_TCP, 0, byte(len(b))})
-	binary.BigEndian.PutUint16(b[16:], Checksum(append(pseudo, b...)))
-	return sent, unix.Send(fd, b, 0)
+	return raw(f, unix.IPPROTO_TCP, func(sent netip.AddrPort) []byte {
+		b := binary.BigEndian.AppendUint16(nil, sent.Port())
+		b = binary.BigEndian.AppendUint16(b, f.Dst.Port())
+		b = append(append(b, cookie...), cookie...) // sequence and acknowledgment numbers
+		b = append(b, 5<<4, f.Flags, 255, 255, 0, 0, 0, 0)
+		b = append(b, cookie...)
+		// The pseudo-headers of IPv4 and IPv6 have the same sum.
+		pseudo := slices.Concat(sent.Addr().AsSlice(), f.Dst.Addr().AsSlice(), []byte{0, unix.IPPROTO_TCP, 0, byte(len(b))})
+		binary.BigEndian.PutUint16(b[16:], Checksum(append(pseudo, b...)))
+		return b
+	})
 }
 
 // Checksum is that of RFC 1071 of an even number of bytes.
@@ -339,14 +327,18 @@ func Checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// raw returns a raw socket that is connected to the destination of a flow, and the
-// source, with a port at random if the flow has none.
-func raw(f Flow, protocol int) (fd int, sent netip.AddrPort, err error) {
+// raw sends a packet over a raw socket, and returns its source, with a port at random if the flow has none.
+func raw(f Flow, protocol int, packet func(sent netip.AddrPort) []byte) (netip.AddrPort, error) {
 	port := cmp.Or(f.Src.Port(), uint16(32768+rand.IntN(28232)))
 	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
 	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
-	fd, sent, err = connected(f, unix.SOCK_RAW, protocol)
-	return fd, netip.AddrPortFrom(sent.Addr(), port), err
+	fd, sent, err := connected(f, unix.SOCK_RAW, protocol)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer unix.Close(fd)
+	sent = netip.AddrPortFrom(sent.Addr(), port)
+	return sent, unix.Send(fd, packet(sent), 0)
 }
 
 // connected returns a socket that is bound as the flow requires and connected to

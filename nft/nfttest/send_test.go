@@ -1,10 +1,8 @@
 package nfttest_test
 
 import (
-	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
 )
@@ -76,24 +74,5 @@ func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 				t.Errorf("%s from %s to %s: sent from %s, seen from %s, want %s", proto, src, dst, got.Sent, got.Seen, tt.want)
 			}
 		}
-	}
-}
-
-func TestDroppedPacketsAreNotSeen(t *testing.T) {
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		t.Run(string(proto), func(t *testing.T) {
-			t.Parallel()
-			nfttest.Require(t, "nft")
-			top := nfttest.NewTopology(t)
-			nfttest.NFT(t, top.Node, "table inet test { chain forward { type filter hook forward priority filter; drop; }; }",
-				"-f", "-")
-			_, err := top.Send(nfttest.Flow{
-				Proto: proto, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000"),
-				Timeout: time.Second / 2,
-			})
-			if !errors.Is(err, nfttest.ErrNotSeen) {
-				t.Errorf("error is %v", err)
-			}
-		})
 	}
 }

@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
@@ -27,10 +27,8 @@ func TestMain(m *testing.M) {
 // dialNS connects to a new namespace.
 func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
 	t.Helper()
-	ns := nfttest.NewNS(t, "node")
-	c := nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) })
-	t.Cleanup(func() { c.Close() })
-	return ns, c
+	n := modes.New(t, nil)
+	return n.NS, n.Conn
 }
 
 const testdata = "../../testdata/foreign"

@@ -18,6 +18,7 @@ import (
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -126,11 +127,11 @@ func TestFactsOfRules(t *testing.T) {
 				return line == "" || line[0] == '\t'
 			})
 			where := strings.Fields(first) // family, table, chain, program
-			ns, c := dialNS(t)
-			nfttest.Run(t, ns, strings.Replace(script, "RULES\n", strings.Join(rules, ""), 1)+"\n", where[3], where[4:]...)
+			n := modes.New(t, nil)
+			nfttest.Run(t, n.NS, strings.Replace(script, "RULES\n", strings.Join(rules, ""), 1)+"\n", where[3], where[4:]...)
 			family := map[string]nfnetlink.Family{"ip": nfnetlink.IPv4, "ip6": nfnetlink.IPv6, "inet": nfnetlink.Inet}[where[0]]
 			got := head + "\n\n"
-			err = c.EachRule(family, where[1], where[2], func(r nfnetlink.Rule) error {
+			err = n.Conn.EachRule(family, where[1], where[2], func(r nfnetlink.Rule) error {
 				if len(rules) == 0 {
 					return errors.New("more rules than lines")
 				}

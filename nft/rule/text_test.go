@@ -2,11 +2,7 @@ package rule_test
 
 import (
 	"os"
-	"runtime"
 	"testing"
-
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
@@ -15,18 +11,6 @@ import (
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
-
-// dialNS connects to a new namespace.
-func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
-	t.Helper()
-	ns := nfttest.NewNS(t, "text")
-	c := nfnetlink.New(func() (*netlink.Conn, error) {
-		defer runtime.KeepAlive(ns)
-		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns.Fd()})
-	})
-	t.Cleanup(func() { c.Close() })
-	return ns, c
-}
 
 func FuzzRuleText(f *testing.F) {
 	names := []string{

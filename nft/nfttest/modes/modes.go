@@ -5,6 +5,7 @@ package modes
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -111,4 +112,24 @@ func (n *Node) Write(t testing.TB, s layout.State) {
 	if err := errors.Join(commit(now), commit(after)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Match compares texts. "…" in the wanted ones stands for any others, and at the end of
+// one for any rest.
+func Match(found, want []string) bool {
+	for i, w := range want {
+		if w == "…" {
+			for at := range len(found) + 1 {
+				if Match(found[at:], want[i+1:]) {
+					return true
+				}
+			}
+			return false
+		}
+		head, prefix := strings.CutSuffix(w, "…")
+		if i >= len(found) || !(found[i] == w || prefix && strings.HasPrefix(found[i], head)) {
+			return false
+		}
+	}
+	return len(found) == len(want)
 }
