@@ -145,7 +145,8 @@ func TestNonRegularFilesAreErrorsAndDoNotBlock(t *testing.T) {
 			t.Errorf("%s: %v, %v, want an error ending in %q", tt.path, sources, err, tt.want)
 		}
 		var system *fs.PathError
-		if wrapped := errors.As(err, &system); tt.want == syscall.ELOOP.Error() && !(wrapped && errors.Is(err, syscall.ELOOP)) {
+		wrapped := errors.As(err, &system) && errors.Is(err, syscall.ELOOP)
+		if tt.want == syscall.ELOOP.Error() && !wrapped {
 			t.Errorf("%s: %v does not wrap the error of the system", tt.path, err)
 		}
 	}

@@ -148,7 +148,8 @@ func TestEntriesMatchThePackets(t *testing.T) {
 			if translated != want || (e.Status&SrcNAT != 0) != want || e.Zone != 0 {
 				t.Errorf("%s to %s: translated %t, status %b, want %t", proto, dst, translated, e.Status, want)
 			}
-			if (e.State == "") != (proto == nfttest.UDP || proto == nfttest.ICMP) || proto == nfttest.SCTP && e.State != "CLOSED" || e.ID == 0 {
+			stateless := proto == nfttest.UDP || proto == nfttest.ICMP
+			if (e.State == "") != stateless || proto == nfttest.SCTP && e.State != "CLOSED" || e.ID == 0 {
 				t.Errorf("%s to %s: state %q, id %d", proto, dst, e.State, e.ID)
 			}
 			if proto != nfttest.TCP && !remove(t, table, e) { // that connection is closed

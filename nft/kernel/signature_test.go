@@ -81,7 +81,8 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 	removed, err := k.Cleanup(t.Context(), WithLegacy)
-	if err != nil || len(removed) != 1 || !strings.HasPrefix(removed[0], "another agent's chain "+agent.chain+" in table ip nat: ") {
+	name := "another agent's chain " + agent.chain + " in table ip nat: "
+	if err != nil || len(removed) != 1 || !strings.HasPrefix(removed[0], name) {
 		t.Errorf("removed with those of older agents %q, %v", removed, err)
 	}
 }

@@ -475,7 +475,8 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 		{four, nil, "1001 IPv4" + fits},
 	} {
 		got, pos := "", config.Position{}
-		for _, p := range (xtables.Layout{}).Check(config.Config{NonMasqueradeCIDRs: tt.exempt, ForceMasqueradeCIDRs: tt.forced}) {
+		c := config.Config{NonMasqueradeCIDRs: tt.exempt, ForceMasqueradeCIDRs: tt.forced}
+		for _, p := range (xtables.Layout{}).Check(c) {
 			got, pos = got+p.Msg, p.Pos
 		}
 		if got != tt.want || strings.Contains(got, "IPv6") && pos.Line != 2 && pos.Line != 1001 {
