@@ -102,10 +102,9 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
 		_, kept := k.Kept(ctx)
-		_, translate := k.OthersTranslate(ctx)
 		_, only := k.OnlyNAT(ctx)
 		_, removable := k.Removable(ctx, WithLegacy)
-		for _, err := range []error{applied, diff, installed, decides, kept, translate, only, removable} {
+		for _, err := range []error{applied, diff, installed, decides, kept, only, removable} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("mode %s: %v", m, err)
 			}
