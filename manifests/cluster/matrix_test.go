@@ -346,9 +346,10 @@ func (w *world) matrix(name string, hosts map[string]*nfttest.NS, f family, prot
 	w.t.Run(name, func(t *testing.T) {
 		for _, row := range rows {
 			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
-			w.connect(t, row.name, hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port), want)
+			at := netip.AddrPortFrom(to, row.port)
+			w.connect(t, row.name, hosts[row.from], from, proto, at, want)
 			if row.explained && proto == "tcp" {
-				w.explains(t, row.name, from, to, want)
+				w.explains(t, row.name, from, at, want)
 			}
 		}
 	})
@@ -367,7 +368,7 @@ func (w *world) connect(
 
 // explains asks explain on node1 about a connection. It may say on which rule of routing the address depends, if
 // there is one.
-func (w *world) explains(t *testing.T, at string, from, to, want netip.Addr) {
+func (w *world) explains(t *testing.T, at string, from netip.Addr, to netip.AddrPort, want netip.Addr) {
 	t.Helper()
 	out, err := w.ask("explain", to.String(), "--from", from.String(), "-o", "json")
 	var answer struct {

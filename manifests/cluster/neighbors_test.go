@@ -93,12 +93,12 @@ func (l *lab) matrix(t *testing.T, name string, masq masquerades, p policy) {
 	for _, f := range l.families {
 		for _, row := range labRows(masq, enforced) {
 			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
-			at := name + ": " + row.name
+			at, port := name+": "+row.name, netip.AddrPortFrom(to, row.port)
 			for _, proto := range []string{"tcp", "udp"} {
-				l.connect(t, at, hosts[row.from], from, proto, netip.AddrPortFrom(to, row.port), want)
+				l.connect(t, at, hosts[row.from], from, proto, port, want)
 			}
 			if row.explained {
-				l.explains(t, at, from, to, want)
+				l.explains(t, at, from, port, want)
 			}
 		}
 	}

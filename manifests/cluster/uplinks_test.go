@@ -101,10 +101,11 @@ func (l *lab) uplinkMatrix(t *testing.T, name string, second []netip.Addr, p pol
 				ns = l.inside[0]
 			}
 			at := fmt.Sprintf("%s: %s: %s", name, row.name, f.name)
+			to := netip.AddrPortFrom(row.to, 8080)
 			for _, proto := range []string{"tcp", "udp"} {
-				l.connect(t, at, ns, row.from, proto, netip.AddrPortFrom(row.to, 8080), row.want)
+				l.connect(t, at, ns, row.from, proto, to, row.want)
 			}
-			l.explains(t, at, row.from, row.to, row.want)
+			l.explains(t, at, row.from, to, row.want)
 		}
 	}
 }

@@ -403,8 +403,8 @@ func (x *Explanation) cannotKnow(n neighbors.Path, by []trace.Finding, itself bo
 }
 
 // translatedFirst adds notes about rules that translate the destination address
-// first. If one does so for any connection, or for exactly this address, that is
-// the answer, and it returns true.
+// first. If one does so for any connection, or for exactly this address, which is none of this node,
+// that is the answer, and it returns true.
 func (x *Explanation) translatedFirst(n neighbors.Path) bool {
 	for _, f := range slices.Concat(n.Destination.Findings, n.Source.Findings) {
 		if !f.OfDestination {
@@ -413,7 +413,7 @@ func (x *Explanation) translatedFirst(n neighbors.Path) bool {
 		r := newWay(f, n)
 		r.Sees = ""
 		written := f.Code == trace.Rewrites
-		if f.Direct || written && f.Sure || n.Destination.Keeps == trace.No && !written {
+		if f.Direct && !n.Packet.Delivered() || written && f.Sure || n.Destination.Keeps == trace.No && !written {
 			x.Why = Why{Code: "translated-first", Rules: []Rule{r}, Unknown: n.Destination.Unknown}
 			x.Headline = fmt.Sprintf("%s is translated to another address before this agent's rules: explain %sthe endpoint. "+
 				"The rule is %s.", x.to, either(x.Port == 0, "it with its port, or ", ""), r)

@@ -84,7 +84,7 @@ func first(b *strings.Builder, text string) {
 		b.WriteString(text + "\n")
 		return
 	}
-	head := string([]rune(text)[:widest])
+	head := strings.ReplaceAll(string([]rune(text)[:widest]), " . ", " + ") // nft's fields, no end of a sentence
 	for _, marks := range [][]string{{". ", "; ", ": "}, {", ", " ("}, {" "}} {
 		at := 0
 		for _, mark := range marks {
