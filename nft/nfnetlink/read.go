@@ -22,7 +22,7 @@ func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse
 	return out, nil
 }
 
-// ErrEnough, returned for an object of a list, ends the list without an error.
+// ErrEnough ends a list without an error, if it is returned for one of its objects.
 var ErrEnough = errors.New("enough was read")
 
 // each requests an object or, by the flag, all objects of a kind, and calls fn for each.
