@@ -3,7 +3,6 @@ package nft
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -29,7 +28,8 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 
 // Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
-	return r.digest == o.digest && r.Layout == o.Layout && reflect.DeepEqual(r.Tables, o.Tables)
+	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
+		(r.Mode() != ModeIPTables || r.String() == o.String()) // the order of the rules is that of the file
 }
 
 // Mode returns the name of the layout, "" if no rules are wanted.

@@ -125,7 +125,19 @@ func (s SNAT) on(addresses []netip.Addr) SNAT {
 
 // On returns the ruleset on a node that has these addresses and no others.
 func (r Ruleset) On(addresses []netip.Addr) Ruleset {
-	return CompilePolicy(r.Policy.On(addresses), r.Layout)
+	p := r.Policy.On(addresses)
+	if p.samePresent(r.Policy) {
+		return r
+	}
+	return CompilePolicy(p, r.Layout)
+}
+
+// samePresent reports whether the node has the same of snatAddresses and snatRules.
+func (p Policy) samePresent(o Policy) bool {
+	return slices.EqualFunc(p.Families, o.Families, func(a, b FamilyPolicy) bool {
+		return slices.Equal(a.SNAT.Present, b.SNAT.Present) &&
+			slices.EqualFunc(a.SNATRules, b.SNATRules, func(a, b SNATRule) bool { return slices.Equal(a.Present, b.Present) })
+	})
 }
 
 // HasSNAT reports whether the policy has snatAddresses or snatRules.
