@@ -61,9 +61,11 @@ func (n *Node) OthersTranslate(ctx context.Context) (others bool, err error) {
 				continue
 			}
 			err = c.EachRule(base.Family, base.Table, base.Name, func(r nfnetlink.Rule) error {
-				_, jumps := xtables.JumpOf(r)
-				others = others || !jumps
-				return nil
+				if _, jumps := xtables.JumpOf(r); jumps {
+					return nil
+				}
+				others = true
+				return nfnetlink.ErrEnough
 			})
 		}
 		return err

@@ -114,15 +114,10 @@ var addresses = []struct {
 func (d *decoder) payload(e nfnetlink.Expr) (f field, within string) {
 	base, offset, n := e.Uint32(unix.NFTA_PAYLOAD_BASE), e.Uint32(unix.NFTA_PAYLOAD_OFFSET),
 		e.Uint32(unix.NFTA_PAYLOAD_LEN)
-	header := map[uint32]string{
-		unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh",
-		unix.NFT_PAYLOAD_TRANSPORT_HEADER: "th",
-	}[base]
-	f.name = fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)
-	switch network := header == "nh"; {
+	switch network := base == unix.NFT_PAYLOAD_NETWORK_HEADER; {
 	case network && d.family != nfnetlink.IPv6 && offset == 9 && n == 1:
 		f = field{"ip protocol", formatProtocol}
-	case header == "th" && (offset == 0 || offset == 2) && n == 2:
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && (offset == 0 || offset == 2) && n == 2:
 		f = field{[...]string{"th sport", "th dport"}[offset/2], formatBig}
 	case network:
 		for _, a := range addresses {
@@ -133,6 +128,13 @@ func (d *decoder) payload(e nfnetlink.Expr) (f field, within string) {
 				f = a.field
 			}
 		}
+	}
+	if f.name == "" {
+		header := map[uint32]string{
+			unix.NFT_PAYLOAD_LL_HEADER: "ll", unix.NFT_PAYLOAD_NETWORK_HEADER: "nh",
+			unix.NFT_PAYLOAD_TRANSPORT_HEADER: "th",
+		}[base]
+		f.name = fmt.Sprintf("@%s,%d,%d", header, uint64(offset)*8, uint64(n)*8)
 	}
 	return f, cmp.Or(within, f.name)
 }
