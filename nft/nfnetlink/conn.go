@@ -18,9 +18,9 @@ import (
 const (
 	sendBuffer    = 8 << 20
 	receiveBuffer = 1 << 20
-	// pageSize is the most that the kernel puts into one part of a dump. With a
+	// PageSize is the most that the kernel puts into one part of a dump. With a
 	// smaller buffer it walks a set from the start more often.
-	pageSize = 32 << 10
+	PageSize = 32 << 10
 )
 
 // A Conn is a connection to nf_tables in the network namespace of the thread that
@@ -92,7 +92,7 @@ func AwaitPackets() {
 }
 
 func dial() (*netlink.Conn, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: pageSize})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: PageSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}

@@ -35,7 +35,7 @@ type Change struct {
 
 // Listen opens a listener. It needs CAP_NET_ADMIN.
 func Listen() (*Listener, error) {
-	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
+	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: nfnetlink.PageSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
