@@ -8,9 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -197,6 +199,32 @@ func (n *Node) StopProxy() {
 		_ = n.proxy.Wait()
 		n.proxy = nil
 	}
+}
+
+// Processor returns the processor time of all processes of the node, ended ones included: those
+// that their parents have waited for.
+func (n *Node) Processor() (sum time.Duration) {
+	t := n.control.T
+	t.Helper()
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/root/proc/[0-9]*/stat", n.first.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		_, fields, _ := strings.Cut(string(text), ") ")       // the name may contain spaces
+		for _, ticks := range strings.Fields(fields)[11:15] { // utime, stime, cutime, cstime
+			n, err := strconv.Atoi(ticks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += time.Duration(n) * time.Second / 100 // USER_HZ
+		}
+	}
+	return sum
 }
 
 // PodNS opens the network namespace of the pod with this address, until the
