@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "crypto/sha256" // digest looks it up
 	"encoding/json"
 	"fmt"
 	"os"

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -247,5 +248,13 @@ func TestPluginHasItsChecksumAndAddressInTheManifestForKrew(t *testing.T) {
 	}
 	if files := read(t, r.dist); len(files) != 1 {
 		t.Errorf("without an address: %v", files)
+	}
+}
+
+// digest finds the hash in what the program links; a test links more.
+func TestHashOfDigestsIsLinked(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil || !strings.Contains(string(out), "\ncrypto/sha256\n") {
+		t.Errorf("crypto/sha256 is not linked: %v", err)
 	}
 }
