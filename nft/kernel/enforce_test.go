@@ -1,15 +1,13 @@
 package kernel
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -34,13 +32,6 @@ func enforcingOptions() nft.Options {
 	return nft.Options{Layout: native.Layout{}, RandomFully: true, Marks: cases.Marks()}
 }
 
-// sees returns the source that a destination sees of a packet.
-func (w *wire) sees(t *testing.T, src, dst string, proto nfttest.Proto) netip.Addr {
-	t.Helper()
-	p := cases.Packet{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), Proto: proto}
-	return w.send(t, p).Seen.Addr()
-}
-
 // kube-proxy marks a pod's connection to itself through a Service, and inbound
 // ones to a node port with externalTrafficPolicy Cluster; portmap marks a pod's
 // connection to its own host port.
@@ -53,7 +44,7 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 		t.Run(sample, func(t *testing.T) {
 			t.Parallel()
 			w := newWire(t)
-			nfttest.LoadForeign(t, w.Node, filepath.Join("../../testdata/foreign", sample), func(s string) string { return s })
+			nfttest.LoadForeign(t, w.Node, filepath.Join("../../testdata/foreign", sample), nil)
 			// A Service whose endpoint is the pod or a host outside: to 10.96.0.7 with a
 			// mark, to 10.96.0.8 without. Likewise two node ports: of the node, and of 198.18.5.5.
 			nfttest.NFT(t, w.Node, `table ip services {
@@ -66,40 +57,26 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 					ip daddr 198.18.5.5 dnat to 10.244.1.2
 				}
 			}`, "-f", "-")
-			k := open(t, w.Node)
-			c := enforcing()
-			var before []netip.Addr
-			for _, enforced := range []bool{false, true} {
-				if c.Enforce = nil; enforced {
-					c.Enforce = &config.Position{}
-				}
+			k, off := open(t, w.Node), enforcing()
+			off.Enforce = nil
+			before := map[string]netip.Addr{}
+			for _, c := range []config.Config{off, enforcing()} {
 				apply(t, k, nft.Compile(c, enforcingOptions()), everything)
-				seen := func(from, to *nfttest.NS, src netip.Addr, dst string) netip.Addr {
-					w.port++
-					s, err := nfttest.Send(nfttest.Flow{
-						Proto: nfttest.UDP, From: from, To: to,
-						Src: netip.AddrPortFrom(src, w.port), Dst: netip.MustParseAddrPort(dst),
-					})
-					if err != nil {
-						t.Fatal(err)
-					}
-					return s.Seen.Addr()
-				}
-				got := []netip.Addr{
-					seen(w.Pod, w.Pod, w.PodV4, "10.96.0.7:7777"),          // hairpin
-					seen(w.Pod, w.Outside, w.PodV4, "10.96.0.8:7777"),      // ClusterIP
-					seen(w.Outside, w.Pod, w.OutsideV4, "192.0.2.1:7777"),  // node port, Cluster
-					seen(w.Outside, w.Pod, w.OutsideV4, "198.18.5.5:7777"), // node port, Local
-				}
-				if !enforced {
-					before = got
-					if got[0] == w.PodV4 || got[1] != w.PodV4 || got[2] == w.OutsideV4 || got[3] != w.OutsideV4 {
-						t.Fatalf("without enforcement: seen %v", got)
-					}
-				}
-				for i := range got {
-					if got[i] != before[i] {
-						t.Errorf("flow %d: seen %s, without enforcement %s", i, got[i], before[i])
+				for _, f := range []struct {
+					name       string
+					from, to   *nfttest.NS
+					src        netip.Addr
+					dst        string
+					translated bool
+				}{
+					{"hairpin", w.Pod, w.Pod, w.PodV4, "10.96.0.7", true},
+					{"ClusterIP", w.Pod, w.Outside, w.PodV4, "10.96.0.8", false},
+					{"node port, Cluster", w.Outside, w.Pod, w.OutsideV4, "192.0.2.1", true},
+					{"node port, Local", w.Outside, w.Pod, w.OutsideV4, "198.18.5.5", false},
+				} {
+					seen := w.through(t, f.from, f.to, f.src, f.dst)
+					if before[f.name] = cmp.Or(before[f.name], seen); seen != before[f.name] || (seen != f.src) != f.translated {
+						t.Errorf("%s: seen %s, without enforcement %s", f.name, seen, before[f.name])
 					}
 				}
 			}
@@ -107,14 +84,18 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 	}
 }
 
-// sample returns another program's rules for nft from testdata/foreign.
-func sample(t *testing.T, name string) string {
+// through sends a datagram to the address of a Service, and returns the source that its endpoint sees.
+func (w *wire) through(t *testing.T, from, to *nfttest.NS, src netip.Addr, service string) netip.Addr {
 	t.Helper()
-	rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules.nft"))
+	w.port++
+	s, err := nfttest.Send(nfttest.Flow{
+		Proto: nfttest.UDP, From: from, To: to,
+		Src: netip.AddrPortFrom(src, w.port), Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(rules)
+	return s.Seen.Addr()
 }
 
 // kindnet creates its table again at each start and each change of a Node. Its chain
@@ -123,7 +104,9 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	again := "delete table inet kindnet-ipmasq\n" + sample(t, "kindnet-recorded")
+	kindnet := func(ns *nfttest.NS, before string) {
+		nfttest.LoadForeign(t, ns, "../../testdata/foreign/kindnet-recorded", func(s string) string { return before + s })
+	}
 	for _, enforced := range []bool{true, false} {
 		t.Run(fmt.Sprint("enforced ", enforced), func(t *testing.T) {
 			t.Parallel()
@@ -133,10 +116,10 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 				c.Enforce = nil
 			}
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
-			nfttest.NFT(t, top.Node, sample(t, "kindnet-recorded"), "-f", "-")
+			kindnet(top.Node, "")
 			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
 			for range nfttest.FullRounds(20, 2000) {
-				nfttest.NFT(t, top.Node, again, "-f", "-")
+				kindnet(top.Node, "delete table inet kindnet-ipmasq\n")
 			}
 			wait(t, h, 100)
 			tally, err := h.Stop()
@@ -227,8 +210,8 @@ func (w *wire) hairpins(t *testing.T, enforced, all, oneWay bool) {
 	}
 }
 
-// Whatever sources a pod claims to have, only hairpins wait, for a second, and only while
-// the set is full. No check reads it.
+// While the set of the pairs of hairpins is full, whatever sources a pod claims to have, only hairpins wait. It forgets
+// what packets added. No check reads it.
 func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
@@ -241,68 +224,32 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
 	want := nft.Compile(c, enforcingOptions())
 	apply(t, k, want, everything)
-	reachesItself := func() bool {
-		t.Helper()
-		w.port++
-		s, err := nfttest.Send(nfttest.Flow{
-			Proto: nfttest.UDP, From: w.Pod, To: w.Pod, Src: netip.AddrPortFrom(w.PodV4, w.port),
-			Dst: netip.MustParseAddrPort("10.96.0.1:7777"),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.Seen.Addr() != w.PodV4
+	const empty = "flush set inet nft-masq-agent self-v4-a\n"
+	full := empty + "add element inet nft-masq-agent self-v4-a { "
+	for i := range nft.LearnedSize {
+		full += fmt.Sprintf("20.0.%d.%d . 20.0.%[1]d.%[2]d timeout 1h, ", i>>8, i&255)
 	}
-	others := func(when string) {
-		t.Helper()
-		if seen := w.sees(t, "10.244.1.2", "10.9.0.9", nfttest.UDP); seen != w.PodV4 {
-			t.Errorf("%s: an exempt destination sees %s", when, seen)
+	for _, step := range []struct {
+		name, script string
+		reaches      bool // whether the pod reaches itself
+	}{
+		{"at first", empty, true}, {"full", full + "}", false}, {"later", empty, true},
+	} {
+		nfttest.NFT(t, w.Node, step.script, "-f", "-")
+		for service, sees := range map[string]netip.Addr{"10.9.0.9": w.PodV4, "203.0.113.9": w.NodeV4} {
+			if seen := w.through(t, w.Pod, w.Outside, w.PodV4, service); seen != sees {
+				t.Errorf("%s: %s sees %s, want %s", step.name, service, seen, sees)
+			}
 		}
-		if seen := w.sees(t, "10.244.1.2", "203.0.113.9", nfttest.UDP); seen != w.NodeV4 {
-			t.Errorf("%s: another destination sees %s", when, seen)
+		if seen := w.through(t, w.Pod, w.Pod, w.PodV4, "10.96.0.1"); (seen != w.PodV4) != step.reaches {
+			t.Errorf("%s: a hairpin is seen from %s", step.name, seen)
 		}
 		inSync(t, w.Node, want)
-	}
-	if others("at first"); !reachesItself() {
-		t.Error("at first: the pod does not reach itself")
-	}
-	var full strings.Builder
-	full.WriteString("add element inet nft-masq-agent self-v4-a { ")
-	for i := range nft.LearnedSize {
-		a := netip.AddrFrom4([4]byte{20, 0, byte(i >> 8), byte(i)})
-		fmt.Fprintf(&full, "%s . %[1]s timeout 1h, ", a)
-	}
-	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a\n"+full.String()+"}", "-f", "-")
-	if others("full"); reachesItself() {
-		t.Error("full: the pod reaches itself, so the set is not full")
-	}
-	nfttest.NFT(t, w.Node, "flush set inet nft-masq-agent self-v4-a", "-f", "-")
-	spoof(t, w.Pod, nfttest.FullRounds(2_000, 70_000))
-	others("flooded")
-	for end := time.Now().Add(nfttest.Patient(time.Minute)); !reachesItself(); {
-		if time.Now().After(end) {
-			t.Fatal("flooded: the pod does not reach itself any more")
+		for end := time.Now().Add(nfttest.Patient(time.Minute)); step.reaches && strings.Contains(
+			nfttest.NFT(t, w.Node, "", "list", "set", "inet", nft.TableName, "self-v4-a"), "elements"); {
+			if time.Now().After(end) {
+				t.Fatal("the set does not forget")
+			}
 		}
-	}
-	for end := time.Now().Add(nfttest.Patient(time.Minute)); strings.Contains(
-		nfttest.NFT(t, w.Node, "", "list", "set", "inet", nft.TableName, "self-v4-a"), "elements"); {
-		if time.Now().After(end) {
-			t.Fatal("the set does not forget")
-		}
-	}
-	others("later")
-}
-
-// spoof sends packets to an exempt destination, each from another source.
-func spoof(t *testing.T, from *nfttest.NS, n int) {
-	t.Helper()
-	k, dst := packetKind{protocol: unix.IPPROTO_UDP, ipv4: true}, netip.MustParseAddr("10.9.0.9")
-	k.payload = func([]byte) []byte { return []byte{0x10, 0, 0x1e, 0x61, 0, 8, 0, 0} }
-	packets := make([][]byte, n)
-	for i := range packets {
-		packets[i] = k.packetOf(netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}), dst, nil)
-	}
-	if err := sendRaw(from, dst, packets...); err != nil {
-		t.Fatal(err)
 	}
 }
