@@ -60,7 +60,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 			}
 			for line := range strings.Lines(nfttest.Save(t, ns, program+"-save", "nat")) {
 				if rule, ok := strings.CutPrefix(line, "-A "); ok {
-					nfttest.Run(t, ns, "", program, append([]string{"-t", "nat", "-C"}, shellWords(strings.TrimSpace(rule))...)...)
+					nfttest.Run(t, ns, rule, "xargs", nfttest.Command(program).Path, "-t", "nat", "-C")
 				}
 			}
 			inSync(t, ns, want)
@@ -68,16 +68,3 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	}
 }
 
-// shellWords splits a line of iptables-save: words, and quoted texts without
-// quotes in them.
-func shellWords(line string) []string {
-	var words []string
-	for i, part := range strings.Split(line, `"`) {
-		if i%2 == 1 {
-			words = append(words, part)
-		} else {
-			words = append(words, strings.Fields(part)...)
-		}
-	}
-	return words
-}
