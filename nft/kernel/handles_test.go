@@ -54,8 +54,7 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	agent := loadOlder(t, "ip-masq-agent-v2.9")
-	agent.rules[nfnetlink.IPv6] = strings.NewReplacer("169.254.0.0/16", "fe80::/10", "10.0.0.0/8", "fd00::/8",
-		"172.16.0.0/12", "fd01::/16", "192.168.0.0/16", "fd02::/16").Replace(agent.rules[nfnetlink.IPv4])
+	agent.withIPv6()
 	takesOver := func(mode nft.Mode) func(context.Context, *Kernel) ([]string, error) {
 		return applies(nft.Compile(agent.config, nft.Options{Layout: layouts.Of(mode, "TAKES-OVER")}), layout.TakeOver)
 	}

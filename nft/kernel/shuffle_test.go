@@ -35,7 +35,8 @@ var meddling = []string{
 }
 
 // Whatever others do to the shared table, and whatever the config is then, Apply writes our rules, and a
-// further one, which looks at everything, removes what is left. Rules of others stay, in their order.
+// further one, which looks at everything, removes what is left. Rules of others stay, in their order. Then Cleanup
+// removes our chain once, although rules of others in it make it an older agent's, too.
 func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
@@ -74,6 +75,14 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 				if err != nil || depth == layout.TakeOver && len(older.Removable(left)) > 0 {
 					t.Fatalf("chains of older agents that are left: %v, %v", left, err)
 				}
+			}
+			apply(t, k, wants[2], layout.Ours)
+			iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.98", "-j", "RETURN")
+			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
+				t.Error(err)
+			}
+			if left, err := k.Removable(t.Context(), WithLegacy); err != nil || len(left) > 0 {
+				t.Errorf("cleanup left %q, %v", left, err)
 			}
 		})
 	}

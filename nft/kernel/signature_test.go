@@ -12,7 +12,6 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -87,38 +86,6 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	}
 }
 
-// Both the mode and the take-over may take it for theirs: by its name, and by what is in it.
-func TestOurChainWithRulesOfOthersIsRemovedOnce(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "ip6tables-nft")
-	c := config.Default(config.Defaults{})
-	c.EnableIPv6 = true
-	compile := func() nft.Ruleset {
-		return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
-	}
-	for name, remove := range map[string]func(*testing.T, *Kernel){
-		"take-over": func(t *testing.T, k *Kernel) {
-			c.EnableIPv6 = false
-			apply(t, k, compile(), layout.TakeOver)
-		},
-		"cleanup": func(t *testing.T, k *Kernel) {
-			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
-				t.Error(err)
-			}
-		},
-	} {
-		ns := nfttest.NewNS(t, "node")
-		k := open(t, ns)
-		c.EnableIPv6 = true
-		apply(t, k, compile(), layout.Ours)
-		nfttest.Run(t, ns, "", "ip6tables-nft", "-t", "nat", "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "RETURN")
-		remove(t, k)
-		if left := nfttest.Run(t, ns, "", "ip6tables-nft", "-t", "nat", "-S"); strings.Contains(left, cases.DefaultChain) {
-			t.Errorf("%s: left are\n%s", name, left)
-		}
-	}
-}
-
 // Rules that iptables-restore wrote have our text, but not our signature. A running agent leaves them, and
 // the next one writes them again.
 func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
@@ -168,10 +135,7 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range []string{"ip-masq-agent-v2.0.0", "ip-masq-agent-v2.9"} {
 		ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, name)
-		if agent.rules[nfnetlink.IPv6] == "" { // only the texts for IPv4 are recorded
-			agent.rules[nfnetlink.IPv6] = strings.NewReplacer("169.254.0.0/16", "fe80::/10", "10.0.0.0/8", "fd00::/8",
-				"172.16.0.0/12", "fd01::/16", "192.168.0.0/16", "fd02::/16").Replace(agent.rules[nfnetlink.IPv4])
-		}
+		agent.withIPv6()
 		agent.install(t, ns, nil)
 		agent.config.EnableIPv6 = false
 		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})

@@ -78,6 +78,14 @@ func loadOlder(t testing.TB, name string) olderAgent {
 	return a
 }
 
+// withIPv6 adds rules for IPv6, if only those for IPv4 are recorded.
+func (a olderAgent) withIPv6() {
+	if a.rules[nfnetlink.IPv6] == "" {
+		a.rules[nfnetlink.IPv6] = strings.NewReplacer("169.254.0.0/16", "fe80::/10", "10.0.0.0/8", "fd00::/8",
+			"172.16.0.0/12", "fd01::/16", "192.168.0.0/16", "fd02::/16").Replace(a.rules[nfnetlink.IPv4])
+	}
+}
+
 // targets are destinations of which the agent exempts some and masquerades
 // others, in the families that it has rules for.
 func (a olderAgent) targets() []nfttest.Target {

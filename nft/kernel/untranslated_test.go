@@ -113,13 +113,9 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 			}
 			// Addresses of this node: one of another interface, a range (AnyIP), and one like those
 			// that kube-proxy keeps for Services. A second network has a broadcast address, too.
-			for _, args := range []string{
-				"address add 198.18.5.1/24 brd + dev eth0",
-				"address add 203.0.113.77/32 dev lo", "address add 2001:db8:78::7/128 dev lo nodad",
-				"route add local 198.51.100.64/26 dev lo", "-6 route add local 2001:db8:79::/64 dev lo",
-			} {
-				nfttest.Run(t, w.Node, "", "ip", strings.Fields(args)...)
-			}
+			nfttest.IP(t, w.Node, "address add 198.18.5.1/24 brd + dev eth0", "address add 203.0.113.77/32 dev lo",
+				"address add 2001:db8:78::7/128 dev lo nodad", "route add local 198.51.100.64/26 dev lo",
+				"-6 route add local 2001:db8:79::/64 dev lo")
 			for _, a := range []string{
 				"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2",
 				"fd00:17::2",
@@ -168,16 +164,12 @@ func TestInvalidPacketsAreDroppedWhateverTheirRouteDependsOn(t *testing.T) {
 	w := newWire(t)
 	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
 	c := connect(t, w.Node)
-	for _, f := range []struct{ family, via, src, dst string }{
-		{"-4", w.OutsideV4.String(), "10.244.1.2", "203.0.113.8"},
-		{"-6", w.OutsideV6.String(), "fd00:10:244:1::2", "2001:db8:77::8"},
+	nfttest.IP(t, w.Node, "rule add iif pod0 lookup 100", "-6 rule add iif pod0 lookup 100",
+		"route add default via "+w.OutsideV4.String()+" dev eth0 table 100", "route delete default",
+		"-6 route add default via "+w.OutsideV6.String()+" dev eth0 table 100", "-6 route delete default")
+	for _, f := range []struct{ src, dst string }{
+		{"10.244.1.2", "203.0.113.8"}, {"fd00:10:244:1::2", "2001:db8:77::8"},
 	} {
-		for _, args := range []string{
-			"rule add iif pod0 lookup 100", "route add default via " + f.via + " dev eth0 table 100",
-			"route delete default",
-		} {
-			nfttest.Run(t, w.Node, "", "ip", append([]string{f.family}, strings.Fields(args)...)...)
-		}
 		flow := nfttest.Flow{Proto: nfttest.TCP, From: w.Pod, Flags: rst}
 		flow.Src = netip.AddrPortFrom(netip.MustParseAddr(f.src), 0)
 		flow.Dst = netip.AddrPortFrom(netip.MustParseAddr(f.dst), 0)
