@@ -89,38 +89,31 @@ func (f *faults) open() *Kernel {
 		if err != nil {
 			return nil, err
 		}
-		return netlink.NewConn(&faultySocket{real: nl, faults: f}, nl.PID()), nil
+		return netlink.NewConn(&faultySocket{Conn: nl, faults: f}, nl.PID()), nil
 	}), rule.String)
 }
 
 // A faultySocket is between a connection and the kernel. nltest.Dial cannot be
 // used: it loses the replies to a batch when the next message is sent.
 type faultySocket struct {
+	*netlink.Conn
 	*faults
-	real    *netlink.Conn
 	pending []error // errors that were not received yet
 	last    uint32  // sequence of the last request
 }
 
-func (s *faultySocket) Close() error { return s.real.Close() }
+func (s *faultySocket) Send(m netlink.Message) error { return s.SendMessages([]netlink.Message{m}) }
 
-func (s *faultySocket) Send(m netlink.Message) error {
-	return s.send(callSend, []netlink.Message{m}, func() error {
-		_, err := s.real.Send(m)
+func (s *faultySocket) SendMessages(msgs []netlink.Message) error {
+	c := callCommit
+	if len(msgs) == 1 {
+		c = callSend
+	}
+	forward := func() error {
+		_, err := s.Conn.SendMessages(msgs)
 		return err
-	})
-}
-
-func (s *faultySocket) SendMessages(m []netlink.Message) error {
-	return s.send(callCommit, m, func() error {
-		_, err := s.real.SendMessages(m)
-		return err
-	})
-}
-
-func (s *faultySocket) send(c call, msgs []netlink.Message, forward func() error) error {
-	subject := msgs[len(msgs)/2] // of the error
-	s.last = subject.Header.Sequence
+	}
+	s.last = msgs[len(msgs)/2].Header.Sequence // which an error is about
 	if s.before != nil {
 		s.before(c, msgs)
 	}
@@ -156,7 +149,7 @@ func (s *faultySocket) Receive() ([]netlink.Message, error) {
 	if fails && f.how == dead {
 		return nil, os.NewSyscallError("recvmsg", f.errno)
 	}
-	msgs, err := s.real.Receive()
+	msgs, err := s.Conn.Receive()
 	if err != nil {
 		return rejection(err)
 	}

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -32,20 +32,6 @@ func commits(t *testing.T, ns *nfttest.NS) func() {
 			t.Error(err)
 		}
 	}
-}
-
-// interpose opens a Kernel that lets another program act before each transaction. They are
-// counted from 1.
-func interpose(t *testing.T, ns *nfttest.NS, before func(n int)) *Kernel {
-	n := 0
-	k := (&faults{dial: dialIn(ns), before: func(c call, _ []netlink.Message) {
-		if c == callCommit {
-			n++
-			before(n)
-		}
-	}}).open()
-	t.Cleanup(func() { _ = k.Close() })
-	return k
 }
 
 // Handles begin again when a table is created again: a rule of another program then has
@@ -89,18 +75,15 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 					})
 				}
 				var before []string
-				acted := false
-				k := interpose(t, ns, func(n int) {
-					if n != tt.transactions {
-						return
-					}
-					if acted = true; reloads {
+				n := 0
+				k := nextTo(t, ns, func(transaction) {
+					if n++; n == tt.transactions && reloads {
 						nfttest.NFT(t, ns, reload.String(), "-f", "-")
 						before = others()
 					}
 				})
-				if _, err := tt.do(t.Context(), k); err != nil || !acted {
-					t.Errorf("%v; acted %t", err, acted)
+				if _, err := tt.do(t.Context(), k); err != nil || n < tt.transactions {
+					t.Errorf("%v; %d transactions", err, n)
 				}
 				if diff := cmp.Diff(before, others()); diff != "" {
 					t.Errorf("what is not ours (-reloaded +left):\n%s", diff)
@@ -120,11 +103,8 @@ func TestRulesThatTookTheHandlesOfJumpsStay(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	reload := "delete table ip nat; table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; " +
 		strings.Repeat("meta mark 7 accept; ", 40) + "}; }"
-	k := interpose(t, ns, func(n int) {
-		if n == 1 {
-			nfttest.NFT(t, ns, reload, "-f", "-")
-		}
-	})
+	once := sync.OnceFunc(func() { nfttest.NFT(t, ns, reload, "-f", "-") })
+	k := nextTo(t, ns, func(transaction) { once() })
 	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
 		t.Error("nothing was found")
 	}
@@ -141,11 +121,8 @@ func TestCleanupRemovesWhatComesBetweenItsAttempts(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	second := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: layouts.Of(nft.ModeIPTables, "SECOND")})
 	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), layout.Ours)
-	k := interpose(t, ns, func(n int) {
-		if n == 1 {
-			apply(t, open(t, ns), second, layout.Ours)
-		}
-	})
+	once := sync.OnceFunc(func() { apply(t, open(t, ns), second, layout.Ours) })
+	k := nextTo(t, ns, func(transaction) { once() })
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}

@@ -36,13 +36,11 @@ func (t transaction) count(kind uint16) (n int) {
 	return n
 }
 
-// nextTo opens a Kernel next to another program, which commits before the transactions for
-// which do returns true.
-func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction) bool) *Kernel {
-	commit := commits(t, ns)
+// nextTo opens a Kernel next to another program, which does something before each transaction.
+func nextTo(t *testing.T, ns *nfttest.NS, do func(transaction)) *Kernel {
 	k := (&faults{dial: dialIn(ns), before: func(c call, msgs []netlink.Message) {
-		if c == callCommit && do(msgs) {
-			commit()
+		if c == callCommit {
+			do(msgs)
 		}
 	}}).open()
 	t.Cleanup(func() { _ = k.Close() })
@@ -85,15 +83,17 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 				ns := nfttest.NewNS(t, "node")
 				before, after := neighborConfigs(mode, n)
 				apply(t, open(t, ns), before, layout.Ours)
-				switches, fills, deletions := 0, 0, 0
-				k := nextTo(t, ns, func(tr transaction) bool {
+				commit, switches, fills, deletions := commits(t, ns), 0, 0, 0
+				k := nextTo(t, ns, func(tr transaction) {
 					if tr.guarded() {
 						switches++
-						return switches < 3
+					} else {
+						fills += tr.count(unix.NFT_MSG_NEWSETELEM)
+						deletions += tr.count(unix.NFT_MSG_DELSET)
 					}
-					fills += tr.count(unix.NFT_MSG_NEWSETELEM)
-					deletions += tr.count(unix.NFT_MSG_DELSET)
-					return true
+					if !tr.guarded() || switches < 3 {
+						commit()
+					}
 				})
 				a, err := k.Apply(t.Context(), after, layout.Ours)
 				if err != nil || len(a.Differences) == 0 || a.Recreated || a.Generation == generation(t, ns) {
@@ -128,7 +128,12 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 				after.Layout = xtables.Layout{Name: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
 			}
-			k := nextTo(t, ns, transaction.guarded)
+			commit := commits(t, ns)
+			k := nextTo(t, ns, func(tr transaction) {
+				if tr.guarded() {
+					commit()
+				}
+			})
 			for _, do := range []func() error{
 				func() error { _, err := k.Apply(t.Context(), after, layout.Everything); return err },
 				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
@@ -165,12 +170,14 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			want, _ := neighborConfigs(nft.ModeNFTables, 10)
-			switches := 0
-			k := nextTo(t, ns, func(tr transaction) bool {
+			commit, switches := commits(t, ns), 0
+			k := nextTo(t, ns, func(tr transaction) {
 				if tr.guarded() {
 					switches++
 				}
-				return !tr.guarded() || switches%2 == 1
+				if !tr.guarded() || switches%2 == 1 {
+					commit()
+				}
 			})
 			apply(t, k, want, layout.Ours)
 			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {

@@ -8,8 +8,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -87,32 +85,4 @@ func packetsFor(t *testing.T, m cases.Maker, w *wire, c config.Config, n int) []
 func usable(a netip.Addr) bool {
 	link4, link6 := netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")
 	return a.IsGlobalUnicast() && unrouted(a) && !link4.Contains(a) && !link6.Contains(a)
-}
-
-func TestRandomConfigsAreInSyncOnceApplied(t *testing.T) {
-	t.Parallel()
-	for _, mode := range cases.Modes() {
-		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
-			ns := nfttest.NewNS(t, "node")
-			k, m := open(t, ns), cases.NewMaker(3)
-			for i := range nfttest.Rounds(10, 30, 150) {
-				c, o := m.Config(), m.Options(mode)
-				if i < 2 {
-					c = config.Config{EnableIPv6: i == 0} // valid, too
-				}
-				o.Layout = layouts.Of(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
-				want := nft.Compile(c, o).On(m.Addresses())
-				apply(t, k, want, layout.Everything)
-				got, ok, err := open(t, ns).Installed(t.Context())
-				if err != nil || !ok || got != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
-					t.Fatalf("installed are %+v, %t, %v, want %s: config %+v, options %+v", got, ok, err, want.Hash(), c, o)
-				}
-				inSync(t, ns, want)
-				if left := notOurs(t, ns, want.Chain()); len(left) > 0 { // as of the config or the chain before
-					t.Fatalf("%q are left after %s", left, want)
-				}
-			}
-		})
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -19,7 +20,7 @@ import (
 )
 
 // The rules that the kernel has of a random policy are read, decoded, and followed for connections at the
-// edges of its lists: in both modes they do what is specified.
+// edges of its lists: in both modes they do what is specified. Of the policy or the chain before, nothing is left.
 func TestRulesDoWhatThePolicySays(t *testing.T) {
 	t.Parallel()
 	for _, mode := range cases.Modes() {
@@ -30,11 +31,19 @@ func TestRulesDoWhatThePolicySays(t *testing.T) {
 			seen := map[string]int{}
 			for i := range nfttest.Rounds(30, 120, 4_000) {
 				f := follower{Config: podsOf(m, m.Config(), i), node: m.Addresses(), t: t, seen: seen}
+				if i/2 == 1 {
+					f.Config = config.Config{EnableIPv6: i == 2} // valid, too
+				}
 				if mode == nft.ModeIPTables {
 					f.Config = cases.ForView(f.Config)
 				}
-				f.Ruleset = nft.Compile(f.Config, m.Options(mode)).On(f.node)
-				apply(t, k, f.Ruleset, layout.Ours)
+				o := m.Options(mode)
+				o.Layout = layouts.Of(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
+				f.Ruleset = nft.Compile(f.Config, o).On(f.node)
+				apply(t, k, f.Ruleset, layout.Everything)
+				if i < nfttest.Rounds(10, 30, 150) {
+					f.isInstalled(ns)
+				}
 				rules, err := trace.Read(t.Context(), c, trace.Scope{
 					Own: func(nfnetlink.Chain) bool { return true }, Reads: func(nfnetlink.Chain) bool { return true }, Ours: true,
 				})
@@ -82,6 +91,19 @@ type follower struct {
 	t    *testing.T
 	node []netip.Addr
 	seen map[string]int
+}
+
+// isInstalled checks that the kernel has the ruleset, as a new process finds it, and nothing else.
+func (f follower) isInstalled(ns *nfttest.NS) {
+	f.t.Helper()
+	got, ok, err := open(f.t, ns).Installed(f.t.Context())
+	if err != nil || !ok || got != (layout.Installed{Layout: f.Layout, Hash: f.Hash()}) {
+		f.t.Errorf("installed are %+v, %t, %v, want %s", got, ok, err, f.Hash())
+	}
+	inSync(f.t, ns, f.Ruleset)
+	if left := notOurs(f.t, ns, f.Chain()); len(left) > 0 {
+		f.t.Errorf("%q are left after %s", left, f.Ruleset)
+	}
 }
 
 // check compares what the rules do to a connection with what is specified.
