@@ -117,7 +117,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			}
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
 			kindnet(top.Node, "")
-			h := nfttest.StartHammer(t, top, hammerTargets(nfttest.UDP, nfttest.TCP)...)
+			h := nfttest.StartHammer(t, top, hammerTargets()...)
 			for range nfttest.FullRounds(20, 2000) {
 				kindnet(top.Node, "delete table inet kindnet-ipmasq\n")
 			}

@@ -146,7 +146,7 @@ func sendRaw(ns *nfttest.NS, dst netip.Addr, packet []byte) error {
 func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), layout.Ours)
 	for _, k := range kinds() {
 		src, dst := w.PodV6, netip.MustParseAddr("2001:db8:77::8")
 		if k.ipv4 {
@@ -166,11 +166,7 @@ func TestDiscoveryIsDroppedOnlyWhereConnectionsOfPodsAreMasqueraded(t *testing.T
 	k := open(t, w.Node)
 	pod, node := w.PodV6, netip.MustParseAddr("2001:db8::1")
 	for _, on := range []bool{true, false} {
-		c := droppingInvalid()
-		if !on {
-			c.DropInvalid = nil
-		}
-		apply(t, k, nft.Compile(c, enforcingOptions()), layout.Ours)
+		apply(t, k, nft.Compile(droppingInvalid(on), enforcingOptions()), layout.Ours)
 		for _, tt := range []struct {
 			name string
 			from *nfttest.NS

@@ -1,12 +1,10 @@
 package kernel
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -28,50 +26,35 @@ func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
 	iptables(t, ns, nfnetlink.IPv4, append(args, "-j", "ACCEPT")...)
 }
 
-// onANewSocket applies twice over sockets that have received nothing before.
-func onANewSocket(ctx context.Context, ns *nfttest.NS, want nft.Ruleset) (first, second Applied, err error) {
-	err = ns.Do(func() (err error) {
-		k := New(nfnetlink.Dial(), rule.String)
-		defer k.Close()
-		if first, err = k.Apply(ctx, want, layout.Everything); err != nil {
-			return err
-		}
-		k.conn.Close()
-		second, err = k.Apply(ctx, want, layout.Everything)
-		return err
-	})
-	return first, second, err
-}
-
 func TestLongRulesHideNothing(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	insertLong(t, ns, xtables.Postrouting, longRule)
-	err := ns.Do(func() error {
+	if rules := nfttest.In(t, ns, func() ([]nfnetlink.Rule, error) {
 		c := nfnetlink.Dial()
 		defer c.Close()
-		rules, _, err := c.FirstRules(nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting,
-			func(nfnetlink.Rule) bool { return false })
-		if len(rules) != 1 {
-			t.Errorf("%d rules in the first dump of a socket", len(rules))
-		}
-		return err
-	})
-	if err != nil {
-		t.Error(err)
+		return rulesOf(t, c, nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting), nil
+	}); len(rules) != 1 {
+		t.Errorf("%d rules in the first dump of a socket", len(rules))
 	}
 	for _, matches := range []int{1, 8, longRule} {
-		for _, mode := range []nft.Mode{nft.ModeNFTables, nft.ModeIPTables} {
+		for _, mode := range cases.Modes() {
 			t.Run(fmt.Sprintf("%d matches, %s", matches, mode), func(t *testing.T) {
 				ns := nfttest.NewNS(t, "node")
 				insertLong(t, ns, xtables.Postrouting, matches)
 				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
-				want := cases.Load(t, "default").Compile(mode)
-				first, second, err := onANewSocket(t.Context(), ns, want)
-				if err != nil || len(first.Differences) == 0 || len(second.Differences) > 0 {
-					t.Errorf("changed %v, then %v, error %v", first.Differences, second.Differences, err)
-				}
+				nfttest.In(t, ns, func() (struct{}, error) {
+					k := New(nfnetlink.Dial(), rule.String)
+					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
+						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
+						if (len(diffs) > 0) != differs {
+							t.Errorf("changed %v", diffs)
+						}
+						_ = k.Close()
+					}
+					return struct{}{}, nil
+				})
 			})
 		}
 	}

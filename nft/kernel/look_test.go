@@ -15,7 +15,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -32,11 +31,11 @@ func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 	before := nfttest.ListRuleset(t, ns)
 	k := open(t, ns)
-	if err := k.Check(t.Context(), xtables.Layout{Name: cases.DefaultChain}); !errors.Is(err, nft.ErrForeignChain) {
-		t.Errorf("CheckChain says %v", err)
-	}
-	if err := k.Check(t.Context(), xtables.Layout{Name: "ANOTHER"}); err != nil {
-		t.Errorf("CheckChain of a name that is free says %v", err)
+	for name, says := range map[string]error{cases.DefaultChain: nft.ErrForeignChain, "ANOTHER": nil} {
+		s, err := k.Read(t.Context(), nft.Ruleset{Layout: xtables.Layout{Name: name}}, layout.Ours)
+		if err != nil || !errors.Is(s.Foreign(), says) {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
 	}
 	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
 	if _, err := k.Apply(t.Context(), want, layout.Ours); !errors.Is(err, nft.ErrForeignChain) {
@@ -50,7 +49,10 @@ func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 	apply(t, k, want, layout.Ours)
 	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
 	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
-	repairs(t, k, ns, want)
+	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
+		t.Error("nothing was found")
+	}
+	inSync(t, ns, want)
 }
 
 func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
@@ -59,17 +61,14 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			whole, halved := halves(10)
-			o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain)}
-			a, b := nft.Compile(whole, o), nft.Compile(halved, o)
+			a, b := neighborConfigs(mode, 10)
 			tr := transition{from: &a, to: &b}
 			for round := range 5 {
 				r.reset(transition{})
 				var agents sync.WaitGroup
 				for i := range 4 {
 					agents.Go(func() {
-						k := New(nfnetlink.New(dialIn(r.ns)), rule.String)
-						defer k.Close()
+						k := open(t, r.ns)
 						for j := range 5 {
 							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], layout.Ours); err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
@@ -115,48 +114,31 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 	}
 }
 
-const (
-	flagOwner   = 1 << 1 // NFT_TABLE_F_OWNER
-	flagPersist = 1 << 2 // NFT_TABLE_F_PERSIST
-)
-
-// own creates a table that belongs to the socket of the returned connection: when
-// that is closed, the table is deleted, or with the flag persist stays.
-func own(t testing.TB, ns *nfttest.NS, family nfnetlink.Family, table string, flags uint32) *nfnetlink.Conn {
-	t.Helper()
-	nl := nfttest.Own(t, ns, byte(family), table, flags)
-	c := nfnetlink.New(func() (*netlink.Conn, error) { return nl, nil })
-	if _, err := c.Generation(); err != nil { // opens it
-		t.Fatal(err)
-	}
-	return c
-}
-
 // A table of another process stays as it is. When that process closes its socket,
 // the table vanishes, or stays without an owner; other programs' chains in a
 // shared table then stay, too. It is not parallel: a program that another test is
 // about to start has the socket for a moment.
 func TestTableWithAnOwnerIsReportedAndThenReplaced(t *testing.T) {
 	nfttest.SkipIfShort(t)
-	const dormant = 1 << 0 // NFT_TABLE_F_DORMANT
+	const dormant, owner, persist = 1 << 0, 1 << 1, 1 << 2 // NFT_TABLE_F_DORMANT, _OWNER, _PERSIST
 	nfttest.Require(t, "nft")
 	for mode, want := range map[nft.Mode]nft.Ruleset{
 		nft.ModeNFTables: nft.Compile(tamperConfig(10), nft.Options{Layout: native.Layout{}}),
 		nft.ModeIPTables: xtOf(tamperConfig(10)),
 	} {
 		for name, flags := range map[string]uint32{
-			"owner": flagOwner, "persistent": flagOwner | flagPersist, "dormant": flagOwner | flagPersist | dormant,
+			"owner": owner, "persistent": owner | persist, "dormant": owner | persist | dormant,
 		} {
 			for _, running := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, running %t", mode, name, running), func(t *testing.T) {
-					replacesOwned(t, want, flags, running)
+					replacesOwned(t, want, flags, running, mode == nft.ModeIPTables && flags&persist != 0)
 				})
 			}
 		}
 	}
 }
 
-func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
+func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps bool) {
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
 	table := want.Tables[0]
@@ -164,7 +146,8 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 		apply(t, k, want, everything)
 		nfttest.NFT(t, ns, "", "delete", "table", table.Family.String(), table.Name)
 	}
-	owner := own(t, ns, table.Family, table.Name, flags)
+	nl := nfttest.Own(t, ns, byte(table.Family), table.Name, flags)
+	owner := nfnetlink.New(func() (*netlink.Conn, error) { return nl, nil })
 	theirs := nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: "theirs"}
 	var b nfnetlink.Batch
 	b.AddChain(theirs)
@@ -186,8 +169,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return c.Name == theirs.Name })
-	if shared := table.Name != nft.TableName; kept != (shared && flags&flagPersist != 0) {
-		t.Errorf("the other program's chain exists: %t", kept)
+	if slices.ContainsFunc(chains, func(c nfnetlink.Chain) bool { return c.Name == theirs.Name }) != keeps {
+		t.Errorf("the other program's chain exists: %t", !keeps)
 	}
 }

@@ -102,15 +102,6 @@ func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth)
 	return texts(s.Drift()), nil
 }
 
-// Check returns an error if the layout cannot be written.
-func (k *Kernel) Check(ctx context.Context, l nft.Layout) error {
-	s, err := k.Read(ctx, nft.Ruleset{Layout: l}, layout.Ours)
-	if err != nil {
-		return err
-	}
-	return s.Foreign()
-}
-
 // Older finds the chains of older agents.
 func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) ([]older.Chain, error) {
 	s, err := k.Read(ctx, want, layout.TakeOver)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +17,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 )
 
 func TestLoopbackWorks(t *testing.T) {
@@ -95,30 +93,16 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		want := cases.Load(t, "default").Compile(m)
 		apply(t, open(t, ns), want, layout.Ours)
-		waits, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error)
-		first := sync.OnceFunc(func() {
-			close(waits)
-			<-goOn
-		})
-		k := New(nfnetlink.New(func() (*netlink.Conn, error) {
-			select {
-			case <-waits:
-			default:
-				first()
+		f := &faults{dial: dialIn(ns)}
+		k := f.open()
+		f.before = func(call, []netlink.Message) { // the request of a read that has begun
+			f.before = nil
+			if counts, err := k.Counters(want.Layout); err != nil || len(counts) == 0 {
+				t.Errorf("mode %s: %v, %v", m, counts, err)
 			}
-			return dialIn(ns)()
-		}), rule.String)
-		go func() {
-			_, err := k.Apply(t.Context(), want, layout.Ours)
-			done <- err
-		}()
-		<-waits
-		if counts, err := k.Counters(layouts.Of(m, cases.DefaultChain)); err != nil || len(counts) == 0 {
-			t.Errorf("mode %s: %v, %v", m, counts, err)
 		}
-		close(goOn)
-		if err := <-done; err != nil {
-			t.Error(err)
+		if apply(t, k, want, layout.Ours); f.before != nil {
+			t.Error("nothing was read")
 		}
 		if err := k.Close(); err != nil {
 			t.Error(err)

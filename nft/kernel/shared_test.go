@@ -32,23 +32,6 @@ func xtOf(c config.Config) nft.Ruleset {
 	return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
 }
 
-// repairs checks that Diff reports what another program did to our rules, and
-// that Apply reverts it.
-func repairs(t testing.TB, k *Kernel, ns *nfttest.NS, want nft.Ruleset) {
-	t.Helper()
-	diffs, err := k.Diff(t.Context(), want, layout.Ours)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(diffs) == 0 {
-		t.Errorf("Diff finds nothing in:%s", nfttest.Few(strings.Split(nfttest.ListRuleset(t, ns), "\n")))
-	}
-	if diff := cmp.Diff(diffs, apply(t, k, want, layout.Ours)); diff != "" {
-		t.Errorf("Apply undid (-found +undone):\n%s", diff)
-	}
-	inSync(t, ns, want)
-}
-
 func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")

@@ -84,9 +84,12 @@ func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttes
 	return seen, false
 }
 
-func droppingInvalid() config.Config {
+// droppingInvalid is about the same pods, with dropInvalid or without.
+func droppingInvalid(on bool) config.Config {
 	c := enforcing()
-	c.Enforce, c.DropInvalid = nil, &config.Position{}
+	if c.Enforce = nil; on {
+		c.DropInvalid = &config.Position{}
+	}
 	c.ForceMasqueradeCIDRs = cases.CIDRs("10.9.0.0/16", "fd00:9::/32")
 	c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.244.7.0/24", "fd00:10:244:7::/64")
 	return c
@@ -98,11 +101,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 		t.Run(fmt.Sprint("dropInvalid ", on), func(t *testing.T) {
 			t.Parallel()
 			w := newWire(t)
-			config := droppingInvalid()
-			if !on {
-				config.DropInvalid = nil
-			}
-			apply(t, open(t, w.Node), nft.Compile(config, enforcingOptions()), layout.Ours)
+			apply(t, open(t, w.Node), nft.Compile(droppingInvalid(on), enforcingOptions()), layout.Ours)
 			c := connect(t, w.Node)
 			nfttest.NFT(t, w.Node, `table inet untracked { chain pre { type filter hook prerouting priority raw;
 				ip saddr 10.244.9.2 notrack; ip6 saddr fd00:10:244:9::2 notrack; }; }`, "-f", "-")
@@ -162,7 +161,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 func TestInvalidPacketsAreDroppedWhateverTheirRouteDependsOn(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), layout.Ours)
 	c := connect(t, w.Node)
 	nfttest.IP(t, w.Node, "rule add iif pod0 lookup 100", "-6 rule add iif pod0 lookup 100",
 		"route add default via "+w.OutsideV4.String()+" dev eth0 table 100", "route delete default",

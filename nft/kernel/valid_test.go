@@ -91,19 +91,19 @@ func testValidConnections(t *testing.T, ipv6 bool) {
 	}`), "-f", "-")
 
 	k, conn := open(t, w.Node), connect(t, w.Node)
-	c := droppingInvalid()
+	c := droppingInvalid(true)
 	c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: netip.PrefixFrom(later, later.BitLen())})
 	apply(t, k, nft.Compile(c, enforcingOptions()), layout.Ours)
 	at := port(later)
 	earlier := w.talk(t, w.Pod, w.Outside, port(pod), at, at)
-	apply(t, k, nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	apply(t, k, nft.Compile(droppingInvalid(true), enforcingOptions()), layout.Ours)
 	earlier.works(t, "with the address that an earlier policy gave it")
 	at = port(later)
 	masqueraded := w.talk(t, w.Pod, w.Outside, port(pod), at, at)
 	masqueraded.works(t, "masqueraded")
 
 	// Also with rules that fix the address.
-	fixed := droppingInvalid()
+	fixed := droppingInvalid(true)
 	fixed.SNATAddresses = cases.CIDRs("198.51.100.211/32", "2001:db8:5::1/128")
 	fixed.SNATRules = []config.SNATRule{{From: cases.CIDRs("10.244.1.0/24"), Addresses: cases.CIDRs("198.51.100.212/32")}}
 	apply(t, k, nft.Compile(fixed, enforcingOptions()).
@@ -186,7 +186,7 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	c := connect(t, w.Node)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(), enforcingOptions()), layout.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), layout.Ours)
 	for i, a := range []struct{ pod, node, dst netip.Addr }{
 		{w.PodV4, w.NodeV4, netip.MustParseAddr("203.0.113.9")},
 		{w.PodV6, w.NodeV6, netip.MustParseAddr("2001:db8:1::1")},
@@ -244,11 +244,7 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 				if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"); err != nil {
 					t.Fatal(err)
 				}
-				c := droppingInvalid()
-				if !tt.drops {
-					c.DropInvalid = nil
-				}
-				apply(t, open(t, w.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
+				apply(t, open(t, w.Node), nft.Compile(droppingInvalid(tt.drops), enforcingOptions()), layout.Ours)
 				if tt.tracked || !tt.drops {
 					d.works(t, "with the rules")
 					return
@@ -302,7 +298,7 @@ func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *tes
 	}
 	k, conn := open(t, w.Node), connect(t, w.Node)
 	for _, exempt := range []bool{true, false} {
-		c := droppingInvalid()
+		c := droppingInvalid(true)
 		if !exempt {
 			c.NonMasqueradeCIDRs = nil
 		}
