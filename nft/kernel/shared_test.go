@@ -1,7 +1,10 @@
 package kernel
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +20,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -135,5 +140,366 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	after := slices.DeleteFunc(notOurs(t, ns, cases.DefaultChain), loop)
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("foreign rules (-before +after):\n%s", diff)
+	}
+}
+
+// iptables does not use a POSTROUTING with another hook than its own, and we do
+// not delete another program's chain.
+func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables),
+		cases.Load(t, "both-families").Compile(nft.ModeNFTables)
+	for _, family := range []string{"ip", "ip6"} {
+		for hook, says := range map[string]string{
+			"type nat hook postrouting priority 50;":     "nat hook postrouting priority 50",
+			"type nat hook output priority 100;":         "nat hook output priority 100",
+			"type filter hook postrouting priority 100;": "filter hook postrouting priority 100",
+			"": "no hook",
+		} {
+			t.Run(family+" "+hook, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }",
+					family, hook), "-f", "-")
+				says := fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not nat hook postrouting priority 100", family, says)
+				k := open(t, ns)
+				apply(t, k, nf, everything) // unrelated to the other mode
+				before := nfttest.ListRuleset(t, ns)
+				diffs, err := k.Diff(t.Context(), want, layout.Ours)
+				if err != nil || !slices.Contains(diffs, says) {
+					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
+				}
+				for range 2 {
+					a, err := k.Apply(t.Context(), want, layout.Everything)
+					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
+						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
+						t.Errorf("Apply returned %v, error %v", a, err)
+					}
+				}
+				if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+					t.Errorf("the kernel (-before +after):\n%s", diff)
+				}
+				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f",
+					"-")
+				apply(t, k, want, everything)
+				inSync(t, ns, want)
+			})
+		}
+	}
+}
+
+// The kernel does not delete a chain to which another program's rule or map
+// refers. An empty one has no effect.
+func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
+	with, none := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
+	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
+	takesOver, otherMode := applies(nf, layout.TakeOver), applies(nf, layout.Everything)
+	const (
+		ours, theirs = cases.DefaultChain, "IP-MASQ"
+		jumpsTo      = "add rule ip nat FOREIGN goto %s"
+		mapped       = "add map ip nat verdicts { type ipv4_addr : verdict; elements = { 198.51.100.8 : jump %s }; }"
+		byAMap       = "because of another program's map"
+	)
+	for _, tt := range []struct {
+		name   string
+		keeps  string // a chain
+		by     string
+		before nft.Ruleset
+		do     func(context.Context, *Kernel) ([]string, error)
+		says   string
+	}{
+		{
+			"cleanup", ours + "-SRC", "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours),
+			"chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC",
+		},
+		{"cleanup of the chain itself", ours, jumpsTo, with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup with a map", ours, mapped, with, cleansUp(Ours), byAMap},
+		{"take-over", theirs, jumpsTo, none, takesOver, "chain FOREIGN: goto IP-MASQ"},
+		{"take-over with a map", theirs, mapped, none, takesOver, byAMap},
+		{"other mode", ours, jumpsTo, with, otherMode, "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{"cleanup of an older agent", theirs, jumpsTo, none, cleansUp(WithLegacy), "chain FOREIGN: goto IP-MASQ"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k := open(t, ns)
+			if tt.before.Chain() == "" {
+				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
+			} else {
+				apply(t, k, tt.before, layout.Ours)
+			}
+			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
+			removed, err := tt.do(t.Context(), k)
+			if err != nil || !strings.Contains(strings.Join(removed, "\n"), tt.says) {
+				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
+			}
+			c := connect(t, ns)
+			for _, chain := range []string{tt.keeps, xtables.Postrouting} {
+				if rules := rulesOf(t, c, nfnetlink.IPv4, xtables.NATTable, chain); len(rules) > 0 {
+					t.Errorf("chain %s has %d rules", chain, len(rules))
+				}
+			}
+			if again, err := tt.do(t.Context(), k); err != nil || len(again) > 0 {
+				t.Errorf("a second time: %q, %v", again, err)
+			}
+		})
+	}
+}
+
+func applies(want nft.Ruleset, depth layout.Depth) func(context.Context, *Kernel) ([]string, error) {
+	return func(ctx context.Context, k *Kernel) ([]string, error) {
+		a, err := k.Apply(ctx, want, depth)
+		return append(a.Removed, a.Differences...), err
+	}
+}
+
+func cleansUp(what Removal) func(context.Context, *Kernel) ([]string, error) {
+	return func(ctx context.Context, k *Kernel) ([]string, error) { return k.Cleanup(ctx, what) }
+}
+
+func TestCleanupRemovesOurChainsWithoutTheirNamesAndJumps(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft")
+	for _, name := range []string{"all-policies", "default", "to-ports-force"}[:nfttest.Rounds(1, 3, 3)] {
+		want := cases.Load(t, name).Compile(nft.ModeIPTables)
+		chains := func(change string) (scripts []string) {
+			for _, f := range want.Tables {
+				for _, c := range f.Chains {
+					if c.Name != xtables.Postrouting {
+						scripts = append(scripts, fmt.Sprintf(change, f.Family, c.Name))
+					}
+				}
+			}
+			return scripts
+		}
+		for what, scripts := range map[string][]string{
+			"renamed":                    chains("rename chain %s nat %[2]s renamed-%[2]s"),
+			"renamed to a part of ours":  {"rename chain ip nat " + cases.DefaultChain + " " + cases.DefaultChain + "-SRC2"},
+			"renamed, without the jumps": append(chains("rename chain %s nat %[2]s x%[2]s"), "flush chain ip nat POSTROUTING"),
+			"without the jump":           {"flush chain ip nat POSTROUTING"},
+		} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				loadForeign(t, ns)
+				others := func() []string { // POSTROUTING may have been flushed
+					return slices.DeleteFunc(notOurs(t, ns, ""), func(line string) bool {
+						return strings.HasPrefix(line, "ip nat POSTROUTING")
+					})
+				}
+				before, k := others(), open(t, ns)
+				apply(t, k, want, layout.Ours)
+				for _, script := range scripts {
+					nfttest.NFT(t, ns, script, "-f", "-")
+				}
+				if found, err := k.Removable(t.Context(), Ours); err != nil || len(found) == 0 {
+					t.Errorf("found %q, %v", found, err)
+				}
+				if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
+					t.Errorf("removed %q, %v", removed, err)
+				}
+				if diff := cmp.Diff(before, others()); diff != "" {
+					t.Errorf("chains and rules (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// What others may do to the shared table, as commands of iptables-nft; RULES is our chain. Those that
+// the state of the table does not allow fail.
+var meddling = []string{
+	"-E RULES FOO", "-E RULES IP-MASQ", "-E RULES-SRC FOO", "-E RULES-MASQ FOO-SRC", "-E FOO RULES", "-E FOO BAR",
+	"-F POSTROUTING", "-F RULES", "-F RULES-SRC", "-F FOO", "-X", "-X FOO", "-X IP-MASQ",
+	"-D POSTROUTING 1", "-D POSTROUTING 2", "-D RULES 1", "-D RULES-SRC 1", "-D FOO 1",
+	"-A POSTROUTING -j RULES", "-I POSTROUTING -j RULES-SRC", "-A POSTROUTING -j FOO", "-A POSTROUTING -g RULES",
+	"-N FOO", "-N IP-MASQ", "-A POSTROUTING -j IP-MASQ", "-A IP-MASQ -j RULES-SRC",
+	"-A IP-MASQ -j MASQUERADE -m comment --comment ip-masq:_outbound", "-A RULES -d 192.0.2.98 -j RETURN",
+	"-A RULES-SRC -d 192.0.2.98 -j RETURN", "-A FOO -d 192.0.2.98 -j RETURN", "-A FOO -j RULES-SRC",
+	"-A FOO -j RULES-MASQ", "-N OTHER", "-A OTHER -d 192.0.2.99 -j RULES-SRC", "-A OTHER -d 192.0.2.99 -j RETURN",
+	"-A POSTROUTING -d 192.0.2.99 -j OTHER",
+	"-A POSTROUTING -d 192.0.2.99 -j ACCEPT", "-I POSTROUTING -d 192.0.2.99 -j RETURN",
+}
+
+// Whatever others do to the shared table, and whatever the config is then, Apply writes our rules, and a
+// further one, which looks at everything, removes what is left. Rules of others stay, in their order. Then Cleanup
+// removes our chain once, although rules of others in it make it an older agent's, too.
+func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	wants := []nft.Ruleset{
+		cases.Load(t, "to-ports-force").Compile(nft.ModeIPTables), cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
+		cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "default").Compile(nft.ModeNFTables),
+	}
+	for seed := range uint64(nfttest.Rounds(3, 20, 1000)) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			ns := nfttest.NewNS(t, "node")
+			m := meddler{rand.New(rand.NewPCG(seed, 46)), ns, nil}
+			defer func() {
+				if t.Failed() {
+					t.Logf("after\n%s\n%s", strings.Join(m.done, "\n"), nfttest.ListRuleset(t, ns))
+				}
+			}()
+			k := open(t, ns)
+			apply(t, k, wants[m.IntN(3)], layout.Ours)
+			for range 4 {
+				m.meddle()
+				before := othersRules(t, ns)
+				want, depth := wants[m.IntN(len(wants))], layout.Ours+layout.Depth(m.IntN(3))
+				m.done = append(m.done, fmt.Sprintf("mode %s, depth %d", want.Mode(), depth))
+				_, err := k.Apply(t.Context(), want, depth)
+				if errors.Is(err, nft.ErrForeignChain) {
+					return
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				apply(t, k, want, max(depth, layout.Everything))
+				inSync(t, ns, want)
+				if diff := cmp.Diff(before, othersRules(t, ns)); diff != "" {
+					t.Fatalf("rules of others (-before +after):\n%s", diff)
+				}
+				left, err := k.Older(t.Context(), want)
+				if err != nil || depth == layout.TakeOver && len(older.Removable(left)) > 0 {
+					t.Fatalf("chains of older agents that are left: %v, %v", left, err)
+				}
+			}
+			apply(t, k, wants[2], layout.Ours)
+			iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.98", "-j", "RETURN")
+			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
+				t.Error(err)
+			}
+			if left, err := k.Removable(t.Context(), WithLegacy); err != nil || len(left) > 0 {
+				t.Errorf("cleanup left %q, %v", left, err)
+			}
+		})
+	}
+}
+
+// A meddler changes the shared table.
+type meddler struct {
+	*rand.Rand
+	ns   *nfttest.NS
+	done []string
+}
+
+// meddle does some of what others may do.
+func (m *meddler) meddle() {
+	for range 1 + m.IntN(6) {
+		do := strings.ReplaceAll(meddling[m.IntN(len(meddling))], "RULES", cases.DefaultChain)
+		args := append([]string{"-t", "nat"}, strings.Fields(do)...)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "_", " ")
+		}
+		if _, err := m.ns.Output("", "iptables-nft", args...); err == nil {
+			m.done = append(m.done, do)
+		}
+	}
+}
+
+// othersRules returns the rules of others in POSTROUTING.
+func othersRules(t *testing.T, ns *nfttest.NS) []string {
+	t.Helper()
+	all := strings.Split(iptables(t, ns, nfnetlink.IPv4, "-S", xtables.Postrouting), "\n")
+	return slices.DeleteFunc(all, func(rule string) bool { return !strings.Contains(rule, "192.0.2.99") })
+}
+
+// A dump has parts of 32 KiB at most. A rule of so many matches, of half a kilobyte each, just fits.
+const longRule = 50
+
+// insertLong inserts a rule with a number of matches.
+func insertLong(t *testing.T, ns *nfttest.NS, chain string, matches int) {
+	t.Helper()
+	args := []string{"-I", chain}
+	for range matches {
+		args = append(args, "-m", "bpf", "--bytecode", "64,"+strings.Repeat("0 0 0 0,", 63)+"6 0 0 1")
+	}
+	iptables(t, ns, nfnetlink.IPv4, append(args, "-j", "ACCEPT")...)
+}
+
+func TestLongRulesHideNothing(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	insertLong(t, ns, xtables.Postrouting, longRule)
+	if rules := nfttest.In(t, ns, func() ([]nfnetlink.Rule, error) {
+		c := nfnetlink.Dial()
+		defer c.Close()
+		return rulesOf(t, c, nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting), nil
+	}); len(rules) != 1 {
+		t.Errorf("%d rules in the first dump of a socket", len(rules))
+	}
+	for _, matches := range []int{1, 8, longRule} {
+		for _, mode := range cases.Modes() {
+			t.Run(fmt.Sprintf("%d matches, %s", matches, mode), func(t *testing.T) {
+				ns := nfttest.NewNS(t, "node")
+				insertLong(t, ns, xtables.Postrouting, matches)
+				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
+				nfttest.In(t, ns, func() (struct{}, error) {
+					k := New(nfnetlink.Dial(), rule.String)
+					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
+						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
+						if (len(diffs) > 0) != differs {
+							t.Errorf("changed %v", diffs)
+						}
+						_ = k.Close()
+					}
+					return struct{}{}, nil
+				})
+			})
+		}
+	}
+}
+
+func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft", "iptables-nft-save")
+	defaults, only10 := config.Default(config.Defaults{}), config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
+	six := config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}
+	masqLinkLocal, ours := only10, xtables.Layout{Name: cases.DefaultChain}
+	masqLinkLocal.MasqLinkLocal = true
+	ports := []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}
+	for _, tt := range []struct {
+		name    string
+		config  config.Config
+		options nft.Options
+	}{
+		{"default", defaults, nft.Options{Layout: ours}},
+		{"only-10", only10, nft.Options{Layout: ours}},
+		{"masq-link-local", masqLinkLocal, nft.Options{Layout: ours}},
+		{"random-fully", defaults, nft.Options{Layout: ours, RandomFully: true}},
+		{"to-ports", defaults, nft.Options{Layout: ours, Ports: ports}},
+		{"non-masquerade-daemon", defaults, nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}}},
+		{"ipv6", six, nft.Options{Layout: ours}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "view")
+			want := nft.Compile(tt.config, tt.options)
+			apply(t, open(t, ns), want, layout.Ours)
+			program := "iptables-nft"
+			if tt.config.EnableIPv6 {
+				program = "ip6tables-nft"
+			}
+			for file, got := range map[string]string{
+				tt.name + ".list.txt": nfttest.Run(t, ns, "", program, "-t", "nat", "-L", tt.options.Layout.Chain()),
+				tt.name + ".save.txt": nfttest.Save(t, ns, program+"-save", "nat"),
+			} {
+				text, err := os.ReadFile(filepath.Join("../../testdata/views", file))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(string(text), got); diff != "" {
+					t.Errorf("%s (-documented +printed):\n%s", file, diff)
+				}
+			}
+			for line := range strings.Lines(nfttest.Save(t, ns, program+"-save", "nat")) {
+				if rule, ok := strings.CutPrefix(line, "-A "); ok {
+					nfttest.Run(t, ns, rule, "xargs", nfttest.Command(program).Path, "-t", "nat", "-C")
+				}
+			}
+			inSync(t, ns, want)
+		})
 	}
 }

@@ -1,9 +1,15 @@
 package kernel
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -11,6 +17,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -90,4 +97,124 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 	want = want.On(nil)
 	apply(t, k, want, everything)
 	inSync(t, ns, want)
+}
+
+// A closed connection keeps its port to the destination for two minutes. Linux 6.5 and newer give
+// the ports of closed connections to new ones if no other is free (nf_nat_used_tuple_harder):
+// the table in config/README.md is what this test logs.
+func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
+	t.Parallel()
+	evicts := !nfttest.KernelBefore(t, 6, 5)
+	for _, size := range []int{250, 500, 1000}[:nfttest.Rounds(1, 1, 3)] {
+		for _, to := range []string{"203.0.113.9", "2001:db8:1::1"} {
+			t.Run(fmt.Sprintf("%d to %s", size, to), func(t *testing.T) {
+				t.Parallel()
+				top := nfttest.NewTopology(t)
+				apply(t, open(t, top.Node), nft.Compile(config.Config{
+					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
+					PortsPerPod: config.PodPorts{Size: size},
+				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), layout.Ours)
+				for _, state := range []string{"time_wait", "last_ack", "close", "close_wait", "fin_wait"} {
+					// For slow machines: none expires meanwhile.
+					_ = top.Node.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_"+state, "3600")
+				}
+				began := time.Now()
+				opened := openAndClose(t, top, netip.AddrPortFrom(netip.MustParseAddr(to), destPort), 3*size)
+				failed, err := nfttest.ConntrackStat(top.Node, "insert_failed")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Logf("block of %d: %d of %d connections in %s, %d packets lost", size, opened, 3*size,
+					time.Since(began).Round(time.Second/10), failed)
+				// On a slow machine, the pod uses some of its own ports again, and with them those of the block.
+				if evicts && opened != 3*size || !evicts && (opened > size*11/10 || opened < size*9/10) {
+					t.Errorf("%d connections; closed ones give up their ports: %t", opened, evicts)
+				}
+			})
+		}
+	}
+}
+
+// openAndClose opens connections one after the other, each of which the pod closes, until one
+// fails, and returns how many there were.
+func openAndClose(t *testing.T, top *nfttest.Topology, to netip.AddrPort, most int) (opened int) {
+	t.Helper()
+	var l net.Listener
+	if err := top.Outside.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", to.String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var served sync.WaitGroup
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, c) // until the pod closes it
+			_ = c.Close()
+		}
+	})
+	defer served.Wait()
+	defer l.Close()
+	for opened < most {
+		// A lost SYN is sent again after 1 s and after 3 s.
+		ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(5*time.Second))
+		c, err := top.Pod.DialContext(ctx, "tcp", to.String())
+		cancel()
+		if err != nil {
+			return opened
+		}
+		opened++
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c) // until the other end has closed it, too
+		_ = c.Close()
+	}
+	return opened
+}
+
+// A change reads the rules of blocks only if somebody has committed since they were right: what others then
+// did to them goes with the change, and without others they are as they were, unless their size is another.
+func TestBlocksAreRightAfterEachChange(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k, c := open(t, ns), connect(t, ns)
+	handle := uint64(0) // of the first rule of a block
+	for i, step := range []struct {
+		tamper string
+		size   int
+		exempt []string
+		kept   bool
+	}{
+		{"", 1000, []string{"10.0.0.0/8"}, false},
+		{"", 1000, []string{"10.0.0.0/9"}, true},
+		{"flush chain inet nft-masq-agent ports-3", 1000, []string{"10.0.0.0/8"}, true},
+		{"add rule inet nft-masq-agent ports-3 drop", 1000, []string{"10.0.0.0/9"}, true},
+		{"delete element inet nft-masq-agent ports-by-pod-v4-a { 0.0.0.3 }", 1000, []string{"10.0.0.0/8"}, true},
+		{"", 1000, []string{"10.0.0.0/9"}, true},
+		{"", 500, []string{"10.0.0.0/9"}, false},
+		{"", 0, []string{"10.0.0.0/9"}, false},
+		{"", 500, nil, false},
+	} {
+		if step.tamper != "" {
+			nfttest.NFT(t, ns, step.tamper, "-f", "-")
+		}
+		want := nft.Compile(config.Config{
+			NonMasqueradeCIDRs: cases.CIDRs(step.exempt...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
+			PortsPerPod: config.PodPorts{Size: step.size},
+		}, nft.Options{Layout: native.Layout{}})
+		apply(t, k, want, layout.Ours)
+		inSync(t, ns, want)
+		before := handle
+		for _, r := range rulesOf(t, c, nfnetlink.Inet, nft.TableName, "ports-7") {
+			handle = r.Handle
+		}
+		if step.size > 0 && (handle == before) != step.kept {
+			t.Errorf("step %d: the handle of a rule is %d, and was %d", i, handle, before)
+		}
+	}
 }

@@ -7,8 +7,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -165,4 +168,65 @@ func counters(t testing.TB, k *Kernel) map[nft.Counts]uint64 {
 		m[nft.Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets
 	}
 	return m
+}
+
+func TestLoopbackWorks(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore")
+	nothing := config.Config{MasqLinkLocal: true, EnableIPv6: true} // exempt
+	forced := nothing
+	forced.ForceMasqueradeCIDRs = cases.CIDRs("0.0.0.0/0", "::/0")
+	sources := nothing
+	sources.MasqueradeSrcCIDRs = cases.CIDRs("127.0.0.0/8", "::1/128")
+	exempt := forced
+	exempt.ExemptHost = &config.Position{}
+	lonely := nfttest.NewNS(t, "lonely")
+	top := nfttest.NewTopology(t)
+	// kubelet drops packets from elsewhere to a loopback address.
+	nfttest.Run(t, top.Node, testdata(t, "kube-firewall.iptables"), "iptables-nft-restore", "--noflush")
+	for _, ns := range []*nfttest.NS{lonely, top.Node} {
+		k := open(t, ns)
+		for _, mode := range cases.Modes() {
+			for name, c := range map[string]config.Config{
+				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt,
+				"forced": forced, "sources": sources,
+			} {
+				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: true}
+				apply(t, k, nft.Compile(c, o), everything)
+				for _, dst := range []string{"127.0.0.1:8080", "127.9.9.9:8080", "[::1]:8080"} {
+					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
+						flow := nfttest.Flow{Proto: proto, From: ns, To: ns, Dst: netip.MustParseAddrPort(dst)}
+						s, err := nfttest.Send(flow)
+						if err != nil || s.Sent != s.Seen {
+							t.Errorf("%s, mode %s, %s: %s to %s: sent from %s, seen from %s: %v", ns, mode, name, proto, dst, s.Sent, s.Seen,
+								err)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestCountersSurviveChanges(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	wire := newWire(t)
+	k := open(t, wire.Node)
+	if got := counters(t, k); len(got) > 0 {
+		t.Errorf("counters without a table: %v", got)
+	}
+	want := map[nft.Counts]uint64{}
+	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
+		c := cases.Load(t, name)
+		apply(t, k, c.Compile(nft.ModeNFTables), layout.Ours)
+		for _, p := range c.Packets {
+			wire.send(t, p)
+			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
+		}
+		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
+			t.Errorf("%s (-sent +counted):\n%s", name, diff)
+		}
+	}
 }
