@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,15 +34,9 @@ import (
 func connIn(t *testing.T, ns *nfttest.NS) (c *nfnetlink.Conn, dialed *int) {
 	t.Helper()
 	dialed = new(int)
-	c = nfnetlink.New(func() (nl *netlink.Conn, err error) {
+	c = nfnetlink.New(func() (*netlink.Conn, error) {
 		*dialed++
-		err = ns.Do(func() error {
-			if nl, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
-				return err
-			}
-			return nl.SetWriteBuffer(8 << 20)
-		})
-		return nl, err
+		return nfttest.DialNetfilter(ns)
 	})
 	t.Cleanup(func() {
 		if err := c.Close(); err != nil {
@@ -181,19 +176,15 @@ func TestMissingObjectsAreReported(t *testing.T) {
 	}
 }
 
-// prefixes returns n prefixes in order. 4,000 take several messages, and fit the
-// send buffer of an unprivileged process.
-func prefixes(n int) []netip.Prefix {
-	out := make([]netip.Prefix, n)
-	for i := range out {
-		out[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
-	}
-	return out
-}
-
+// They take several messages, and fit the send buffer of an unprivileged process.
 func TestManyElementsFitOneTransaction(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
-	prefixes := prefixes(4000)
+	var prefixes []netip.Prefix
+	var want []iprange.Range
+	for i := range 4000 {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{240 | byte(i>>8), byte(i), 0, 0}), 16+i%17)
+		prefixes, want = append(prefixes, p), append(want, iprange.Of(p))
+	}
 	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
 	if b.Elements != len(prefixes) {
@@ -206,14 +197,8 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 		bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
 		return nil
 	}))
-	ranges := iprange.Pair(bounds)
-	if len(ranges) != len(prefixes) {
-		t.Fatalf("%d of %d elements", len(ranges), len(prefixes))
-	}
-	for i, r := range ranges {
-		if r != iprange.Of(prefixes[i]) {
-			t.Fatalf("element %d is %s, want %s", i, r, prefixes[i])
-		}
+	if got := iprange.Pair(bounds); !slices.Equal(got, want) {
+		t.Fatalf("%d elements, not the same %d", len(got), len(want))
 	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
@@ -375,5 +360,67 @@ func TestUnprintableNamesAreQuoted(t *testing.T) {
 		if got := nfnetlink.Printable(name); got != want {
 			t.Errorf("%q: %s, want %s", name, got, want)
 		}
+	}
+}
+
+// The kernel marks such a dump as interrupted, although it is right: it counts only
+// the rules of the chain. That of a whole table counts those of all chains.
+func TestListOfAChainIsRightNextToTransactionsElsewhere(t *testing.T) {
+	ns := nfttest.NewNS(t, "dump")
+	c, _ := connIn(t, ns)
+	other, _ := connIn(t, ns)
+	counts := nfnetlink.Marshal(nfnetlink.Inet, &expr.Counter{})
+	rule := func(chain string) nfnetlink.Rule {
+		return nfnetlink.Rule{Family: nfnetlink.Inet, Table: "t", Chain: chain, Exprs: counts}
+	}
+	b := createTable("t")
+	for _, chain := range []string{"before", "long", "after"} {
+		b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: "t", Name: chain})
+		b.AddRule(rule(chain))
+	}
+	for range 5000 {
+		b.AddRule(rule("long"))
+	}
+	must(t, c.Commit(b, 0))
+
+	// A transaction elsewhere after each part of a dump.
+	toggle := 0
+	write := func() {
+		toggle++
+		b := &nfnetlink.Batch{}
+		for _, chain := range []string{"before", "after"} {
+			if toggle%2 == 0 {
+				b.FlushChain(nfnetlink.ChainID{Family: nfnetlink.Inet, Table: "t", Name: chain})
+				continue
+			}
+			for range 50 {
+				b.AddRule(rule(chain))
+			}
+		}
+		must(t, other.Commit(b, 0))
+	}
+	list := func(chain string) (handles []uint64, err error) {
+		err = c.EachRule(nfnetlink.Inet, "t", chain, func(r nfnetlink.Rule) error {
+			handles = append(handles, r.Handle)
+			if len(handles)%100 == 0 {
+				write()
+			}
+			return nil
+		})
+		return handles, err
+	}
+	want, err := list("long")
+	must(t, err)
+	if len(want) != 5001 || !slices.IsSorted(want) {
+		t.Fatalf("%d rules", len(want))
+	}
+	for range nfttest.FullRounds(5, 100) {
+		got, err := list("long")
+		if must(t, err); !slices.Equal(got, want) {
+			t.Fatalf("listed %d rules, want %d", len(got), len(want))
+		}
+	}
+	if _, err := list(""); !errors.Is(err, nfnetlink.ErrInterrupted) {
+		t.Errorf("the list of the table: %v, want that it was interrupted", err)
 	}
 }

@@ -239,34 +239,3 @@ func useExpr(t *testing.T, e Expr) {
 		_ = e.Str(typ)
 	}
 }
-
-func FuzzElementsAreReadAsWritten(f *testing.F) {
-	f.Add([]byte{10, 0, 0, 0, 8, 255, 255, 255, 255, 32})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var prefixes []netip.Prefix
-		for len(b) >= 5 && len(prefixes) < 3000 {
-			p, _ := netip.AddrFrom4([4]byte(b)).Prefix(int(b[4]) % 33)
-			if len(prefixes) == 0 || iprange.Of(prefixes[len(prefixes)-1]).To.Less(p.Addr()) {
-				prefixes = append(prefixes, p)
-			}
-			b = b[5:]
-		}
-		var batch Batch
-		batch.AddElements(Inet, "t", "s", prefixes)
-		var bounds []iprange.Bound
-		for _, m := range batch.msgs {
-			bounds = append(bounds, boundsOf(m.Data[4:])...)
-		}
-		var got []netip.Prefix
-		for _, r := range iprange.Pair(bounds) {
-			p, ok := r.Prefix()
-			if !ok {
-				t.Errorf("%s is not a prefix", r)
-			}
-			got = append(got, p)
-		}
-		if diff := cmp.Diff(prefixes, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-			t.Errorf("prefixes (-written +read):\n%s", diff)
-		}
-	})
-}

@@ -484,3 +484,63 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 		}
 	}
 }
+
+func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
+	tests := map[string]string{ // name: the reason, "" for a valid one
+		"IP-MASQ-AGENT":         "",
+		"IP-MASQ":               "",
+		"NON-MASQUERADE-DAEMON": "",
+		"masquerade":            "", // only the target in capitals is reserved
+		"postrouting":           "",
+		"a!-b":                  "",
+		strings.Repeat("A", 28): "",
+		strings.Repeat("A", 29): "has 29 characters, iptables takes at most 28",
+		"":                      "is empty",
+		"-x":                    "begins with '-'",
+		"!x":                    "begins with '!'",
+		"A B":                   "has white space",
+		"A\tB":                  "has white space",
+		"A\u00a0B":              "has white space",
+		"A\x7fB":                "does not print",
+		"A\"B":                  "has a quote",
+		`A\B`:                   "a backslash",
+		"POSTROUTING":           "is a built-in chain",
+		"MASQUERADE":            "is a target of iptables",
+		"RETURN":                "is a target of iptables",
+		"TCPMSS":                "is a target of iptables",
+	}
+	for name, want := range tests {
+		err := xtables.CheckChain(name)
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("CheckChain(%q): %v", name, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("CheckChain(%q): %v, want %q", name, err, want)
+		}
+	}
+}
+
+func TestAdditionalChainsLimitTheNameLength(t *testing.T) {
+	sources := config.Config{MasqueradeSrcCIDRs: cases.CIDRs("10.1.0.0/16")}
+	forced := config.Config{ForceMasqueradeCIDRs: cases.CIDRs("10.1.0.0/16")}
+	ports := []nft.PortRange{{Min: 1024, Max: 2047}}
+	for _, tt := range []struct {
+		name    string
+		config  config.Config
+		ports   []nft.PortRange
+		further bool // chains
+	}{
+		{"no further chain", config.Config{}, nil, false},
+		{"sources", sources, nil, true},
+		{"forced without ports", forced, nil, false},
+		{"forced with ports", forced, ports, true},
+	} {
+		for _, n := range []int{23, 24} {
+			l := xtables.Layout{Name: strings.Repeat("A", n)}
+			err := l.CheckTables(nft.Compile(tt.config, nft.Options{Layout: l, Ports: tt.ports}).Tables)
+			if (err != nil) != (tt.further && n > 23) || err != nil && !strings.Contains(err.Error(), "at most 23") {
+				t.Errorf("%s, %d characters: %v", tt.name, n, err)
+			}
+		}
+	}
+}
