@@ -132,7 +132,7 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 	}
 	snat := func(has ...string) nft.Ruleset {
 		c := config.Config{SNATAddresses: cases.CIDRs("198.51.100.8/30"), SNATRules: []config.SNATRule{
-			{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("198.51.100.20/32")},
+			{To: cases.CIDRs("203.0.113.0/24"), Out: []config.Interface{{Name: "w*"}}, Addresses: cases.CIDRs("198.51.100.20/32")},
 		}}
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(has...))
 	}
@@ -157,6 +157,14 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 		}
 	}
 	r := snat("198.51.100.8")
+	if got := r.Policy.Families[0].SNATRules[0].String(); got != "to 203.0.113.0/24 leaves from 198.51.100.20 by w*" {
+		t.Error(got)
+	}
+	for i, has := range []string{"198.51.100.8", "198.51.100.20"} {
+		if present, absent := snat(has).Policy.SNATRules(); present != i || absent != 1-i {
+			t.Errorf("with %s, %d entries have an address, and %d have none", has, present, absent)
+		}
+	}
 	for _, tt := range []struct {
 		r          nft.Ruleset
 		mode       nft.Mode
@@ -183,6 +191,30 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 	}
 	if c := table.Chain("other"); c.Name != "other" || len(c.Rules) > 0 || c.Hook != nil {
 		t.Errorf("%+v", c)
+	}
+}
+
+func TestOursAreTheWantedChains(t *testing.T) {
+	c := config.Config{MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16")}
+	want := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: "B"}})
+	for _, tt := range []struct {
+		family       nfnetlink.Family
+		table, chain string
+		owns         bool
+	}{
+		{nfnetlink.IPv4, "nat", "B", true},
+		{nfnetlink.IPv4, "nat", "B-SRC", true},
+		{nfnetlink.IPv6, "nat", "B", false}, // IPv6 is not wanted
+		{nfnetlink.IPv4, "nat", "POSTROUTING", false},
+		{nfnetlink.IPv4, "filter", "B", false},
+		{nfnetlink.IPv4, "nat", "A", false},
+		{nfnetlink.Inet, "nat", "B", false},
+		{nfnetlink.Inet, nft.TableName, "any", true},
+		{nfnetlink.IPv4, nft.TableName, "any", false},
+	} {
+		if got := want.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
+			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
+		}
 	}
 }
 

@@ -139,14 +139,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 // fails, and returns how many there were.
 func openAndClose(t *testing.T, top *nfttest.Topology, to netip.AddrPort, most int) (opened int) {
 	t.Helper()
-	var l net.Listener
-	if err := top.Outside.Do(func() (err error) {
-		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", to.String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := nfttest.In(t, top.Outside, func() (net.Listener, error) { return net.Listen("tcp", to.String()) })
 	var served sync.WaitGroup
 	served.Go(func() {
 		for {

@@ -241,20 +241,15 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 		const dir = "/proc/thread-self/net"
 		check := func(when string, rules int, agent bool) {
 			t.Helper()
-			if err := ns.Do(func() error {
-				for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-					n, err := older.LegacyRules(dir, f)
-					if want := map[bool]int{true: rules}[f == family]; err != nil || n != want {
-						t.Errorf("%s, %s: %d rules of %s, want %d, %v", family, when, n, f, want, err)
-					}
+			for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+				n := nfttest.In(t, ns, func() (int, error) { return older.LegacyRules(dir, f) })
+				if want := map[bool]int{true: rules}[f == family]; n != want {
+					t.Errorf("%s, %s: %d rules of %s, want %d", family, when, n, f, want)
 				}
-				found, err := older.XTables(dir)
-				if err != nil || slices.Contains(found, older.XTable{Family: family}) != agent || len(found) > 1 {
-					t.Errorf("%s, %s: found %v, %v", family, when, found, err)
-				}
-				return nil
-			}); err != nil {
-				t.Fatal(err)
+			}
+			found := nfttest.In(t, ns, func() ([]older.XTable, error) { return older.XTables(dir) })
+			if slices.Contains(found, older.XTable{Family: family}) != agent || len(found) > 1 {
+				t.Errorf("%s, %s: found %v", family, when, found)
 			}
 		}
 		run := func(words string) {
@@ -288,17 +283,14 @@ func TestLegacyTablesThatDecideAreFound(t *testing.T) {
 			program := family.String() + "tables-legacy"
 			check := func(when string, want ...older.LegacyTable) {
 				t.Helper()
-				if err := ns.Do(func() error {
-					found, err := older.LegacyTables("/proc/thread-self/net")
-					for i := range found {
-						found[i].Rules = 0
-					}
-					if err != nil || !slices.Equal(found, want) {
-						t.Errorf("%s, %s, %s: %v, %v, want %v", family, table, when, found, err, want)
-					}
-					return nil
-				}); err != nil {
-					t.Fatal(err)
+				found := nfttest.In(t, ns, func() ([]older.LegacyTable, error) {
+					return older.LegacyTables("/proc/thread-self/net")
+				})
+				for i := range found {
+					found[i].Rules = 0
+				}
+				if !slices.Equal(found, want) {
+					t.Errorf("%s, %s, %s: %v, want %v", family, table, when, found, want)
 				}
 			}
 			check("without it")

@@ -399,29 +399,6 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 	}
 }
 
-func TestOursAreTheWantedChains(t *testing.T) {
-	want := wanted("B", func(c *config.Config) { c.EnableIPv6 = false })
-	for _, tt := range []struct {
-		family       nfnetlink.Family
-		table, chain string
-		owns         bool
-	}{
-		{nfnetlink.IPv4, "nat", "B", true},
-		{nfnetlink.IPv4, "nat", "B-SRC", true},
-		{nfnetlink.IPv6, "nat", "B", false}, // IPv6 is not wanted
-		{nfnetlink.IPv4, "nat", "POSTROUTING", false},
-		{nfnetlink.IPv4, "filter", "B", false},
-		{nfnetlink.IPv4, "nat", "A", false},
-		{nfnetlink.Inet, "nat", "B", false},
-		{nfnetlink.Inet, nft.TableName, "any", true},
-		{nfnetlink.IPv4, nft.TableName, "any", false},
-	} {
-		if got := want.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
-			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
-		}
-	}
-}
-
 // Each entry of the file has its rule, in the order of the file: also one that another covers, or that is there twice.
 // Comments name the agent that has the chain.
 func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
