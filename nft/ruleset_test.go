@@ -132,7 +132,10 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 	}
 	snat := func(has ...string) nft.Ruleset {
 		c := config.Config{SNATAddresses: cases.CIDRs("198.51.100.8/30"), SNATRules: []config.SNATRule{
-			{To: cases.CIDRs("203.0.113.0/24"), Out: []config.Interface{{Name: "w*"}}, Addresses: cases.CIDRs("198.51.100.20/32")},
+			{
+				To: cases.CIDRs("203.0.113.0/24"), Out: []config.Interface{{Name: "w*"}},
+				Addresses: cases.CIDRs("198.51.100.20/32"),
+			},
 		}}
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(has...))
 	}
