@@ -104,7 +104,8 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	nfttest.Require(t, "nft")
-	kindnet := func(ns *nfttest.NS, before string) {
+	kindnet := func(t *testing.T, ns *nfttest.NS, before string) {
+		t.Helper()
 		nfttest.LoadForeign(t, ns, "../../testdata/foreign/kindnet-recorded", func(s string) string { return before + s })
 	}
 	for _, enforced := range []bool{true, false} {
@@ -116,10 +117,10 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 				c.Enforce = nil
 			}
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
-			kindnet(top.Node, "")
+			kindnet(t, top.Node, "")
 			h := nfttest.StartHammer(t, top, hammerTargets()...)
 			for range nfttest.FullRounds(20, 2000) {
-				kindnet(top.Node, "delete table inet kindnet-ipmasq\n")
+				kindnet(t, top.Node, "delete table inet kindnet-ipmasq\n")
 			}
 			wait(t, h, 100)
 			tally, err := h.Stop()

@@ -436,17 +436,20 @@ func TestLongRulesHideNothing(t *testing.T) {
 				ns := nfttest.NewNS(t, "node")
 				insertLong(t, ns, xtables.Postrouting, matches)
 				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
-				nfttest.In(t, ns, func() (struct{}, error) {
+				err := ns.Do(func() (err error) {
 					k := New(nfnetlink.Dial(), rule.String)
 					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
 						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
 						if (len(diffs) > 0) != differs {
 							t.Errorf("changed %v", diffs)
 						}
-						_ = k.Close()
+						err = errors.Join(err, k.Close())
 					}
-					return struct{}{}, nil
+					return err
 				})
+				if err != nil {
+					t.Error(err)
+				}
 			})
 		}
 	}
