@@ -1,10 +1,12 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -130,6 +132,32 @@ func TestFollowingContinuesAfterAnError(t *testing.T) {
 		}
 	}
 	awaits(t, changes)("198.51.100.11")
+}
+
+// When its context ends, no socket is left open, and that is no error.
+func TestFollowingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNode(t, "address add 198.51.100.11/32 dev lo")
+	ctx, cancel := context.WithCancel(t.Context())
+	sockets := make(chan *netlink.Conn, 2) // of the listener and its list
+	changes := follow(ctx, func(groups uint32) (*netlink.Conn, error) {
+		nl, err := dialIn(ns)(groups)
+		sockets <- nl
+		return nl, err
+	})
+	awaits(t, changes)("198.51.100.11")
+	cancel()
+	end := time.Now().Add(nfttest.Patient(time.Second))
+	for range cap(sockets) {
+		for nl := <-sockets; nl.SetWriteDeadline(time.Time{}) == nil; runtime.Gosched() { // until it is closed
+			if time.Now().After(end) {
+				t.Fatal("a socket is open")
+			}
+		}
+	}
+	if len(changes) > 0 {
+		t.Errorf("delivered %+v", <-changes)
+	}
 }
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
