@@ -29,8 +29,11 @@ func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	iptables(t, ns, nfnetlink.IPv6, "-N", cases.DefaultChain)
-	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	another := func(creates string) {
+		iptables(t, ns, nfnetlink.IPv6, creates, cases.DefaultChain)
+		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	}
+	another("-N")
 	before := nfttest.ListRuleset(t, ns)
 	k := open(t, ns)
 	for name, says := range map[string]error{cases.DefaultChain: nft.ErrForeignChain, "ANOTHER": nil} {
@@ -49,12 +52,19 @@ func TestChainOfAnotherProgramIsRejected(t *testing.T) {
 	// Foreign rules next to ours are drift.
 	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
 	apply(t, k, want, layout.Ours)
-	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
-	iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+	another("-F")
 	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
 		t.Error("nothing was found")
 	}
 	inSync(t, ns, want)
+	// After a cleanup, it is another program's again.
+	if _, err := k.Cleanup(t.Context(), Ours); err != nil {
+		t.Fatal(err)
+	}
+	another("-N")
+	if _, err := k.Apply(t.Context(), want, layout.Ours); !errors.Is(err, nft.ErrForeignChain) {
+		t.Errorf("Apply after a cleanup says %v", err)
+	}
 }
 
 func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {

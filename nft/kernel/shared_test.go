@@ -60,7 +60,8 @@ func TestOtherAgentsRulesInOurChainAreReportedOnce(t *testing.T) {
 		if diff := cmp.Diff(expected, a.Replaced); diff != "" {
 			t.Errorf("replaced (-want +got):\n%s", diff)
 		}
-		k = open(t, ns) // the new process finds rules of ours
+		k = open(t, ns) // the new process finds rules of ours, and one that is just drift
+		iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.1", "-j", "RETURN")
 	}
 }
 
@@ -214,7 +215,10 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 			"cleanup", ours + "-SRC", "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours),
 			"chain FOREIGN: ip daddr 192.0.2.1 jump IP-MASQ-AGENT-SRC",
 		},
-		{"cleanup of the chain itself", ours, jumpsTo, with, cleansUp(Ours), "chain FOREIGN: goto IP-MASQ-AGENT"},
+		{
+			"cleanup of the chain itself", ours, strings.Repeat("add rule ip nat FOREIGN goto %[1]s; ", 6), with, cleansUp(Ours),
+			"chain FOREIGN: goto IP-MASQ-AGENT",
+		},
 		{"cleanup with a map", ours, mapped, with, cleansUp(Ours), byAMap},
 		{"take-over", theirs, jumpsTo, none, takesOver, "chain FOREIGN: goto IP-MASQ"},
 		{"take-over with a map", theirs, mapped, none, takesOver, byAMap},
@@ -232,7 +236,8 @@ func TestChainInUseByOthersIsEmptiedWithAReason(t *testing.T) {
 			}
 			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
 			removed, err := tt.do(t.Context(), k)
-			if err != nil || !strings.Contains(strings.Join(removed, "\n"), tt.says) {
+			all, few := strings.Join(removed, "\n"), 5
+			if err != nil || !strings.Contains(all, tt.says) || strings.Count(all, tt.says) > few {
 				t.Errorf("removed %q, %v, want %q", removed, err, tt.says)
 			}
 			c := connect(t, ns)

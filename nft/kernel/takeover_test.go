@@ -248,9 +248,9 @@ func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 	want(true, "with only ours")
 	apply(t, k, cases.Load(t, "enforce").Compile(nft.ModeNFTables), layout.Ours)
 	want(true, "with two of ours")
-	nfttest.NFT(t, ns, "add table ip other; add chain ip other c { type filter hook forward priority 0; }", "-f", "-")
+	nfttest.NFT(t, ns, "add table inet other; add chain inet other c { type filter hook forward priority 0; }", "-f", "-")
 	want(true, "next to a filter")
-	nfttest.NFT(t, ns, "add chain ip other n { type nat hook prerouting priority -100; }", "-f", "-")
+	nfttest.NFT(t, ns, "add chain inet other n { type nat hook prerouting priority -100; }", "-f", "-")
 	want(false, "next to another program's NAT")
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
@@ -198,14 +199,22 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 	}
 }
 
+// A chain that has rules of ours and others is ours only if its name is the wanted one.
 func TestOurChainsAreNotOlder(t *testing.T) {
-	nfttest.Require(t, "iptables-nft-restore")
-	ns, c := dialNS(t)
-	install(t, ns, "ip-masq-agent-two-jumps")
-	want := nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
-	found, err := search(c, want)
-	if err != nil || len(found) > 0 {
-		t.Errorf("found %v, %v", found, err)
+	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
+	of := func(chain string) nft.Ruleset {
+		return nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: chain}})
+	}
+	n := modes.New(t, xtables.Read)
+	n.Apply(t, of("IP-MASQ"), layout.Ours)
+	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "IP-MASQ", "-j", "RETURN")
+	install(t, n.NS, "ip-masq-agent-two-jumps")
+	for ours, others := range map[string]string{"IP-MASQ": "IP-MASQ-AGENT", "IP-MASQ-AGENT": "IP-MASQ"} {
+		found, err := search(n.Conn, of(ours))
+		isOurs := func(c older.Chain) bool { return c.Name != others }
+		if err != nil || len(found) == 0 || slices.ContainsFunc(found, isOurs) {
+			t.Errorf("found %v, %v, want %s", found, err, others)
+		}
 	}
 }
 
