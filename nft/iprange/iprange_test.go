@@ -31,20 +31,27 @@ func TestPrefixesConvertToRangesAndBack(t *testing.T) {
 		if got, ok := r.Prefix(); !ok || got != p.Masked() {
 			t.Errorf("%s: prefix of the range is %s, %t", p, got, ok)
 		}
+		if got := r.Prefixes(); len(got) != 1 || got[0] != p.Masked() {
+			t.Errorf("%s: prefixes of the range are %s", p, got)
+		}
 		if r.String() != tt.text {
 			t.Errorf("%s prints %s, want %s", p, r, tt.text)
 		}
 	}
-	for from, to := range map[string]string{
-		"10.0.0.0": "10.0.2.255", "10.0.0.1": "10.0.0.2", "0.0.0.0": "255.255.255.254", "0.0.0.1": "255.255.255.255",
-		"fd00::": "fd00::2", "10.0.0.255": "10.0.1.0", "10.0.0.2": "10.0.0.1",
+	for text, prefixes := range map[string]string{ // of the fewest, the first ones
+		"10.0.0.0-10.0.2.255":                            "[10.0.0.0/23 10.0.2.0/24]",
+		"10.0.0.1-10.0.0.6":                              "[10.0.0.1/32 10.0.0.2/31 10.0.0.4/31 10.0.0.6/32]",
+		"0.0.0.0-255.255.255.254":                        "[0.0.0.0/1 128.0.0.0/2 ",
+		"0.0.0.1-255.255.255.255":                        "[0.0.0.1/32 0.0.0.2/31 ",
+		"fd00::-fd00::2":                                 "[fd00::/127 fd00::2/128]",
+		"10.0.0.255-10.0.1.0":                            "[10.0.0.255/32 10.0.1.0/32]",
+		"10.0.0.2-10.0.0.1":                              "[]",
+		"8000::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe": "[8000::/2 c000::/3 ",
 	} {
+		from, to, _ := strings.Cut(text, "-")
 		r := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}
-		if p, ok := r.Prefix(); ok {
-			t.Errorf("%s is reported as prefix %s", r, p)
-		}
-		if want := from + "-" + to; r.String() != want {
-			t.Errorf("prints %s, want %s", r, want)
+		if p, ok := r.Prefix(); ok || r.String() != text || !strings.HasPrefix(fmt.Sprint(r.Prefixes()), prefixes) {
+			t.Errorf("%s is prefix %s, %t, and has %s, want %s", r, p, ok, r.Prefixes(), prefixes)
 		}
 	}
 	if p, ok := (iprange.Range{}).Prefix(); ok || (iprange.Range{}).String() != "*" {
@@ -80,25 +87,6 @@ func TestBoundsFormRangesInAnyOrder(t *testing.T) {
 			if got := strings.Trim(fmt.Sprint(iprange.Pair(bounds)), "[]"); got != tt.want {
 				t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 			}
-		}
-	}
-}
-
-func TestRangesSplitIntoFewestPrefixes(t *testing.T) {
-	for r, want := range map[string]string{
-		"0.0.0.0 255.255.255.255":                        "[0.0.0.0/0]",
-		"10.0.0.0 10.0.2.255":                            "[10.0.0.0/23 10.0.2.0/24]",
-		"10.0.0.1 10.0.0.1":                              "[10.0.0.1/32]",
-		"10.0.0.1 10.0.0.6":                              "[10.0.0.1/32 10.0.0.2/31 10.0.0.4/31 10.0.0.6/32]",
-		"255.255.255.254 255.255.255.255":                "[255.255.255.254/31]",
-		"10.0.0.2 10.0.0.1":                              "[]",
-		":: 7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff":     "[::/1]",
-		"8000:: ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff": "[8000::/1]",
-	} {
-		from, to, _ := strings.Cut(r, " ")
-		got := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}.Prefixes()
-		if text := fmt.Sprint(got); text != want {
-			t.Errorf("%s: %s, want %s", r, text, want)
 		}
 	}
 }

@@ -326,7 +326,7 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 }
 
 // Rules that iptables-restore wrote have our text, but not our signature. A running agent leaves them, and
-// the next one writes them again.
+// the next one writes them again. Those to which nothing leads any more are not those of a previous run that decide.
 func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
@@ -349,23 +349,14 @@ func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 	if diff := cmp.Diff(saved, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
 		t.Errorf("rules (-saved +signed):\n%s", diff)
 	}
-	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
-		t.Errorf("removed %q, %v", removed, err)
-	}
-}
-
-// Rules to which nothing leads any more are not those of a previous run that decide.
-func TestRulesWithoutTheirJumpAreNotInstalled(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft")
-	ns := nfttest.NewNS(t, "node")
-	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
-	apply(t, k, want, layout.Ours)
 	for _, jump := range []bool{true, false} {
 		if got, is, err := k.Installed(t.Context()); err != nil || is != jump || is && got.Hash != want.Hash() {
 			t.Errorf("with a jump %t: installed %t, %+v, %v", jump, is, got, err)
 		}
 		iptables(t, ns, nfnetlink.IPv4, "-F", xtables.Postrouting)
+	}
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
+		t.Errorf("removed %q, %v", removed, err)
 	}
 }
 

@@ -87,8 +87,15 @@ func TestTransactionIsAtomic(t *testing.T) {
 	if after != before {
 		t.Errorf("generation %d became %d", before, after)
 	}
-	if _, err := c.Table(nfnetlink.Inet, "other"); !nfnetlink.IsNotExist(err) {
-		t.Errorf("half of it took effect: %v", err)
+	// The next one is right at that generation alone.
+	must(t, c.Commit(createTable("u"), before))
+	if err := c.Commit(createTable("v"), before); !errors.Is(err, unix.ERESTART) {
+		t.Errorf("error %v, want %v", err, unix.ERESTART)
+	}
+	tables, err := c.Tables(nfnetlink.Inet)
+	must(t, err)
+	if len(tables) != 2 || tables[0].Name != "t" || tables[1].Name != "u" {
+		t.Errorf("tables %v", tables)
 	}
 }
 
@@ -130,23 +137,6 @@ func TestReadEndsWithItsContextAndDelaysNoOtherCall(t *testing.T) {
 	must(t, <-closed)
 	_, err = c.Generation()
 	must(t, err)
-}
-
-func TestTransactionIsRejectedIfTheRulesetHasChanged(t *testing.T) {
-	ns := nfttest.NewNS(t, "conn")
-	c, _ := connIn(t, ns)
-	must(t, c.Commit(createTable("t"), 0))
-	g, err := c.Generation()
-	must(t, err)
-	must(t, c.Commit(createTable("u"), g))
-	if err := c.Commit(createTable("v"), g); !errors.Is(err, unix.ERESTART) {
-		t.Errorf("error %v, want %v", err, unix.ERESTART)
-	}
-	tables, err := c.Tables(nfnetlink.Inet)
-	must(t, err)
-	if len(tables) != 2 {
-		t.Errorf("tables %v", tables)
-	}
 }
 
 func TestMissingObjectsAreReported(t *testing.T) {
@@ -347,6 +337,28 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	must(t, c.Close())
+	must(t, nfttest.NewNS(t, "conn").Do(func() error {
+		c := nfnetlink.Dial()
+		_, err := c.Generation()
+		return errors.Join(err, c.Close())
+	}))
+}
+
+func TestAgainRepeatsWhatOthersMayHaveDisturbed(t *testing.T) {
+	for err, want := range map[error]int{
+		unix.ERESTART: 2, unix.ENOENT: 2, unix.EPERM: 1, &nfnetlink.RefusedError{Err: unix.ENOENT}: 1,
+	} {
+		n := 0
+		got := nfnetlink.Again(t.Context(), func() error {
+			if n++; n == 2 {
+				return nil
+			}
+			return err
+		})
+		if n != want || (got == nil) != (n == 2) {
+			t.Errorf("%v: %d times, %v", err, n, got)
+		}
+	}
 }
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }

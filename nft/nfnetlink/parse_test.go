@@ -135,7 +135,8 @@ func TestExpressionAccessors(t *testing.T) {
 		&expr.Verdict{Kind: expr.VerdictReturn},
 		&expr.Immediate{Register: 1, Data: []byte{1, 2}},
 		&expr.Lookup{SourceRegister: 1, SetName: "set", Invert: true},
-		&expr.Masq{FullyRandom: true})
+		&expr.Masq{FullyRandom: true},
+		&expr.Lookup{SourceRegister: 1, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: "map"})
 	code, chain, ok := es[0].Verdict()
 	if code != unix.NFT_GOTO || chain != "elsewhere" || !ok {
 		t.Errorf("goto is %d %q %t", code, chain, ok)
@@ -151,6 +152,12 @@ func TestExpressionAccessors(t *testing.T) {
 	}
 	if es[3].Attr(99) != nil || es[3].Str(99) != "" || es[3].Uint32(99) != 0 || es[3].Value(99) != nil {
 		t.Error("an absent attribute has a value")
+	}
+	if es[3].JumpsByMap() || !es[5].JumpsByMap() {
+		t.Errorf("%x jumps by a map, or %x does not", es[3].Attrs, es[5].Attrs)
+	}
+	if nat := SourceNAT(IPv4, true, 1, 0, 0); nat.Uint32(unix.NFTA_NAT_FLAGS) != NATAddresses|NATRandomFully {
+		t.Errorf("snat is %x", nat.Attrs)
 	}
 	masq := Masquerade(true, 1, 2)
 	if masq.Uint32(unix.NFTA_MASQ_FLAGS) != 0x12 || masq.Uint32(unix.NFTA_MASQ_REG_PROTO_MAX) != 2 {

@@ -209,28 +209,3 @@ address add 203.0.113.1/24 dev eth1`)
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
-
-func TestAddressStaysUntilItIsNowhereOnTheNode(t *testing.T) {
-	t.Parallel()
-	ns := nfttest.NewNode(t, nfttest.Links("eth0", "eth1"))
-	for _, step := range [][2]string{
-		{"address add 198.51.100.11/24 dev eth0", "198.51.100.11"},
-		{"address add 198.51.100.11/32 dev eth0", "198.51.100.11"},
-		{"address add 198.51.100.11 peer 10.1.1.1/32 dev eth0", "198.51.100.11"},
-		{"address add 198.51.100.11/24 dev eth1", "198.51.100.11"},
-		{"address del 198.51.100.11/24 dev eth0", "198.51.100.11"},
-		{"address del 198.51.100.11/32 dev eth0", "198.51.100.11"},
-		{"address del 198.51.100.11 peer 10.1.1.1/32 dev eth0", "198.51.100.11"},
-		{"address del 198.51.100.11/24 dev eth1", ""},
-		{"address add 2001:db8::11/64 dev eth0 nodad", "2001:db8::11"},
-		{"address add 2001:db8::11/128 dev eth1 nodad", "2001:db8::11"},
-		{"address del 2001:db8::11/64 dev eth0", "2001:db8::11"},
-		{"link set eth1 down", ""},
-		{"address add 2001:db8::11/128 dev lo nodad", "2001:db8::11"},
-	} {
-		nfttest.IP(t, ns, step[0])
-		if got := texts(nfttest.In(t, ns, Addresses)); got != step[1] {
-			t.Errorf("%s: the node has %q, want %q", step[0], got, step[1])
-		}
-	}
-}
