@@ -31,19 +31,15 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 			m, wire := cases.NewMaker(seed), newWire(t)
 			k := open(t, wire.Node)
 			for range configs {
-				c := m.Config()
-				var rulesets []nft.Ruleset
-				node := m.Addresses()
-				for _, mode := range cases.Modes() {
-					rulesets = append(rulesets, nft.Compile(c, m.Options(mode)).On(node))
-				}
+				c, node := m.Config(), m.Addresses()
 				packets := packetsFor(t, m, wire, c, each)
-				for _, r := range rulesets {
+				for _, mode := range cases.Modes() {
+					r := nft.Compile(c, m.Options(mode)).On(node)
 					apply(t, k, r, everything)
 					for _, p := range packets {
 						conn := p.Connection()
 						p.Verdict, p.Seen = cases.Specified(c, conn), cases.SpecifiedSources(c, conn, node)
-						if r.Mode() == nft.ModeIPTables {
+						if mode == nft.ModeIPTables {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
 						wire.check(t, k, r, p)

@@ -28,8 +28,7 @@ import (
 // iptables runs iptables-nft, or ip6tables-nft, on table nat.
 func iptables(t testing.TB, ns *nfttest.NS, f nfnetlink.Family, args ...string) string {
 	t.Helper()
-	program := map[nfnetlink.Family]string{nfnetlink.IPv4: "iptables-nft", nfnetlink.IPv6: "ip6tables-nft"}[f]
-	return nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, args...)...)
+	return nfttest.Run(t, ns, "", f.String()+"tables-nft", append([]string{"-t", "nat"}, args...)...)
 }
 
 // xtOf compiles for mode iptables-nft.

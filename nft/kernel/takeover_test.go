@@ -44,19 +44,11 @@ type olderAgent struct {
 	config config.Config
 }
 
-var restorePrograms = map[nfnetlink.Family]string{
-	nfnetlink.IPv4: "iptables-nft-restore",
-	nfnetlink.IPv6: "ip6tables-nft-restore",
-}
-
 func loadOlder(t testing.TB, name string) olderAgent {
 	t.Helper()
 	a := olderAgent{rules: map[nfnetlink.Family]string{}}
-	for family, file := range map[nfnetlink.Family]string{
-		nfnetlink.IPv4: "rules.iptables",
-		nfnetlink.IPv6: "rules.ip6tables",
-	} {
-		text, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, file))
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		text, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules."+family.String()+"tables"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -109,7 +101,7 @@ func (a olderAgent) install(t testing.TB, ns *nfttest.NS, first map[nfnetlink.Fa
 	t.Helper()
 	for family, rules := range a.rules {
 		head, appended, _ := strings.Cut(rules, "-A ")
-		nfttest.Run(t, ns, head+first[family]+"-A "+appended, restorePrograms[family], "--noflush")
+		nfttest.Run(t, ns, head+first[family]+"-A "+appended, family.String()+"tables-nft-restore", "--noflush")
 	}
 }
 
