@@ -19,12 +19,13 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/loop"
 )
 
 func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	a := New(Inputs{}, &world{}, testSettings(), zap.NewNop())
+	a := New(Inputs{}, &loop.World{}, testSettings(), zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
 	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
 	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
@@ -75,7 +76,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 			t.Errorf("%s: %q, %v", probe, reason, err)
 		}
 	}
-	if code, _ := get(t, a, "/agent"); code != http.StatusNotFound {
+	if code, _ := loop.Get(t, a, "/agent"); code != http.StatusNotFound {
 		t.Errorf("the network gets %d, and maybe the config", code)
 	}
 	cancel()
@@ -113,7 +114,7 @@ func TestSocketThatWasRemovedIsListenedOnAgain(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "run")
 	path := filepath.Join(dir, "probe.sock")
-	a := New(Inputs{}, &world{}, testSettings(), zap.NewNop())
+	a := New(Inputs{}, &loop.World{}, testSettings(), zap.NewNop())
 	a.publish(view{})
 	ctx, cancel := context.WithCancel(t.Context())
 	log, lines := logLines()

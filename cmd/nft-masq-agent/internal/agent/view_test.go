@@ -3,7 +3,6 @@ package agent
 import (
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,17 +10,15 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/native"
 )
+
+const snat = "snatAddresses: [198.51.100.11, 198.51.100.64/29]\n"
 
 func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	one, other := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16")
-	c, problems := config.Parse(config.Defaults{}, snatFile().Sources...)
-	if err := problems.Err(); err != nil {
-		t.Fatal(err)
-	}
-	snat := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-	here := snat.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
+	source := config.Source{Name: "config", Data: []byte(snat)}
+	away := nft.Build(config.Defaults{}, testSettings().NFT, source).Ruleset
+	here := away.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
 	differences := func(n int, tookOver ...string) kernel.Applied {
 		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
 	}
@@ -56,13 +53,13 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 			"differences removed: 2",
 		},
 		"another address": {
-			view{installed: &snat},
+			view{installed: away},
 			&here, differences(2), moved,
 			"source addresses replaced by those that this node has",
 		},
 		"it is gone": {
 			view{installed: &here, refusal: unix.EPERM},
-			&snat, differences(2), moved,
+			away, differences(2), moved,
 			"source addresses replaced by those that this node has",
 		},
 		"the address stays": {view{installed: &here}, &here, differences(2), restored, "rules restored, differences: 2"},
@@ -90,37 +87,4 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.told.Since.Sub(start), got.repairs, got.changes)
 		}
 	}
-}
-
-func TestSecondAgentIsReportedUntilItIsGone(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		const metric = "second_agent"
-		w.settled(t)
-		wantMetrics(t, w.agent, "second_agent 0\n", metric)
-	})
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{holder: 7}
-		log, lines := logLines()
-		a := New(Inputs{Lock: w.lock, Later: w.lock, Holder: func() (int, bool) { return w.holder, w.holder != 0 }}, w,
-			testSettings(), log)
-		for _, tt := range []struct {
-			holder int
-			metric string
-			lines  int
-		}{{7, "1", 1}, {7, "1", 0}, {0, "0", 1}} {
-			w.holder = tt.holder
-			a.second.try()
-			wantMetrics(t, a, "second_agent "+tt.metric+"\n", "second_agent")
-			if len(lines) != tt.lines {
-				t.Errorf("holder %d: %d lines", tt.holder, len(lines))
-			}
-			for range len(lines) {
-				<-lines
-			}
-		}
-		if a.second.lock == nil {
-			t.Error("the lock is not taken")
-		}
-		a.schedule.stop()
-	})
 }
