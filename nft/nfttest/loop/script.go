@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
+	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -27,11 +29,9 @@ import (
 )
 
 // Play plays the scripts of a file, one a paragraph: its name, and steps, each followed by what it leads to: lines of the
-// log, writes, what is enforced, and whether the loop is ready. run makes a world for a name; more are further
-// steps. With update, the file is written anew.
-func Play(t *testing.T, file string, update bool, run func(*testing.T, string, func(*World)),
-	more map[string]func(w *World, rest string) string,
-) {
+// log, writes, what is enforced, and whether the loop is ready. run makes a world for a name, and has further steps. With
+// update, the file is written anew.
+func Play(t *testing.T, file string, update bool, run func(t *testing.T, name string, play func(*World, Steps))) {
 	text, err := os.ReadFile(file)
 	nfttest.Check(err)
 	var all []string
@@ -39,14 +39,14 @@ func Play(t *testing.T, file string, update bool, run func(*testing.T, string, f
 		name, steps, _ := strings.Cut(paragraph, "\n")
 		got := name + "\n"
 		t.Run(strings.TrimPrefix(name, "# "), func(t *testing.T) {
-			run(t, name, func(w *World) {
+			run(t, name, func(w *World, more Steps) {
 				for line := range strings.Lines(steps) {
 					if step := strings.TrimSuffix(line, "\n"); !strings.HasPrefix(step, "> ") {
 						got += step + "\n" + w.play(step, more)
 					}
 				}
 			})
-			if diff := cmp.Diff(paragraph+"\n", got); diff != "" && !update {
+			if diff := gocmp.Diff(paragraph+"\n", got); diff != "" && !update {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -57,11 +57,17 @@ func Play(t *testing.T, file string, update bool, run func(*testing.T, string, f
 	}
 }
 
+// area returns the first word of the event of a line.
+func area(e captured.LoggedEntry) string {
+	word, _, _ := strings.Cut(fmt.Sprint(e.ContextMap()["event"]), "_")
+	return word
+}
+
 // hash matches one in a text.
 var hash = regexp.MustCompile(`\b[0-9a-f]{8}\b`)
 
 // play does a step, and returns what it leads to.
-func (w *World) play(step string, more map[string]func(*World, string) string) string {
+func (w *World) play(step string, more Steps) string {
 	var b strings.Builder
 	say := func(format string, a ...any) {
 		text := hash.ReplaceAllStringFunc(fmt.Sprintf(format, a...), func(h string) string {
@@ -82,7 +88,11 @@ func (w *World) play(step string, more map[string]func(*World, string) string) s
 	}
 	answer := do(w, rest)
 	synctest.Wait()
-	for _, e := range w.Logs.TakeAll() {
+	lines := w.Logs.TakeAll()
+	if w.Observed {
+		slices.SortStableFunc(lines, func(a, b captured.LoggedEntry) int { return cmp.Compare(area(a), area(b)) })
+	}
+	for _, e := range lines {
 		fields := e.ContextMap()
 		delete(fields, "duration_ms")
 		delete(fields, "version")
@@ -124,8 +134,10 @@ func (w *World) give(name string, sources []config.Source, err error) {
 	w.Deliver(sources, err)
 }
 
-// steps are what happens in a script. They return what they were asked for.
-var steps = map[string]func(w *World, rest string) string{
+// Steps are what happens in a script. They return what they were asked for.
+type Steps map[string]func(w *World, rest string) string
+
+var steps = Steps{
 	"exempt": func(w *World, cidrs string) string { w.give(cidrs, File(cidrs), nil); return "" },
 	"settle": func(w *World, _ string) string { // of which the other scripts show nothing
 		w.give("10.0.0.0/8", File("10.0.0.0/8"), nil)

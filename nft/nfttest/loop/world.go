@@ -41,13 +41,14 @@ type Agent interface {
 // A World is the kernel of a loop, and what else it reads.
 type World struct {
 	*testing.T
-	Agent   Agent
-	Logs    *captured.ObservedLogs
-	Options nft.Options
-	Deliver func([]config.Source, error) // a content of the config
-	Hangup  chan os.Signal
-	Moves   chan node.Change // of addresses
-	End     func()
+	Agent    Agent
+	Observed bool // by observers, which log at the same time
+	Logs     *captured.ObservedLogs
+	Options  nft.Options
+	Deliver  func([]config.Source, error) // a content of the config
+	Hangup   chan os.Signal
+	Moves    chan node.Change // of addresses
+	End      func()
 
 	mu        sync.Mutex
 	Held      string // hash of the rules in the kernel, and the addresses of the node in them
@@ -224,16 +225,6 @@ func File(cidrs string) []config.Source {
 	return []config.Source{{Name: "config", Data: []byte("nonMasqueradeCIDRs: [" + cidrs + "]\n")}}
 }
 
-// HashOf returns the hash of the policy of [File].
-func (w *World) HashOf(cidrs string) string {
-	w.Helper()
-	b := nft.Build(config.Defaults{}, w.Options, File(cidrs)...)
-	if err := b.Problems.Err(); err != nil {
-		w.Fatal(err)
-	}
-	return b.Ruleset.Hash()
-}
-
 // Gets gives a config to the loop.
 func (w *World) Gets(cidrs string) {
 	w.Deliver(File(cidrs), nil)
@@ -317,12 +308,4 @@ func (w *World) Metrics(names ...string) (lines []string) {
 		}
 	}
 	return lines
-}
-
-// WantMetrics compares the lines of a scrape about a metric.
-func (w *World) WantMetrics(name string, want ...string) {
-	w.Helper()
-	if diff := cmp.Diff(want, w.Metrics(name)); diff != "" {
-		w.Errorf("metrics (-want +got):\n%s", diff)
-	}
 }

@@ -61,9 +61,9 @@ func named(t *testing.T, name string, test func(t *testing.T, w *world)) {
 }
 
 func TestLoopDoesWhatItsScriptsSay(t *testing.T) {
-	loop.Play(t, "testdata/loop.txt", *update, func(t *testing.T, name string, test func(*loop.World)) {
-		named(t, name, func(_ *testing.T, w *world) { test(w.World) })
-	}, nil)
+	loop.Play(t, "testdata/loop.txt", *update, func(t *testing.T, name string, play func(*loop.World, loop.Steps)) {
+		named(t, name, func(_ *testing.T, w *world) { play(w.World, nil) })
+	})
 }
 
 func TestRepairsAgainstAFightingProgramAreOneSecondApart(t *testing.T) {

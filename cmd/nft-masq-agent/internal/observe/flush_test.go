@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -109,78 +108,6 @@ func TestPassIsLoggedAtItsStartAndItsEndAndFailuresAreRetried(t *testing.T) {
 				}
 				if took := time.Since(start); took < least || took > least*11/9 {
 					t.Errorf("it took %s, at least %s were expected", took, least)
-				}
-			})
-		})
-	}
-}
-
-// A pass that did not end would delete connections that the policy in force allows.
-func TestPassEndsAtOnceWithItsPolicy(t *testing.T) {
-	staleFile := func(stale, cidr string) agent.Files {
-		f := file(cidr)
-		f.Sources[0].Data = append(f.Sources[0].Data, "staleConnections: "+stale+"\n"...)
-		return f
-	}
-	const begun, ended, other = "deleting 5 of all", "deleted 1, complete: false", "deleting 5 of udp"
-	for name, tt := range map[string]struct {
-		event   func(*world)
-		want    []string
-		counted int64 // stale connections
-	}{
-		"another policy": {func(w *world) {
-			w.files <- staleFile("udp", "10.0.0.0/9")
-		}, []string{begun, ended, other}, 0},
-		"another policy, while it is written": {func(w *world) {
-			w.cost = time.Hour
-			w.files <- staleFile("udp", "10.0.0.0/9")
-		}, []string{begun, ended}, 0},
-		"a refused policy": {func(w *world) {
-			w.refuse(unix.ENOMEM)
-			w.files <- staleFile("all", "10.0.0.0/9")
-		}, []string{begun, ended}, 0},
-		"a refused policy, and the same again": {func(w *world) {
-			w.refuse(unix.ENOMEM)
-			w.gets(staleFile("all", "10.0.0.0/9"))
-			w.refuse(nil)
-			w.files <- staleFile("all", "10.0.0.0/8")
-		}, []string{begun, ended, begun}, 0},
-		"keep": {func(w *world) { w.files <- staleFile("keep", "10.0.0.0/8") }, []string{begun, ended}, 1},
-		"fewer protocols": {func(w *world) {
-			w.files <- staleFile("udp", "10.0.0.0/8")
-		}, []string{begun, ended, other}, 0},
-		"a repair": {func(w *world) {
-			w.mu.Lock()
-			w.held = "tampered"
-			w.mu.Unlock()
-			w.hangup <- unix.SIGHUP
-		}, []string{begun, ended, begun}, 0},
-		"rules are not read":  {func(w *world) { w.refuse(unix.EPERM); w.hangup <- unix.SIGHUP }, []string{begun, ended}, 0},
-		"the same policy":     {func(w *world) { w.files <- staleFile("all", "10.0.0.0/8, 10.0.0.0/8") }, []string{begun}, 0},
-		"a rejected config":   {func(w *world) { w.files <- staleFile("never", "10.0.0.0/9") }, []string{begun}, 0},
-		"resyncs for an hour": {func(*world) { time.Sleep(time.Hour) }, []string{begun}, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				w.flush = func(_ nft.Ruleset, _ config.Stale, listed func(int, *conntrack.Judge)) Flush {
-					return func(ctx context.Context) (int, error) {
-						listed(5, &conntrack.Judge{})
-						<-ctx.Done()
-						return 1, ctx.Err()
-					}
-				}
-				w.gets(staleFile("all", "10.0.0.0/8"))
-				if got := events(w.logs); !slices.Equal(got, []string{begun}) {
-					t.Fatalf("%q", got)
-				}
-				tt.event(w)
-				synctest.Wait()
-				if diff := cmp.Diff(tt.want, events(w.logs)); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-				// A policy that has ended counts nothing.
-				if n := w.recounts.Load(); n != tt.counted {
-					t.Errorf("counted %d times", n)
 				}
 			})
 		})
