@@ -2,12 +2,13 @@ package config
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // Each file of testdata/config/rows has paragraphs: a name, the text of a config, or of several
@@ -18,21 +19,13 @@ func TestRowsMeanWhatTheySay(t *testing.T) {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
-		rows, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var all []string
-		for paragraph := range strings.SplitSeq(strings.TrimSuffix(string(rows), "\n"), "\n\n#") {
-			name, rest, _ := strings.Cut(paragraph, "\n")
-			text, _, _ := strings.Cut(rest, "\n>")
+		nfttest.Golden(t, file, *update, func(_ *testing.T, name, text string) string {
 			d := Defaults{EnableIPv6: true}
 			if strings.Contains(name, "(flags)") {
 				d = Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: time.Hour}
 			}
-			all = append(all, name+"\n"+text+"\n"+changes(d, strings.Split(text, "=== next file\n")))
-		}
-		golden(t, filepath.Join("rows", filepath.Base(file)), strings.Join(all, "\n#"))
+			return text + nfttest.Marked(changes(d, strings.Split(text, "=== next file\n")))
+		})
 	}
 }
 
@@ -40,18 +33,13 @@ func TestRowsMeanWhatTheySay(t *testing.T) {
 // unwrapped.
 func changes(d Defaults, files []string) string {
 	var b strings.Builder
-	add := func(texts string) {
-		for line := range strings.Lines(texts) {
-			b.WriteString("> " + line)
-		}
-	}
 	var sources []Source
 	for i, data := range files {
 		s, note, err := Unwrap(Source{Name: fmt.Sprintf("f%d", i), Data: []byte(data)})
 		if err != nil {
-			return fmt.Sprintf("> error: %v\n", err)
+			return fmt.Sprintf("error: %v\n", err)
 		} else if note != nil {
-			add(lines(Problems{*note}))
+			b.WriteString(lines(Problems{*note}))
 		}
 		sources = append(sources, s)
 	}
@@ -60,9 +48,9 @@ func changes(d Defaults, files []string) string {
 	for i := range reflect.TypeFor[Config]().NumField() {
 		field := func(c Config) string { return fmt.Sprint(reflect.Indirect(reflect.ValueOf(c).Field(i))) }
 		if problems.Worst() != Error && field(was) != field(c) {
-			add(reflect.TypeFor[Config]().Field(i).Name + ": " + field(c) + "\n")
+			b.WriteString(reflect.TypeFor[Config]().Field(i).Name + ": " + field(c) + "\n")
 		}
 	}
-	add(lines(NeedsNFTables(c)) + lines(problems))
+	b.WriteString(lines(NeedsNFTables(c)) + lines(problems))
 	return b.String()
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
@@ -32,29 +30,14 @@ import (
 // log, writes, what is enforced, and whether the loop is ready. run makes a world for a name, and has further steps. With
 // update, the file is written anew.
 func Play(t *testing.T, file string, update bool, run func(t *testing.T, name string, play func(*World, Steps))) {
-	text, err := os.ReadFile(file)
-	nfttest.Check(err)
-	var all []string
-	for paragraph := range strings.SplitSeq(strings.TrimSuffix(string(text), "\n"), "\n\n") {
-		name, steps, _ := strings.Cut(paragraph, "\n")
-		got := name + "\n"
-		t.Run(strings.TrimPrefix(name, "# "), func(t *testing.T) {
-			run(t, name, func(w *World, more Steps) {
-				for line := range strings.Lines(steps) {
-					if step := strings.TrimSuffix(line, "\n"); !strings.HasPrefix(step, "> ") {
-						got += step + "\n" + w.play(step, more)
-					}
-				}
-			})
-			if diff := gocmp.Diff(paragraph+"\n", got); diff != "" && !update {
-				t.Errorf("(-want +got):\n%s", diff)
+	nfttest.Golden(t, file, update, func(t *testing.T, name, text string) (body string) {
+		run(t, name, func(w *World, more Steps) {
+			for line := range strings.Lines(text) {
+				body += line + w.play(strings.TrimSuffix(line, "\n"), more)
 			}
 		})
-		all = append(all, got)
-	}
-	if update {
-		nfttest.Check(os.WriteFile(file, []byte(strings.Join(all, "\n")), 0o644))
-	}
+		return body
+	})
 }
 
 // area returns the first word of the event of a line.
