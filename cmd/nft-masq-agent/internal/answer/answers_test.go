@@ -126,7 +126,8 @@ var questions = map[string]func(r *row, about string){
 	"counters": func(r *row, n string) {
 		count := nfttest.Must(strconv.ParseUint(n, 10, 64))
 		r.status.SetConnections([]nft.Counts{
-			{Verdict: nft.Masqueraded, Packets: count}, {IPv6: true, Verdict: nft.Exempt, Packets: 2 * count},
+			{Verdict: nft.Masqueraded, Packets: count},
+			{IPv6: true, Verdict: nft.Exempt, Packets: 2 * count},
 			{Verdict: nft.Invalid, Packets: 7},
 		})
 	},
