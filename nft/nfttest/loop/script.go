@@ -69,6 +69,7 @@ func (w *World) play(step string, more Steps) string {
 	if !ok {
 		w.Fatalf("no such step: %s", step)
 	}
+	synctest.Wait() // for what begins with the loop
 	answer := do(w, rest)
 	synctest.Wait()
 	lines := w.Logs.TakeAll()

@@ -231,35 +231,38 @@ func (w lineWriter) Write(b []byte) (int, error) {
 func (lineWriter) Sync() error { return nil }
 
 func TestPortInUseIsLoggedAndRetried(t *testing.T) {
-	t.Parallel()
 	first, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, lines := logLines()
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := Serve(ctx, OnTCP, first.Addr().String(), http.NotFoundHandler(), log)
-	if line := <-lines; !strings.Contains(line, "cannot listen on "+first.Addr().String()+", retrying") ||
-		!strings.Contains(line, "address already in use") {
-		t.Errorf("logged %s", line)
-	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if line := <-lines; !strings.Contains(line, "serving HTTP") {
-		t.Errorf("logged %s", line)
-	}
-	dialer := &net.Dialer{}
-	c, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if code := ask(t, c, plainRequest); code != http.StatusNotFound {
-		t.Errorf("status %d", code)
-	}
-	cancel()
-	<-ended
-	if _, err := dialer.DialContext(t.Context(), "tcp", first.Addr().String()); err == nil {
-		t.Error("still listens after shutdown")
-	}
+	defer first.Close()
+	address := first.Addr().String()
+	synctest.Test(t, func(t *testing.T) {
+		log, lines := logLines()
+		free := newPipeListener()
+		tries := 0
+		listen := func(address string) (net.Listener, error) {
+			if tries++; tries > 3 {
+				return free, nil
+			}
+			return OnTCP(address)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := Serve(ctx, listen, address, http.NotFoundHandler(), log)
+		if line := <-lines; !strings.Contains(line, "cannot listen on "+address+", retrying") ||
+			!strings.Contains(line, "address already in use") {
+			t.Errorf("logged %s", line)
+		}
+		if line := <-lines; !strings.Contains(line, "serving HTTP") {
+			t.Errorf("logged %s", line)
+		}
+		if code := ask(t, free.dial(), plainRequest); code != http.StatusNotFound {
+			t.Errorf("status %d", code)
+		}
+		cancel()
+		<-ended
+		if _, err := free.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("after shutdown: %v", err)
+		}
+	})
 }

@@ -2,10 +2,13 @@ package health
 
 import (
 	"errors"
+	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,6 +21,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 )
+
+var update = flag.Bool("update", false, "regenerate testdata/nodes.txt")
 
 // A kubelet replaces the files of a ConfigMap; a mount of one of them keeps the old one.
 func TestSingleFileMountFollowsNothingOnceItsSourceIsReplaced(t *testing.T) {
@@ -60,26 +65,108 @@ func TestSingleFileMountFollowsNothingOnceItsSourceIsReplaced(t *testing.T) {
 	<-done
 }
 
-func TestFullConnectionTrackingAndFailedInsertsAreFound(t *testing.T) {
-	var stats conntrack.Stats
-	n := Node{Stats: func() (conntrack.Stats, error) { return stats, nil }}
-	for _, tt := range []struct {
-		stats conntrack.Stats
-		want  string
-	}{
-		{conntrack.Stats{Entries: 89, Limit: 100, InsertFailed: 7}, ""},
-		{
-			conntrack.Stats{Entries: 90, Limit: 100, InsertFailed: 7},
-			"new connections fail, or will: 90 of 100 connections are tracked",
-		},
-		{conntrack.Stats{Entries: 5, Limit: 100, InsertFailed: 9}, "2 new connections failed since the last check"},
-		{conntrack.Stats{Entries: 5, InsertFailed: 9}, ""}, // before Linux 4.19 there is no limit to read
-	} {
-		stats = tt.stats
-		if got := n.conntrack().Error(); !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
-			t.Errorf("%+v: %q, want %q", tt.stats, got, tt.want)
+// A row is a node, and a policy.
+type row struct {
+	Node
+	policy nft.Policy
+}
+
+// steps are those of testdata/nodes.txt. They return what they were asked for.
+var steps = map[string]func(n *row, words []string) string{
+	"pods": func(n *row, list []string) string {
+		n.Pods = func(ipv6 bool) (all []netip.Addr, err error) {
+			for _, text := range list {
+				if a := netip.MustParseAddr(text); a.Is6() == ipv6 {
+					all = append(all, a)
+				}
+			}
+			return all, nil
 		}
+		return ""
+	},
+	"links": func(n *row, list []string) string { // NAME:KIND, NAME:KIND:elsewhere or NAME:KIND:down
+		n.Interfaces = func() (all []routes.Interface, err error) {
+			for _, text := range list {
+				words := append(strings.Split(text, ":"), "")
+				all = append(all, routes.Interface{
+					Name: words[0], Kind: words[1], Up: words[2] != "down", Elsewhere: words[2] == "elsewhere",
+				})
+			}
+			return all, nil
+		}
+		return ""
+	},
+	"others": func(n *row, words []string) string {
+		n.Others = func() (bool, error) {
+			if words[0] == "unreadable" {
+				return false, unix.EPERM
+			}
+			return words[0] == "yes", nil
+		}
+		return ""
+	},
+	"write": func(n *row, words []string) string {
+		path := filepath.Join(n.Proc, words[0])
+		nfttest.Check(errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(strings.Join(words[1:], " ")+"\n"), 0o644)))
+		return ""
+	},
+	"entries": func(n *row, words []string) string {
+		n.Stats = func() (s conntrack.Stats, err error) {
+			_, err = fmt.Sscan(strings.Join(words, " "), &s.Entries, &s.Limit, &s.InsertFailed)
+			return s, err
+		}
+		return ""
+	},
+	"check":    func(n *row, _ []string) string { return n.say(n.Check(n.policy, filepath.Join(n.Proc, "config"))) },
+	"forwards": func(n *row, _ []string) string { return n.Forwards(n.policy) },
+	"not-forwarded": func(n *row, words []string) string {
+		kind := map[string]int{
+			"unicast": unix.RTN_UNICAST, "broadcast": unix.RTN_BROADCAST, "multicast": unix.RTN_MULTICAST,
+			"local": unix.RTN_LOCAL, "unknown": unix.RTN_UNSPEC,
+		}[words[2]]
+		what, remedy := NotForwarded(n.Proc, words[0], netip.MustParseAddr(words[1]), kind)
+		return fmt.Sprintf("%q %q", what, remedy)
+	},
+	"strict": func(n *row, words []string) string {
+		return n.say(StrictReplies(n.Proc, nfttest.Must(strconv.Atoi(words[0])), words[1:]))
+	},
+}
+
+// say returns problems with all that is said about them.
+func (n *row) say(all config.Problems) string {
+	var b strings.Builder
+	for _, p := range all {
+		fmt.Fprintf(&b, "%s %s: %s\n", p.Level, p.ID, p.Error())
 	}
+	return strings.ReplaceAll(b.String(), n.Proc, "PROC")
+}
+
+// Each paragraph of testdata/nodes.txt is a config, and then what a node is like, and what is asked about it.
+func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
+	nfttest.Golden(t, "testdata/nodes.txt", *update, func(t *testing.T, _, text string) (body string) {
+		n := &row{Node: Node{
+			Proc: t.TempDir(), Rules: func() ([]routes.SourceRule, error) { return nil, nil },
+		}}
+		for word, about := range map[string]string{"pods": "", "links": "", "others": "no", "entries": "0 0 0"} {
+			steps[word](n, strings.Fields(about))
+		}
+		file := ""
+		for line := range strings.Lines(text) {
+			words := strings.Fields(line)
+			step := steps[words[0]]
+			if step == nil {
+				file += line
+				body += line
+				continue
+			}
+			b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}},
+				config.Source{Name: "config", Data: []byte(file)})
+			n.policy = b.Ruleset.Policy
+			body += line + nfttest.Marked(step(n, words[1:]))
+		}
+		return body
+	})
 }
 
 // Pods keep their address to what is exempt, but rules of policy routing lead them to other networks alone.

@@ -52,6 +52,8 @@ type world struct {
 	recounts   int           // of them
 	readings   int           // of all connections
 	reading    time.Duration // how long one takes
+	unread     error         // why they cannot be read
+	problems   config.Problems
 }
 
 // inBubble runs the loop; test runs while the loop waits for events.
@@ -67,7 +69,10 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation,
 			Processor: func() time.Duration { return 0 }, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
 		}, n, agent.Settings{NFT: o.NFT(), LostLines: func() uint64 { return 0 }}, log)
-		w.all = All(w.agent, w, o, func(nft.Policy) config.Problems { return nil })
+		w.all = All(w.agent, w, o, func(nft.Policy) (found config.Problems) {
+			w.Locked(func() { found = w.problems })
+			return found
+		})
 		w.agent.Observe(w.all...)
 		return w.agent
 	}, func(*loop.World) { test(w.T, w) })
@@ -94,20 +99,21 @@ func (w *world) XTables() (found []older.XTable, err error) {
 
 func (w *world) Pressure(conntrack.Ports) (conntrack.Pressure, error) {
 	var long time.Duration
-	w.Locked(func() { w.readings, long = w.readings+1, w.reading })
+	var err error
+	w.Locked(func() { w.readings, long, err = w.readings+1, w.reading, w.unread })
 	time.Sleep(long)
 	return conntrack.Pressure{
 		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
 		Fullest: map[conntrack.PortGroup]float64{{Protocol: unix.IPPROTO_UDP}: 0.5},
-	}, nil
+	}, err
 }
 
 func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (s conntrack.Stale, err error) {
 	if err := ctx.Err(); err != nil {
 		return s, err
 	}
-	w.Locked(func() { w.recounts, s.Count = w.recounts+1, w.stale })
-	return s, nil
+	w.Locked(func() { w.recounts, s.Count, err = w.recounts+1, w.stale, w.unread })
+	return s, err
 }
 
 func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
@@ -145,9 +151,18 @@ func (w *world) steps() loop.Steps {
 	return loop.Steps{
 		"legacy":      set(func(what string) { w.others.Legacy = loop.OlderChains(what) }),
 		"conflicts":   set(w.conflict),
+		"unexamined":  set(func(n string) { w.others.Unread = nfttest.Must(strconv.Atoi(n)) }),
 		"survey-cost": set(func(cost string) { w.surveyCost = nfttest.Must(time.ParseDuration(cost)) }),
 		"interfaces":  set(func(list string) { w.interfaces = interfacesOf(list) }),
-		"stale":       set(func(n string) { w.stale = nfttest.Must(strconv.Atoi(n)) }),
+		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENOBUFS": unix.ENOBUFS}[why] }),
+		"problems": set(func(list string) {
+			w.problems = nil
+			for id := range strings.FieldsSeq(list) {
+				w.problems = append(w.problems, config.Problem{ID: id, Level: config.Error, Msg: "something about it"})
+			}
+		}),
+		"known": func(*loop.World, string) string { return w.agent.Report().Problems.Error() },
+		"stale": set(func(n string) { w.stale = nfttest.Must(strconv.Atoi(n)) }),
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
 				text = fmt.Sprintf("%d surveys, %d checks of more than our rules, stale connections counted %d times", w.surveys,
