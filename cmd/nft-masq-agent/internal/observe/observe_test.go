@@ -154,7 +154,7 @@ func (w *world) steps() loop.Steps {
 		"unexamined":  set(func(n string) { w.others.Unread = nfttest.Must(strconv.Atoi(n)) }),
 		"survey-cost": set(func(cost string) { w.surveyCost = nfttest.Must(time.ParseDuration(cost)) }),
 		"interfaces":  set(func(list string) { w.interfaces = interfacesOf(list) }),
-		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENOBUFS": unix.ENOBUFS}[why] }),
+		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}[why] }),
 		"problems": set(func(list string) {
 			w.problems = nil
 			for id := range strings.FieldsSeq(list) {
