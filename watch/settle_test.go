@@ -2,9 +2,9 @@ package watch
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,9 +13,12 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest"
 )
+
+var update = flag.Bool("update", false, "regenerate testdata/settle.txt")
 
 // A fakePath is what an observer sees: a file at /file, and possibly others in a
 // directory with it. It has no clock but that of a synctest bubble.
@@ -73,26 +76,38 @@ func (p *fakePath) check(read bool, known files) (r reading, deliver func()) {
 // do applies an operation to the file, and reports it as inotify would.
 func (p *fakePath) do(word, content string) {
 	p.mu.Lock()
-	was := p.files["/file"]
-	if word == "other" { // another file in the directory, whose content does not matter
-		p.files["/log"] = fileOf(9, "/log", 0)
-		p.mu.Unlock()
-		p.report("/log", fsnotify.Write)
-		return
-	}
-	if word == "lose" { // that file vanishes, and with it its content
+	at, event := "", fsnotify.Write // of another file
+	switch word {
+	case "other": // in the directory, whose content does not matter
+		at = "/log"
+		p.files[at] = fileOf(9, at, 0)
+	case "lose": // that file vanishes, and with it its content
+		at, event = "/log", fsnotify.Remove
 		p.content = content
-		delete(p.files, "/log")
-		p.mu.Unlock()
-		p.report("/log", fsnotify.Remove)
-		return
-	}
-	if word == "cost" { // how many milliseconds a check takes
+		delete(p.files, at)
+	case "hang": // until "answer"
+		p.hangs = make(chan struct{})
+	case "answer":
+		close(p.hangs)
+		p.hangs = nil
+	case "cost": // how many milliseconds a check takes
 		n, _ := strconv.Atoi(content)
 		p.cost = time.Duration(n) * time.Millisecond
+	default:
 		p.mu.Unlock()
+		p.change(word, content)
 		return
 	}
+	p.mu.Unlock()
+	if at != "" {
+		p.report(at, event)
+	}
+}
+
+// change applies an operation that gives the file another content.
+func (p *fakePath) change(word, content string) {
+	p.mu.Lock()
+	was := p.files["/file"]
 	p.content = content
 	now := fileOf(was.stat.Ino, was.path, 0)
 	var op fsnotify.Op
@@ -208,32 +223,25 @@ func every(interval, from, to int, format string) (steps []string) {
 // testdata/settle.txt has a paragraph for each: its name, steps ("MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD
 // CONTENT" for one at each of these times, which %d is), and what is delivered ("> MILLISECONDS CONTENT").
 func TestContentIsDeliveredWhenSettled(t *testing.T) {
-	text, err := os.ReadFile("testdata/settle.txt")
-	check(t, err)
-	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
-		lines := strings.Split(paragraph, "\n")
-		t.Run(strings.TrimPrefix(lines[0], "# "), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var steps, want []string
-				for _, line := range lines[1:] {
-					var from, to, interval int
-					if delivered, ok := strings.CutPrefix(line, "> "); ok {
-						want = append(want, delivered)
-					} else if n, _ := fmt.Sscanf(line, "%d-%d/%d", &from, &to, &interval); n == 3 {
-						_, step, _ := strings.Cut(line, " ")
-						steps = append(steps, every(interval, from, to, step)...)
-					} else {
-						steps = append(steps, line)
-					}
+	nfttest.Golden(t, "testdata/settle.txt", *update, func(t *testing.T, _, text string) (body string) {
+		synctest.Test(t, func(t *testing.T) {
+			var steps []string
+			for line := range strings.Lines(text) {
+				line = strings.TrimSuffix(line, "\n")
+				var from, to, interval int
+				if n, _ := fmt.Sscanf(line, "%d-%d/%d", &from, &to, &interval); n == 3 {
+					_, step, _ := strings.Cut(line, " ")
+					steps = append(steps, every(interval, from, to, step)...)
+				} else {
+					steps = append(steps, line)
 				}
-				p := newFakePath()
-				p.share = 0
-				if diff := cmp.Diff(want, p.play(t, steps)); diff != "" {
-					t.Errorf("delivered, in milliseconds (-want +got):\n%s", diff)
-				}
-			})
+			}
+			p := newFakePath()
+			p.share = 0
+			body = text + nfttest.Marked(strings.Join(p.play(t, steps), "\n"))
 		})
-	}
+		return body
+	})
 }
 
 func TestSlowReceiverGetsLatestContent(t *testing.T) {
@@ -350,61 +358,6 @@ func TestSlowChecksDelayOthersByAFewSecondsOnly(t *testing.T) {
 			}
 		})
 	})
-}
-
-func TestFileSystemThatDoesNotAnswerIsDeliveredAsContent(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		first bool   // it is the first check that hangs
-		word  string // what happens in the meantime
-		then  string // what is delivered once it answers
-	}{
-		{"at start", true, "poll", "one"},
-		{"later", false, "", "one"},
-		{"later, then changed", false, "swap", "two"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				p := newFakePath()
-				if tt.first {
-					p.hangs = make(chan struct{})
-				}
-				var got []string
-				p.following(t, func(content string) { got = append(got, content) }, func() {
-					if !tt.first {
-						time.Sleep(time.Hour + time.Second/2)
-						got = nil
-						p.mu.Lock()
-						p.hangs = make(chan struct{})
-						p.mu.Unlock()
-						time.Sleep(time.Second / 2)
-					}
-					want := []string{"its file system has not answered since " + time.Now().Format(time.RFC3339)}
-					time.Sleep(5*time.Second - 1)
-					synctest.Wait()
-					if got != nil {
-						t.Errorf("got %q too early", got)
-					}
-					time.Sleep(time.Hour)
-					if tt.word != "" {
-						p.do(tt.word, tt.then)
-					}
-					time.Sleep(time.Minute)
-					if diff := cmp.Diff(want, got); diff != "" {
-						t.Errorf("delivered in the meantime (-want +got):\n%s", diff)
-					}
-					p.mu.Lock()
-					close(p.hangs)
-					p.hangs = nil
-					p.mu.Unlock()
-					time.Sleep(time.Minute)
-					if diff := cmp.Diff(append(want, tt.then), got); diff != "" {
-						t.Errorf("delivered (-want +got):\n%s", diff)
-					}
-				})
-			})
-		})
-	}
 }
 
 func TestEndWaitsForTheRunningCheck(t *testing.T) {
