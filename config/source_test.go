@@ -8,12 +8,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/iotest"
 
-	"github.com/google/go-cmp/cmp"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func write(t *testing.T, path, data string) {
@@ -33,145 +34,61 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// read returns what Read finds at dir/name, as "name=content" without dir.
-func read(t *testing.T, dir, name string) []string {
-	t.Helper()
-	sources, err := Read(filepath.Join(dir, name))
+// Each paragraph of testdata/config/trees.txt makes files in a directory, and reads some of them.
+func TestTreesAreReadAsTheirRowsSay(t *testing.T) {
+	nfttest.Golden(t, corpus+"/trees.txt", *update, func(t *testing.T, _, text string) (body string) {
+		dir, long := t.TempDir(), strings.Repeat("x", 300)
+		for line := range strings.Lines(text) {
+			words := append(strings.Fields(strings.ReplaceAll(line, "LONG", long)), "")
+			path, rest := filepath.Join(dir, words[1]), strings.TrimSpace(strings.Join(words[2:], " "))
+			body += line
+			switch words[0] {
+			case "write":
+				write(t, path, rest)
+			case "large":
+				write(t, path, strings.Repeat("#", nfttest.Must(strconv.Atoi(rest))))
+			case "many":
+				for i := range nfttest.Must(strconv.Atoi(rest)) {
+					write(t, filepath.Join(path, fmt.Sprint(i)), "")
+				}
+			case "link":
+				link(t, words[1], filepath.Join(dir, rest))
+			case "mkdir":
+				nfttest.Check(os.Mkdir(path, 0o755))
+			case "fifo":
+				nfttest.Check(syscall.Mkfifo(path, 0o644))
+			case "socket":
+				defer nfttest.Must(net.Listen("unix", path)).Close()
+			case "read":
+				if filepath.IsAbs(words[1]) {
+					path = words[1]
+				}
+				body += nfttest.Marked(strings.NewReplacer(dir, "DIR", long, "LONG").Replace(found(path)))
+			default:
+				t.Fatalf("no such step: %s", line)
+			}
+		}
+		return body
+	})
+}
+
+// found says what Read finds, of many files how many.
+func found(path string) string {
+	sources, err := Read(path)
 	if err != nil {
-		t.Fatal(err)
+		if errors.As(err, new(*fs.PathError)) {
+			return fmt.Sprintf("%v, an error of the system\n", err)
+		}
+		return fmt.Sprintf("%v\n", err)
 	}
-	var got []string
+	if len(sources) > 100 {
+		return fmt.Sprintf("%d files\n", len(sources))
+	}
+	var b strings.Builder
 	for _, s := range sources {
-		entry := strings.TrimPrefix(s.Name, dir+"/")
-		if entry += "=" + string(s.Data); s.Ignored {
-			entry += "ignored"
-		}
-		got = append(got, entry)
+		fmt.Fprintf(&b, "%s: %.10s, %d bytes, ignored: %t\n", s.Name, s.Data, len(s.Data), s.Ignored)
 	}
-	return got
-}
-
-func TestMissingPathHasNoSource(t *testing.T) {
-	dir := t.TempDir()
-	link(t, "nowhere", filepath.Join(dir, "dangling"))
-	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"absent", "absent/config", "dangling", "empty"} {
-		if got := read(t, dir, name); got != nil {
-			t.Errorf("%s: %q", name, got)
-		}
-	}
-}
-
-func TestDirectoryIsReadInNameOrder(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{
-		"b.yml", "a.yaml", "ip-masq-agent", "ip-masq.txt", "B.json", "10.yaml", "9.yaml", "README", "notes.txt", "c.YAML",
-		".hidden", ".x.yaml", "a.yaml~", "a.yaml.bak", ".a.swp", "a.swp", "sub/c.yaml",
-	} {
-		write(t, filepath.Join(dir, "d", name), name)
-	}
-	write(t, filepath.Join(dir, "elsewhere"), "e")
-	link(t, "../elsewhere", filepath.Join(dir, "d/linked.yaml"))
-	link(t, "../nowhere", filepath.Join(dir, "d/dangling.yaml"))
-	link(t, "ring.yaml", filepath.Join(dir, "d/ring.yaml"))
-	link(t, "../elsewhere/x", filepath.Join(dir, "d/through-a-file.yaml"))
-	link(t, "sub", filepath.Join(dir, "d/linked-directory.yaml"))
-	if err := syscall.Mkfifo(filepath.Join(dir, "d/fifo.yaml"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	want := []string{
-		"d/10.yaml=10.yaml", "d/9.yaml=9.yaml", "d/B.json=B.json", "d/README=ignored", "d/a.yaml=a.yaml", "d/b.yml=b.yml",
-		"d/c.YAML=ignored", "d/ip-masq-agent=ip-masq-agent", "d/ip-masq.txt=ip-masq.txt", "d/linked.yaml=e",
-		"d/notes.txt=ignored",
-	}
-	if diff := cmp.Diff(want, read(t, dir, "d")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-func TestDirectoryWithOnlyAFileNamedConfigIsRead(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "..1/config"), "x")
-	write(t, filepath.Join(dir, "..1/README"), "y")
-	link(t, "..1", filepath.Join(dir, "..data"))
-	link(t, "..data/config", filepath.Join(dir, "config"))
-	link(t, "..data/README", filepath.Join(dir, "README"))
-	if diff := cmp.Diff([]string{"README=ignored", "config=x"}, read(t, dir, ".")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	write(t, filepath.Join(dir, "ip-masq-agent"), "z")
-	if diff := cmp.Diff([]string{"README=ignored", "config=ignored", "ip-masq-agent=z"}, read(t, dir, ".")); diff != "" {
-		t.Errorf("with another file (-want +got):\n%s", diff)
-	}
-}
-
-func TestNonRegularFilesAreErrorsAndDoNotBlock(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	write(t, filepath.Join(dir, "file"), "x")
-	link(t, "loop", filepath.Join(dir, "loop"))
-	link(t, "loop", filepath.Join(dir, "link-to-loop"))
-	write(t, filepath.Join(dir, "directory/a.yaml"), "x")
-	link(t, strings.Repeat("x", 300), filepath.Join(dir, "directory/long.yaml"))
-	write(t, filepath.Join(dir, "large"), strings.Repeat("#", maxSize+1))
-
-	tests := []struct{ path, want string }{
-		{"fifo", "fifo: not a regular file (named pipe)"},
-		{"socket", "socket: not a regular file (socket)"},
-		{"/dev/null", "/dev/null: not a regular file (character device)"},
-		{"loop", syscall.ELOOP.Error()},
-		{"link-to-loop", syscall.ELOOP.Error()},
-		{"file/config", syscall.ENOTDIR.Error()},
-		{"large", "large:1:1: the file is larger than 4 MiB"},
-		{"directory", syscall.ENAMETOOLONG.Error()},
-		{strings.Repeat("x", 300), syscall.ENAMETOOLONG.Error()},
-	}
-	for _, tt := range tests {
-		path := tt.path
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(dir, path)
-		}
-		sources, err := Read(path)
-		if err == nil || !strings.HasSuffix(err.Error(), tt.want) || sources != nil {
-			t.Errorf("%s: %v, %v, want an error ending in %q", tt.path, sources, err, tt.want)
-		}
-		var system *fs.PathError
-		wrapped := errors.As(err, &system) && errors.Is(err, syscall.ELOOP)
-		if tt.want == syscall.ELOOP.Error() && !wrapped {
-			t.Errorf("%s: %v does not wrap the error of the system", tt.path, err)
-		}
-	}
-}
-
-func TestDirectorySizeIsBounded(t *testing.T) {
-	dir := t.TempDir()
-	for i := range maxFiles {
-		write(t, filepath.Join(dir, "many", fmt.Sprint(i)), "")
-	}
-	if got := read(t, dir, "many"); len(got) != maxFiles {
-		t.Errorf("%d files", len(got))
-	}
-	write(t, filepath.Join(dir, "many/one-more"), "")
-	write(t, filepath.Join(dir, "large/a.yaml"), strings.Repeat("#", maxSize-5))
-	write(t, filepath.Join(dir, "large/b.yaml"), "# five")
-	for name, want := range map[string]string{
-		"many":  "many: more than 1000 entries: a directory of config files has fewer",
-		"large": "large/b.yaml:1:1: with this file, the files are larger than 4 MiB together",
-	} {
-		sources, err := Read(filepath.Join(dir, name))
-		if err == nil || !strings.HasSuffix(err.Error(), want) || sources != nil {
-			t.Errorf("%s: %d sources, %v, want an error ending in %q", name, len(sources), err, want)
-		}
-	}
+	return b.String()
 }
 
 func TestDirectoryIsReadAgainOnlyWhileItChanges(t *testing.T) {
