@@ -236,59 +236,47 @@ func TestLargestConfigMapIsParsed(t *testing.T) {
 func TestTooManyValuesAreAnError(t *testing.T) {
 	// One node for each of the mapping, the key, its list and what countNodes begins with.
 	const entries = maxNodes - 4
+	repeat := strings.Repeat
+	of := func(files ...string) (sources []Source) {
+		for i, text := range files {
+			sources = append(sources, Source{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
+		}
+		return sources
+	}
+	aliases := func(n int) []Source {
+		return of("a: &a [" + repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(n, ": *a\n"))
+	}
+	json := `{"nonMasqueradeCIDRs": [` + repeat(`"10.0.0.0/8",`, entries-10) + `"10.0.0.0/8"]}`
+	many := "a: &a {" + repeat("cidrLimit: 1, ", 5_000) + "}\n<<: [" + repeat("*a, ", 61) + "]"
+	const tooMany, expand = "f0: too many values", "f0:1:4: the aliases expand"
 	for name, tt := range map[string]struct {
-		files []string
-		want  string
+		want    string
+		sources []Source
 	}{
-		"as many as possible": {[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries)}, ""},
-		"as many in a line":   {[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries-1) + "]"}, ""},
-		"one more": {
-			[]string{"nonMasqueradeCIDRs:\n" + strings.Repeat("- 10.0.0.0/8\n", entries+2)},
-			"f0: too many values",
-		},
+		"as many as possible":    {"", of("nonMasqueradeCIDRs:\n" + repeat("- 10.0.0.0/8\n", entries))},
+		"as many in a line":      {"", of("nonMasqueradeCIDRs: [" + repeat("10.0.0.0/8,", entries-1) + "]")},
+		"one more":               {tooMany, of("nonMasqueradeCIDRs:\n" + repeat("- 10.0.0.0/8\n", entries+2))},
+		"entries in a line":      {tooMany, of("nonMasqueradeCIDRs: [" + repeat("10.0.0.0/8,", entries+4) + "]")},
+		"mappings":               {tooMany, of("- {" + repeat("a,", entries/2+4) + "}")},
+		"JSON":                   {"", of(json)},
+		"quoted keys":            {tooMany, of("--- {" + repeat(`"a":b,`, entries/4+4) + "}")},
+		"comments":               {"", of("# " + repeat("a, b: [# ]", 100) + "\n" + repeat("#\n", entries/2-40))},
+		"more comments":          {tooMany, of(repeat("#\n", entries/2+4))},
+		"comments behind quotes": {tooMany, of("a: 'b\n" + repeat("# ,\n", entries/3+4) + "'")},
+		"lines":                  {tooMany, of(repeat("\n", maxLines+1))},
+		"blank lines":            {"", of(repeat("\n", maxLines))},
+		"directives":             {tooMany, of(repeat("%TAG ! a\n", 200) + "---\na: b")},
+		"aliases":                {expand, aliases(31)},
+		"some aliases":           {"f0:3:1: duplicate key", aliases(29)},
+		"merges of many keys":    {expand, of(many)},
+		"merge of itself":        {expand, of("a: &a {<<: *a}\n<<: *a")},
 		"in two files": {
-			[]string{"a: [" + strings.Repeat("1,", entries/2) + "]", "a: [" + strings.Repeat("1,", entries/2+4) + "]"},
 			"f1: too many values",
+			of("a: ["+repeat("1,", entries/2)+"]", "a: ["+repeat("1,", entries/2+4)+"]"),
 		},
-		"entries in a line": {
-			[]string{"nonMasqueradeCIDRs: [" + strings.Repeat("10.0.0.0/8,", entries+4) + "]"},
-			"f0: too many values",
-		},
-		"mappings": {[]string{"- {" + strings.Repeat("a,", entries/2+4) + "}"}, "f0: too many values"},
-		"JSON": {
-			[]string{`{"nonMasqueradeCIDRs": [` + strings.Repeat(`"10.0.0.0/8",`, entries-10) + `"10.0.0.0/8"]}`},
-			"",
-		},
-		"quoted keys": {[]string{"--- {" + strings.Repeat(`"a":b,`, entries/4+4) + "}"}, "f0: too many values"},
-		"comments": {
-			[]string{"# " + strings.Repeat("a, b: [# ]", 100) + "\n" + strings.Repeat("#\n", entries/2-40)},
-			"",
-		},
-		"more comments":          {[]string{strings.Repeat("#\n", entries/2+4)}, "f0: too many values"},
-		"comments behind quotes": {[]string{"a: 'b\n" + strings.Repeat("# ,\n", entries/3+4) + "'"}, "f0: too many values"},
-		"lines":                  {[]string{strings.Repeat("\n", maxLines+1)}, "f0: too many values"},
-		"blank lines":            {[]string{strings.Repeat("\n", maxLines)}, ""},
-		"directives":             {[]string{strings.Repeat("%TAG ! a\n", 200) + "---\na: b"}, "f0: too many values"},
-		"aliases": {
-			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(31, ": *a\n")},
-			"f0:1:4: the aliases expand",
-		},
-		"some aliases": {
-			[]string{"a: &a [" + strings.Repeat("10.0.0.0/8,", 10_000) + "]\n" + spellings(29, ": *a\n")},
-			"f0:3:1: duplicate key",
-		},
-		"merges of many keys": {
-			[]string{"a: &a {" + strings.Repeat("cidrLimit: 1, ", 5_000) + "}\n<<: [" + strings.Repeat("*a, ", 61) + "]"},
-			"f0:1:4: the aliases expand",
-		},
-		"merge of itself": {[]string{"a: &a {<<: *a}\n<<: *a"}, "f0:1:4: the aliases expand"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var sources []Source
-			for i, text := range tt.files {
-				sources = append(sources, Source{Name: fmt.Sprintf("f%d", i), Data: []byte(text)})
-			}
-			_, problems := Parse(Defaults{}, sources...)
+			_, problems := Parse(Defaults{}, tt.sources...)
 			got := problems.Faults().Error()
 			if !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" {
 				t.Errorf("%.200s, want %q", got, tt.want)
