@@ -22,6 +22,9 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	differences := func(n int, tookOver ...string) kernel.Applied {
 		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
 	}
+	const again, others = "rules restored, differences: 2", "source addresses replaced by those that this node has"
+	accepted := view{installed: one, accepted: true}
+	refused := func(r *nft.Ruleset) view { return view{installed: r, refusal: unix.EPERM} }
 	start := time.Now()
 	for name, tt := range map[string]struct {
 		before  view
@@ -30,41 +33,27 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		effect  effect
 		what    string
 	}{
-		"nothing differs": {view{installed: one}, one, differences(0), nothing, ""},
-		"first rules":     {view{}, one, differences(3), replaced, "rules installed"},
-		"rules in place":  {view{}, one, differences(0), nothing, "the rules were already in place"},
-		"another policy": {view{installed: other}, one, differences(1), replaced, "policy " + other.Hash() +
-			" replaced, entries added: 1, removed: 1"},
-		"another program": {view{installed: one}, one, differences(2), restored, "rules restored, differences: 2"},
-		"and an older agent": {
-			view{installed: one, accepted: true},
-			one, differences(2, "a"), restored,
-			"rules restored, differences: 2",
-		},
-		"an older agent": {
-			view{installed: one, accepted: true},
-			one, differences(1, "a"), removed,
-			"differences removed: 1",
-		},
+		"nothing differs":     {view{installed: one}, one, differences(0), nothing, ""},
+		"first rules":         {view{}, one, differences(3), replaced, "rules installed"},
+		"rules in place":      {view{}, one, differences(0), nothing, "the rules were already in place"},
+		"another program":     {view{installed: one}, one, differences(2), restored, again},
+		"and an older agent":  {accepted, one, differences(2, "a"), restored, again},
+		"an older agent":      {accepted, one, differences(1, "a"), removed, "differences removed: 1"},
 		"the first take-over": {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
-		"after a refusal": {
-			view{installed: one, refusal: unix.EPERM},
-			one, differences(2), replaced,
-			"differences removed: 2",
+		"after a refusal":     {refused(one), one, differences(2), replaced, "differences removed: 2"},
+		"another address":     {view{installed: away}, &here, differences(2), moved, others},
+		"it is gone":          {refused(&here), away, differences(2), moved, others},
+		"the address stays":   {view{installed: &here}, &here, differences(2), restored, again},
+		"another policy": {
+			view{installed: other},
+			one, differences(1), replaced,
+			"policy " + other.Hash() + " replaced, entries added: 1, removed: 1",
 		},
-		"another address": {
-			view{installed: away},
-			&here, differences(2), moved,
-			"source addresses replaced by those that this node has",
+		"a policy with another": {
+			view{installed: one},
+			&here, differences(2), replaced,
+			"policy " + one.Hash() + " replaced, entries added: 5, removed: 1",
 		},
-		"it is gone": {
-			view{installed: &here, refusal: unix.EPERM},
-			away, differences(2), moved,
-			"source addresses replaced by those that this node has",
-		},
-		"the address stays": {view{installed: &here}, &here, differences(2), restored, "rules restored, differences: 2"},
-		"a policy with another": {view{installed: one}, &here, differences(2), replaced, "policy " + one.Hash() +
-			" replaced, entries added: 5, removed: 1"},
 	} {
 		v := tt.before
 		v.policy.want, v.told.Since, v.attempt.reason = tt.want, start, onResync
