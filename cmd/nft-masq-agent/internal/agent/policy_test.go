@@ -28,6 +28,8 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		p.accepted = true
 		return p
 	}
+	leniently, builtIn := of(FromLenient, lenient), of(FromDefaults, defaults)
+	file, last, without := accepted(FromFile, good), accepted(FromPrevious, good), accepted(FromDefaults, defaults)
 	kept, foreign := policy{from: FromPrevious, left: left}, policy{from: FromForeign}
 	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults},
 		situation{nil, false, defaults}
@@ -39,36 +41,21 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		want policy
 	}{
 		{"what a previous run left comes first", policy{}, lenient, everything, kept},
-		{"then what the older agents make of the file", policy{}, lenient, older, of(FromLenient, lenient)},
+		{"then what the older agents make of the file", policy{}, lenient, older, leniently},
 		{"then the rules of an older agent", policy{}, rejected, older, foreign},
-		{"then the defaults", policy{}, rejected, empty, of(FromDefaults, defaults)},
+		{"then the defaults", policy{}, rejected, empty, builtIn},
 		{"rules of a previous run stay as long as they are there", kept, lenient, everything, kept},
-		{"once they are gone, it is decided again", kept, lenient, older, of(FromLenient, lenient)},
-		{
-			"our own rules are not those of a previous run", of(FromLenient, lenient), other, everything,
-			of(FromLenient, other),
-		},
-		{
-			"the older agents keep what they have if they reject a file", of(FromLenient, lenient), rejected, older,
-			of(FromLenient, lenient),
-		},
-		{"a removed agent does not stay active with another file", foreign, rejected, empty, of(FromDefaults, defaults)},
-		{
-			"the defaults stay next to an older agent that comes later", of(FromDefaults, defaults), rejected, older,
-			of(FromDefaults, defaults),
-		},
-		{
-			"they give way to what the older agents make of a file", of(FromDefaults, defaults), lenient, empty,
-			of(FromLenient, lenient),
-		},
-		{"a good file always counts", foreign, good, everything, accepted(FromFile, good)},
-		{"its absence too", accepted(FromFile, good), defaults, empty, accepted(FromDefaults, defaults)},
-		{"the last good config stays", accepted(FromFile, good), lenient, everything, accepted(FromPrevious, good)},
-		{"again and again", accepted(FromPrevious, good), lenient, everything, accepted(FromPrevious, good)},
-		{
-			"so do the defaults of a missing file", accepted(FromDefaults, defaults), lenient, everything,
-			accepted(FromDefaults, defaults),
-		},
+		{"once they are gone, it is decided again", kept, lenient, older, leniently},
+		{"our own rules are not those of a previous run", leniently, other, everything, of(FromLenient, other)},
+		{"the older agents keep what they have if they reject a file", leniently, rejected, older, leniently},
+		{"a removed agent does not stay active with another file", foreign, rejected, empty, builtIn},
+		{"the defaults stay next to an older agent that comes later", builtIn, rejected, older, builtIn},
+		{"they give way to what the older agents make of a file", builtIn, lenient, empty, leniently},
+		{"a good file always counts", foreign, good, everything, file},
+		{"its absence too", file, defaults, empty, without},
+		{"the last good config stays", file, lenient, everything, last},
+		{"again and again", last, lenient, everything, last},
+		{"so do the defaults of a missing file", without, lenient, everything, without},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := decide(tt.now, tt.c, tt.n)
