@@ -2,6 +2,7 @@ package observe
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -47,7 +48,8 @@ type world struct {
 	surveying  int           // that are running
 	surveyCost time.Duration // how long one takes
 	interfaces []routes.Interface
-	flush      func(nft.Ruleset, config.Stale, func(int, *conntrack.Judge)) Flush
+	passes     []string      // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
+	spared     []string      // reasons
 	stale      int           // connections
 	recounts   int           // of them
 	readings   int           // of all connections
@@ -59,7 +61,7 @@ type world struct {
 // inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
-	w := &world{flush: endless}
+	w := &world{}
 	loop.Run(t, func(n *loop.World, log *zap.Logger) loop.Agent {
 		w.World, n.Observed = n, true
 		o := options.Options{Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
@@ -76,15 +78,6 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 		w.agent.Observe(w.all...)
 		return w.agent
 	}, func(*loop.World) { test(w.T, w) })
-}
-
-// endless is a pass over five connections, which deletes one of them.
-func endless(_ nft.Ruleset, _ config.Stale, listed func(int, *conntrack.Judge)) Flush {
-	return func(ctx context.Context) (int, error) {
-		listed(5, &conntrack.Judge{})
-		<-ctx.Done()
-		return 1, ctx.Err()
-	}
 }
 
 func (w *world) Interfaces() (all []routes.Interface, err error) {
@@ -116,8 +109,28 @@ func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (s conntrack.Stale, er
 	return s, err
 }
 
-func (w *world) Flush(r nft.Ruleset, which config.Stale, listed func(int, *conntrack.Judge)) Flush {
-	return w.flush(r, which, listed)
+func (w *world) Flush(_ nft.Ruleset, _ config.Stale, list func(int, *conntrack.Judge)) Flush {
+	return func(ctx context.Context) (deleted int, err error) {
+		is := "5:1:canceled"
+		w.Locked(func() {
+			if len(w.passes) > 0 {
+				is, w.passes = w.passes[0], w.passes[1:]
+			}
+		})
+		words := strings.Split(is, ":")
+		if listed := nfttest.Must(strconv.Atoi(words[0])); listed >= 0 {
+			list(listed, &conntrack.Judge{Evidence: conntrack.Evidence{Spared: w.spared}})
+		}
+		switch words[2] {
+		case "":
+		case "canceled":
+			<-ctx.Done()
+			err = ctx.Err()
+		default:
+			err = errors.New(words[2])
+		}
+		return nfttest.Must(strconv.Atoi(words[1])), err
+	}
 }
 
 func (w *world) Others(_ context.Context, _ nft.Ruleset) (others neighbors.Others, err error) {
@@ -151,6 +164,8 @@ func (w *world) steps() loop.Steps {
 	return loop.Steps{
 		"legacy":      set(func(what string) { w.others.Legacy = loop.OlderChains(what) }),
 		"conflicts":   set(w.conflict),
+		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
+		"spared":      set(func(reason string) { w.spared = []string{reason} }),
 		"unexamined":  set(func(n string) { w.others.Unread = nfttest.Must(strconv.Atoi(n)) }),
 		"survey-cost": set(func(cost string) { w.surveyCost = nfttest.Must(time.ParseDuration(cost)) }),
 		"interfaces":  set(func(list string) { w.interfaces = interfacesOf(list) }),
