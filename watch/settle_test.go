@@ -285,6 +285,7 @@ func TestUnchangedFilesAreNotRead(t *testing.T) {
 			}
 			p.do("write", "one")
 			time.Sleep(time.Hour)
+			synctest.Wait()
 			if p.reads != 3 {
 				t.Errorf("%d reads, want one more if the same is written again", p.reads)
 			}
@@ -315,19 +316,23 @@ func TestChecksOfThePathTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 							time.Sleep(time.Millisecond)
 							change(p, i)
 						}
+						p.mu.Lock()
+						spent, checks := p.spent, p.checks
+						p.mu.Unlock()
 						// Five seconds' worth is saved at the start.
-						if most := (time.Since(p.start)+5*time.Second)/200 + 2*cost; p.spent > most {
-							t.Errorf("%v of %v spent, at most %v", p.spent, time.Since(p.start), most)
-						} else if p.spent < most/2 && cost > time.Millisecond {
-							t.Errorf("only %v of %v spent: the test sees too little", p.spent, time.Since(p.start))
+						if most := (time.Since(p.start)+5*time.Second)/200 + 2*cost; spent > most {
+							t.Errorf("%v of %v spent, at most %v", spent, time.Since(p.start), most)
+						} else if spent < most/2 && cost > time.Millisecond {
+							t.Errorf("only %v of %v spent: the test sees too little", spent, time.Since(p.start))
 						}
-						if most := 2 * (p.checks + 1) * cap(p.events); p.taken > most {
-							t.Errorf("%d events taken for %d checks", p.taken, p.checks)
+						if most := 2 * (checks + 1) * cap(p.events); p.taken > most {
+							t.Errorf("%d events taken for %d checks", p.taken, checks)
 						}
 						time.Sleep(10 * time.Second)
 						changed := time.Now()
 						p.do("swap", "at last")
 						time.Sleep(10 * time.Second)
+						synctest.Wait()
 						if took := at.Sub(changed); last != "at last" || took != cost {
 							t.Errorf("after a quiet time: %q after %v, want it at once", last, took)
 						}
@@ -352,6 +357,7 @@ func TestSlowChecksDelayOthersByAFewSecondsOnly(t *testing.T) {
 			done := at
 			p.do("swap", "three")
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			// Ten seconds, less those that were saved.
 			if took := at.Sub(done); took != 5*time.Second {
 				t.Errorf("read again after %v", took)

@@ -101,7 +101,7 @@ func (n *testNode) fitsIntoTheMemoryLimit(t *testing.T, text, mode string) {
 	d.await("foreign_rules_checked")
 	peak, _ := d.memory()
 	t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
-	if peak > limit {
+	if peak > limit && !nfttest.Race {
 		t.Error("more than the limit")
 	}
 	for _, command := range []string{"status", "explain --live 198.51.100.9 --from 10.1.2.3"} {
@@ -131,7 +131,7 @@ func (n *testNode) fitsNextTo(t *testing.T, d *daemon, args []string) {
 	_ = p.Wait() // 1 if something is wrong on this node
 	_, agent := d.memory()
 	peak := int64(cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss) << 10 //nolint:unconvert // 32 bits on arm
-	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit ||
+	if t.Logf("%s: peak %d MiB, agent %d MiB", args[0], peak>>20, agent>>20); peak+agent > limit && !nfttest.Race ||
 		!cmd.ProcessState.Exited() {
 		t.Errorf("%s: %s with %d MiB", args[0], cmd.ProcessState, peak>>20)
 	}

@@ -177,6 +177,7 @@ func (s *stalled) try(t *testing.T) {
 	s.stop()
 	expected := []string{
 		"rules_restored", "repairs_slowed", "rules_delayed", "rules_accepted", "config_applied", "config_rejected", "exiting",
+		"listening",
 	}
 	for _, line := range s.Untaken() {
 		if !slices.Contains(expected, line.Event()) && !hidden(line) {
