@@ -104,13 +104,13 @@ func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
 	s.passed = sync.OnceValues(func() (r *trace.Rules, err error) {
 		err = nfnetlink.Again(ctx, func() error {
-			r, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: passes})
+			r, err = trace.Read(c, trace.Scope{Own: s.Want.Owns, Reads: passes})
 			return err
 		})
 		return r, err
 	})
 	return s, nfnetlink.Again(ctx, func() (err error) {
-		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
+		if s.others, err = trace.Read(c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
 			s.older, err = older.Find(listing(s.others), s.Want, rule.String)
 		}
 		return err

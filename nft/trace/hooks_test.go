@@ -201,7 +201,7 @@ func TestPairsInOursAreThoseOfAnAddressWithItself(t *testing.T) {
 	}`, "-f", "-")
 	of := everything
 	of.Own, of.Ours = func(nfnetlink.Chain) bool { return true }, true
-	rules, err := trace.Read(t.Context(), c, of)
+	rules, err := trace.Read(c, of)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -370,7 +370,7 @@ func TestTraceOfSeveralBaseChains(t *testing.T) {
 		own := func(c nfnetlink.Chain) bool { return c.Name == "a" }
 		of := everything
 		of.Own, of.Ours = own, true
-		rules, err := trace.Read(t.Context(), c, of)
+		rules, err := trace.Read(c, of)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -44,7 +44,7 @@ var everything = trace.Scope{
 
 func read(t *testing.T, c *nfnetlink.Conn) *trace.Rules {
 	t.Helper()
-	r, err := trace.Read(t.Context(), c, everything)
+	r, err := trace.Read(c, everything)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,10 +74,10 @@ type Scope struct {
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has. It fails with [nfnetlink.ErrInterrupted] if the kernel says so, and
-// when ctx ends.
-func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
+// when the connection's context ends.
+func Read(c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	for attempt := 1; ; attempt++ {
-		r := &reader{Rules: &Rules{}, Scope: of, ctx: ctx, conn: c}
+		r := &reader{Rules: &Rules{}, Scope: of, conn: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("read rules: %w", err)
 		}
@@ -95,7 +94,6 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 type reader struct {
 	*Rules
 	Scope
-	ctx      context.Context
 	conn     *nfnetlink.Conn
 	rules    int // the number of rules read
 	memory   int // that they take, in bytes
@@ -139,7 +137,7 @@ func (r *reader) read() (err error) {
 		}
 	}
 	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
-	return r.ctx.Err()
+	return nil
 }
 
 // follow reads a chain, the sets and maps of its rules, and all chains that it leads to.
@@ -179,7 +177,7 @@ func (r *reader) follow(c *Chain) error {
 func (r *reader) readChain(c *Chain) error {
 	c.met, r.Chains = true, append(r.Chains, c)
 	if c.Own && !r.Ours {
-		return r.ctx.Err()
+		return nil
 	}
 	var rules []nfnetlink.Rule
 	more := r.rules+int(c.Use) > maxRules
@@ -187,7 +185,7 @@ func (r *reader) readChain(c *Chain) error {
 		var err error
 		rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
 			r.memory += next.Memory()
-			return r.memory > maxMemory || r.ctx.Err() != nil
+			return r.memory > maxMemory
 		})
 		if err != nil {
 			return err
@@ -205,15 +203,15 @@ func (r *reader) readChain(c *Chain) error {
 	if !c.Own || r.Ours {
 		c.Rules, c.statements = rules, make([][]rule.Statement, len(rules))
 	}
-	return r.ctx.Err()
+	return nil
 }
 
 // readSet reads a set or a map, unless it is too large or packets change its elements.
 func (r *reader) readSet(s *set) error {
-	if s.met || s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
+	if s.read || s.large || s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
 		return nil
 	}
-	if s.met, s.large = true, s.Count > maxSetSize; s.large {
+	if s.large = s.Count > maxSetSize; s.large {
 		return nil
 	}
 	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, min(2*maxSetSize, maxElements-r.elements))

@@ -91,7 +91,7 @@ func TestReadingEndsAtItsBounds(t *testing.T) {
 		},
 		{trace.Near{many, many, 4}, [2]int{4, 2}, 0, hit},
 	} {
-		tracer, err := trace.TracerNear(t.Context(), c, tt.left)
+		tracer, err := trace.TracerNear(c, tt.left)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestReadingFailsWithEachRequest(t *testing.T) {
 	for at, done := 0, false; !done; at++ {
 		for _, fault := range []error{unix.EIO, unix.ENOENT} {
 			n, kind := 0, netlink.HeaderType(0)
-			s, err := trace.Read(t.Context(), failing(t, ns, func(k netlink.HeaderType) error {
+			s, err := trace.Read(failing(t, ns, func(k netlink.HeaderType) error {
 				if n++; n == at+1 {
 					kind = k
 					return fault
@@ -147,7 +147,7 @@ func TestReadingFailsWithEachRequest(t *testing.T) {
 	}
 	for _, fault := range []error{nfnetlink.ErrInterrupted, unix.EIO} { // whoever asked may ask again
 		fails := func(netlink.HeaderType) error { return fault }
-		if s, err := trace.Read(t.Context(), failing(t, ns, fails), everything); s != nil || !errors.Is(err, fault) {
+		if s, err := trace.Read(failing(t, ns, fails), everything); s != nil || !errors.Is(err, fault) {
 			t.Errorf("%v: %v", fault, err)
 		}
 	}
@@ -170,7 +170,7 @@ func TestRulesThatChangeAreReadAgain(t *testing.T) {
 			}
 			return nil
 		})
-		s, err := trace.Read(t.Context(), c, everything)
+		s, err := trace.Read(c, everything)
 		if err != nil || len(s.Chains) != 2 || asked != requests {
 			t.Errorf("%d changes: read with %d requests, want %d: %v", changes, asked, requests, err)
 		}
@@ -215,7 +215,7 @@ func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
 		done <- nil
 	}()
 	for {
-		s, err := trace.Read(t.Context(), c, everything)
+		s, err := trace.Read(c, everything)
 		if err != nil && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			t.Fatal(err)
 		}
