@@ -29,25 +29,26 @@ func (s *State) Judge() (*conntrack.Judge, error) {
 // Candidates returns a judge that knows no other programs: they can only spare connections that
 // it finds stale.
 func Candidates(p nft.Policy) (*conntrack.Judge, error) {
-	local, err := routes.LocalInAnyTable()
+	e, err := received()
 	if err != nil {
 		return nil, err
 	}
-	delivered, err := routes.Delivered()
-	if err != nil {
-		return nil, err
+	e.Others = func(netip.Addr, netip.Addr, bool) bool { return false }
+	return conntrack.NewJudge(p, e), nil
+}
+
+// received returns what a judge must know of this node, without other programs.
+func received() (e conntrack.Evidence, err error) {
+	if e.Local, err = routes.LocalInAnyTable(); err == nil {
+		e.Delivered, err = routes.Delivered()
 	}
-	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
-	return conntrack.NewJudge(p, conntrack.Evidence{Local: local, Delivered: delivered, Others: nobody}), nil
+	return e, err
 }
 
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
 func (s *State) Evidence() (e conntrack.Evidence, err error) {
-	if e.Local, err = routes.LocalInAnyTable(); err != nil {
-		return e, err
-	}
-	if e.Delivered, err = routes.Delivered(); err != nil {
+	if e, err = received(); err != nil {
 		return e, err
 	}
 	if s.others.Unread > 0 {

@@ -23,10 +23,10 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
-	Listing older.Listing // of all chains
-	bases   []*Chain      // in the order in which packets meet them
-	chains  map[id]*Chain
-	sets    map[id]*set // all, of which those are read that rules refer to
+	Listing older.Listing                // of all chains
+	ByID    map[nfnetlink.ChainID]*Chain // of Listing, with the rules of those that were read
+	bases   []*Chain                     // in the order in which packets meet them
+	sets    map[nfnetlink.ChainID]*set   // all, of which those are read that rules refer to
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -54,14 +54,11 @@ type Chain struct {
 	index      *index
 }
 
-// An id names a chain or a set.
-type id struct {
-	family      nfnetlink.Family
-	table, name string
+// idOf names a chain or a set in the table of a chain.
+func idOf(c nfnetlink.Chain, name string) nfnetlink.ChainID {
+	c.Name = name
+	return c.ID()
 }
-
-// idOf returns the id of a chain or a set in the table of a chain.
-func idOf(c nfnetlink.Chain, name string) id { return id{c.Family, c.Table, name} }
 
 // A Scope is what to read: some base chains, and all chains that they lead to.
 type Scope struct {
@@ -111,13 +108,13 @@ func (r *reader) read() (err error) {
 	if err != nil {
 		return err
 	}
-	r.chains, r.sets = map[id]*Chain{}, map[id]*set{}
+	r.ByID, r.sets = map[nfnetlink.ChainID]*Chain{}, map[nfnetlink.ChainID]*set{}
 	for _, s := range sets {
-		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
+		r.sets[nfnetlink.ChainID{Family: s.Family, Table: s.Table, Name: s.Name}] = &set{Set: s}
 	}
 	for _, c := range r.Listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
-		r.chains[idOf(c, c.Name)] = known
+		r.ByID[c.ID()] = known
 		switch {
 		case !r.Listing.InForce(c):
 		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
@@ -166,7 +163,7 @@ func (r *reader) follow(c *Chain) error {
 			}
 		}
 		for _, name := range targets {
-			if err := r.follow(r.chains[idOf(c.Chain, name)]); err != nil {
+			if err := r.follow(r.ByID[idOf(c.Chain, name)]); err != nil {
 				return err
 			}
 		}

@@ -476,7 +476,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case jumps, goes:
 		w.Via = append(slices.Clip(w.Via), w.Rule)
 		before := len(t.left)
-		to := t.walk(t.chains[idOf(w.chain.Chain, e.chain)], w)
+		to := t.walk(t.ByID[idOf(w.chain.Chain, e.chain)], w)
 		if to&(to-1) == 0 { // wherever the packet leaves the chain, it is in the same place
 			t.left = t.left[:before]
 		}
