@@ -25,7 +25,6 @@ func apply(t *testing.T, n *Node, want nft.Ruleset) {
 // includes the pods.
 func TestRulesThatComeAfterEnforcedExemptionsAreOverridden(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for name, replace := range map[string][]string{
 		"docker-iptables":  {"-s 172.17.0.0/16 ! -o docker0", "! -o docker0"},
 		"docker-nftables":  {`"docker0"`, `"pod0"`, "172.17.0.0/16", "0.0.0.0/0"},
@@ -62,7 +61,6 @@ func TestRulesThatComeAfterEnforcedExemptionsAreOverridden(t *testing.T) {
 // program's translation is too early or too late for the latter.
 func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	at := &config.Position{}
 	for _, c := range []config.Config{{Enforce: at}, {DropInvalid: at}} {
 		for priority, early := range map[int32]bool{nft.SrcNAT + 5: true, nft.SrcNAT + 15: false} {
@@ -83,7 +81,6 @@ func TestRulesOfOthersAreComparedWithTheChainThatMasquerades(t *testing.T) {
 // Its rules look like those of the older agents, but for their signature.
 func TestRenamedChainOfOursIsNoConflict(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	n, want := open(t, ns), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
 	apply(t, n, want)
@@ -100,7 +97,6 @@ func TestRenamedChainOfOursIsNoConflict(t *testing.T) {
 // The kernel lists no rule of more than 32 KiB, nor those after it.
 func TestRulesAfterALongOneAreFoundOrCounted(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "iptables-nft")
 	for _, tt := range []struct{ matches, conflicts, unread int }{{1, 1, 0}, {8, 1, 0}, {50, 1, 0}, {60, 0, 2}} {
 		ns := nfttest.NewNS(t, "node")
 		args := []string{"-t", "nat", "-I", "POSTROUTING"}
@@ -119,7 +115,6 @@ func TestRulesAfterALongOneAreFoundOrCounted(t *testing.T) {
 
 // Chains alone do not translate, and our own rules are no other program's, in either mode.
 func TestOthersTranslateByTheirRules(t *testing.T) {
-	nfttest.Require(t, "nft", "iptables-nft")
 	for _, mode := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		n := open(t, ns)

@@ -16,7 +16,6 @@ import (
 // what the trace of this packet does.
 func TestMarksOfPreroutingLeadToConflicts(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const kubeProxy = "meta mark & 0x4000 == 0x4000 masquerade"
 	for _, tt := range []struct{ early, late, want string }{
 		{"meta mark set meta mark | 0x4000", kubeProxy, "is masqueraded"},

@@ -15,7 +15,6 @@ import (
 // 10.244.0.0/16 sends to 203.0.113.0/24, and one accepts loopback traffic.
 func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.NFT(t, ns, `
 		table inet other {

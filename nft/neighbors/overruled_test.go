@@ -29,7 +29,6 @@ func kinds(all []Conflict) string {
 // marks do not.
 func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const (
 		raw        = "type filter hook prerouting priority raw;"
 		mangle     = "type filter hook prerouting priority mangle;"
@@ -110,7 +109,6 @@ func TestRulesThatOverrideThePolicyAreFound(t *testing.T) {
 
 func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "iptables-nft-restore")
 	const (
 		jump    = `-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`
 		masq    = `-A IP-MASQ-AGENT -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`
@@ -185,7 +183,6 @@ func TestRulesThatExemptedFromOlderAgentsAreFound(t *testing.T) {
 // that the rule names, and another, the control, to one that it does not.
 func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const above, below = "@above", "@below"
 	for _, tt := range []struct {
 		name, at, rule string
@@ -294,7 +291,6 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 // What the node receives is known with and without other programs' rules.
 func TestJudgesKnowWhatTheNodeReceives(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "ip")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.Run(t, ns, "", "ip", "link", "set", "lo", "up")
 	nfttest.Run(t, ns, "", "ip", "addr", "add", "192.0.2.1/24", "brd", "192.0.2.255", "dev", "lo")

@@ -18,7 +18,6 @@ import (
 // with a policy for pods, however it knows them.
 func TestRulesThatMeetNoPodAreNoConflicts(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	network := func(link, prefix string, connected bool) routes.Network {
 		return routes.Network{Prefix: netip.MustParsePrefix(prefix), Interface: link, Connected: connected}
 	}

@@ -80,7 +80,6 @@ func describe(s *State, o Others) string {
 
 func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	dirs, err := os.ReadDir(recorded)
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no cases: %v", err)
@@ -120,7 +119,6 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 }
 
 func TestOurChainsAreNoConflicts(t *testing.T) {
-	nfttest.Require(t, "iptables-nft-restore")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.LoadForeign(t, ns, filepath.Join(recorded, "ip-masq-agent-two-jumps"), nil)
 	n, want := open(t, ns), cases.Load(t, "default").Compile(nft.ModeIPTables)

@@ -16,7 +16,6 @@ import (
 // The rules are another program's; what the policy exempts is 10.0.0.0/8 and fd00::/8.
 func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const nothing = ""
 	tests := []struct{ name, rules, want string }{
 		{"masquerades all", "masquerade", "found"},
@@ -193,7 +192,6 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 // and no other. The oracle follows each of 72 packets; a mark may be set or not.
 func TestRulesThatMasqueradeWhatIsExemptAreFoundAndNoOthers(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	n, r := open(t, ns), rand.New(rand.NewPCG(1, 6))
 	rounds := 300
@@ -354,7 +352,6 @@ func (m model) bound(chain int, src, dst netip.Addr, marked bool) (rule string, 
 // Paths multiply, and so do groups of addresses: the search ends, and says what it did not ask.
 func TestSearchEndsAtItsBounds(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const jumps, depth, rules = 12, 5, 40
 	var paths, many strings.Builder
 	paths.WriteString("table ip t {\nchain c5 { masquerade; }\n")
@@ -399,7 +396,6 @@ func TestSearchEndsAtItsBounds(t *testing.T) {
 // these rules is for another source and another destination.
 func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const rules = 1500
 	var text, pairs strings.Builder
 	for i := range rules {
@@ -428,7 +424,6 @@ func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
 // Of groups beyond the bound those are joined that lie next to each other, and they are counted.
 func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.NFT(t, ns, `table ip t {
 		chain p { type nat hook postrouting priority 0
@@ -467,7 +462,6 @@ func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 
 func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.NFT(t, ns, `table ip t {
 		set elsewhere { type ipv4_addr; flags interval; elements = { 198.51.100.0/24, 203.0.113.0/25 }; }

@@ -17,7 +17,6 @@ import (
 // BenchmarkStartWithFiftyThousandForeignRules measures what an agent does at its
 // start on a node with that many foreign rules in the table nat.
 func BenchmarkStartWithFiftyThousandForeignRules(b *testing.B) {
-	nfttest.Require(b, "iptables-nft-restore")
 	want := cases.Load(b, "default").Compile(nft.ModeNFTables)
 	for name, rules := range map[string]string{
 		"pods":        podRules(50_000 / 3),

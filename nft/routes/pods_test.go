@@ -10,7 +10,6 @@ import (
 )
 
 func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
-	nfttest.Require(t, "ip")
 	ns := nfttest.NewNS(t, "node")
 	for _, line := range []string{
 		"link add cni0 type bridge", "link add cali1 type veth peer name peer1", "link add uplink type veth peer name peer2",

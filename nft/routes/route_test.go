@@ -259,7 +259,6 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 // A far end sees the address that is expected of masquerading.
 func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const (
 		v4, v6    = "192.0.2.1", "2001:db8::1"
 		elsewhere = "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n"

@@ -17,7 +17,6 @@ import (
 // rule is in a chain of each hook; wanted are those in which it may drop the packet.
 func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	cali0, eth0 := routes.Interface{Name: "cali0", Index: 5}, routes.Interface{Name: "eth0", Index: 2}
 	forwarded := trace.Packet{DstType: unix.RTN_UNICAST, In: cali0, Out: eth0}
 	fromNode := trace.Packet{DstType: unix.RTN_UNICAST, Out: eth0, FromNode: true}
@@ -75,7 +74,6 @@ func TestTraceFollowsTheHooksOfAPacket(t *testing.T) {
 // What happens at one hook matters at the next.
 func TestTraceOfSeveralHooks(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const off = "passes; if whether connection tracking is off, by meta l4proto tcp notrack"
 	for _, tt := range []struct{ first, last, destination, source string }{
 		{"priority -300; notrack", "masquerade", "passes; untracked by notrack", "passes; untracked by notrack"},
@@ -121,7 +119,6 @@ func TestTraceOfSeveralHooks(t *testing.T) {
 
 // Destinations are translated at the first hook of a packet, and sources at its last.
 func TestTraceOfNATAtEachHook(t *testing.T) {
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `table ip t {
 		chain pre { type nat hook prerouting priority -100; dnat to 192.0.2.1; }
@@ -145,7 +142,6 @@ func TestTraceOfNATAtEachHook(t *testing.T) {
 // Chains after NAT see the source that a rule certainly gave the packet, and any source if that is not certain.
 func TestTraceAfterTheSourceWasTranslated(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	const (
 		snat  = "snat to 192.0.2.7"
@@ -191,7 +187,6 @@ func TestTraceAfterTheSourceWasTranslated(t *testing.T) {
 // The set of ours by which packets from a pod to itself are recognized forgets: it is never read.
 func TestPairsInOursAreThoseOfAnAddressWithItself(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `table ip t {
 		set self { type ipv4_addr . ipv4_addr; size 9; flags dynamic; }

@@ -80,7 +80,6 @@ func traced(x trace.Result, atDestination bool) string {
 // with IPv6 from fd00::2 to 2001:db8::9.
 func TestTraceReadsEachCondition(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const (
 		nat, passes, hit = "type nat hook postrouting priority 100;", "passes", "masquerade"
 		early            = "type filter hook postrouting priority -150;"
@@ -339,7 +338,6 @@ func TestTraceReadsEachCondition(t *testing.T) {
 // Chains of equal priority run in an order that the kernel does not report.
 func TestTraceOfSeveralBaseChains(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const order = "; if which of the chains of equal priority was registered last"
 	for _, tt := range []struct{ a, b, want string }{
 		{"priority 100; snat to 192.0.2.1", "priority 100; snat to 192.0.2.2", "192.0.2.1; 192.0.2.2" + order},

@@ -137,7 +137,6 @@ func randomRules(r *rand.Rand) string {
 // packet with its interfaces and types is ruled out for the one without.
 func TestWhatIsKnownOnlyNarrowsTheAnswer(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	r := rand.New(rand.NewPCG(17, 19))
 	rounds := 100

@@ -17,7 +17,6 @@ import (
 // A chain, a set or a map that would exceed a bound is not read, and may do anything.
 func TestReadingEndsAtItsBounds(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `table ip t {
 		set s { type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 }; }
@@ -123,7 +122,6 @@ const someRules = `table ip t {
 // Whatever request fails, reading does. Only a set may be gone meanwhile.
 func TestReadingFailsWithEachRequest(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, _ := dialNS(t)
 	nfttest.NFT(t, ns, someRules, "-f", "-")
 	for at, done := 0, false; !done; at++ {
@@ -156,7 +154,6 @@ func TestReadingFailsWithEachRequest(t *testing.T) {
 // While the ruleset changes, it is read up to three times.
 func TestRulesThatChangeAreReadAgain(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	for changes, requests := range map[int]int{0: 2, 1: 4, 2: 6, 3: 6, 9: 6} {
 		ns, _ := dialNS(t)
 		nfttest.NFT(t, ns, someRules, "-f", "-")
@@ -184,7 +181,6 @@ func TestRulesThatChangeAreReadAgain(t *testing.T) {
 // transaction: a reader that sees the rule in neither or both has read an
 // inconsistent ruleset.
 func TestReadDuringWritesIsConsistentOrReportsIt(t *testing.T) {
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nfttest.NFT(t, ns, `
 		table ip a { chain p { type nat hook postrouting priority 100; masquerade

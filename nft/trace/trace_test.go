@@ -40,7 +40,6 @@ func words(r trace.Result) string {
 // What is known of each expression, and to which side it errs.
 func TestWhatRulesDoToOnePacket(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	const (
 		masquerades = "foreign-masquerade, keeps no"
@@ -190,7 +189,6 @@ func packet() trace.Packet {
 // A rule that rejects ends a connection like one that drops, and what follows is not met.
 func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ns, c := dialNS(t)
 	for _, tt := range []struct{ rules, want string }{
 		{"reject", "rejected, keeps yes"},
@@ -228,7 +226,6 @@ func TestWhatEndsAConnectionIsAVerdictOfItsOwn(t *testing.T) {
 // those by which an earlier rule may have ended the way to it.
 func TestEachConditionIsNamed(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	for _, tt := range []struct {
 		rules string // of the base chain
@@ -271,7 +268,6 @@ func TestEachConditionIsNamed(t *testing.T) {
 // A set that is too large to read is asked for the address, and for the element that has all others.
 func TestLargeSetsAreAsked(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	var many strings.Builder
 	for i := range 10_001 {
@@ -299,7 +295,6 @@ func TestLargeSetsAreAsked(t *testing.T) {
 // Rules that compare addresses by their ends tell them apart there; those that mask bits, anywhere.
 func TestMaskedAddressesAreToldApartExactly(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	for rule, exact := range map[string]bool{
 		"ip saddr 10.244.1.0/24 accept": false, "ip daddr 10.9.0.0-10.9.0.8 accept": false, "ip saddr @s accept": false,
@@ -319,7 +314,6 @@ func TestMaskedAddressesAreToldApartExactly(t *testing.T) {
 // Bits with which kube-proxy and tailscale mark are not set, but only where their rules compare them.
 func TestMarksOfProgramsAreKnownByTheirChains(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	nobody := packet()
 	nobody.In, nobody.SrcType = routes.Interface{}, unix.RTN_UNSPEC
@@ -351,7 +345,6 @@ func TestMarksOfProgramsAreKnownByTheirChains(t *testing.T) {
 // The mark that the packet has after prerouting is known as far as rules set it.
 func TestTheMarkAfterPreroutingIsKnown(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft")
 	ns, c := dialNS(t)
 	for _, tt := range []struct {
 		rules        string // of nft, or of iptables
