@@ -44,7 +44,12 @@ var everything = trace.Scope{
 
 func read(t *testing.T, c *nfnetlink.Conn) *trace.Rules {
 	t.Helper()
-	r, err := trace.Read(c, everything)
+	return readAs(t, c, everything)
+}
+
+func readAs(t *testing.T, c *nfnetlink.Conn, of trace.Scope) *trace.Rules {
+	t.Helper()
+	r, err := trace.Read(c, of)
 	if err != nil {
 		t.Fatal(err)
 	}
