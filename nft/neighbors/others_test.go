@@ -64,10 +64,7 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 	} {
 		c := config.Default(config.Defaults{})
 		tt.set(&c)
-		o, err := others(t, n, nft.Compile(c, nft.Options{Layout: native.Layout{}}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := others(t, n, nft.Compile(c, nft.Options{Layout: native.Layout{}}))
 		got := fmt.Sprint(len(o.Conflicts), len(o.Podless), len(o.Overridden), len(o.Of(Translates)))
 		if got != tt.want || len(o.Of(Exempts)) > 0 {
 			t.Errorf("%s: %s, want %s, and exempting %v", tt.name, got, tt.want, o.Of(Exempts))

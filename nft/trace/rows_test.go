@@ -80,10 +80,11 @@ func traced(x trace.Result, atDestination bool) string {
 		if f.Code == trace.Unknown {
 			text = "anything"
 		}
-		for word, is := range map[string]bool{"direct ": f.Direct, "write ": f.Code == trace.Rewrites} {
-			if is {
-				text = word + text
-			}
+		if f.Direct {
+			text = "direct " + text
+		}
+		if f.Code == trace.Rewrites {
+			text = "write " + text
 		}
 		words = append(words, text)
 	}
