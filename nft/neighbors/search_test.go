@@ -1,6 +1,7 @@
 package neighbors
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -358,5 +359,9 @@ func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 	}
 	if n := len(a.known); n > 14 {
 		t.Errorf("asked %d times", n)
+	}
+	s.passed = func() (*trace.Rules, error) { return nil, errors.ErrUnsupported }
+	if !s.asker().mayTranslate(netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("192.0.2.2"), false) {
+		t.Error("rules that cannot be read do nothing")
 	}
 }
