@@ -16,6 +16,7 @@ import (
 
 // A Service of two endpoints, of which one marks the packet for masquerading, and what else packets meet.
 const service = `table ip t {
+	set large { type ipv4_addr; elements = { MANY 203.0.113.10 }; }
 	chain marking { meta mark set meta mark or 0x4000; meta l4proto tcp dnat to 10.0.0.9:80; }
 	chain pre { type nat hook prerouting priority -100
 		ip daddr 10.96.0.1 numgen inc mod 3 vmap { 0 : goto marking, 1 : goto same, 2 : goto other }
@@ -27,6 +28,7 @@ const service = `table ip t {
 	chain other { dnat to 10.0.0.8; }
 	chain early { type filter hook prerouting priority -150
 		ip daddr 203.0.113.7 meta mark set 7
+		ip daddr @large meta mark set 9
 		ip daddr 203.0.113.8 ct mark 1 meta mark set 8
 		ip daddr 10.96.0.5 ip daddr set 10.0.0.9
 	}
@@ -43,8 +45,8 @@ func pathsOf(all []Path) string {
 	var words []string
 	for _, p := range all {
 		by, itself := p.Source.Seen()
-		on := strings.ReplaceAll(strings.Join(p.Depends, ", "), "whether the bridge br0 passes it on", "br0 passes")
-		text := fmt.Sprint(p.Out(), " ", p.AddressOf(), " ", p.Wanted, " ", len(by), " ", itself, " ", on)
+		on := strings.ReplaceAll(strings.Join(p.Depends, ", "), "whether the bridge br0 passes it on", "passes")
+		text := fmt.Sprint(p.Out(), "/", p.AddressOf(), " ", p.Wanted, " ", len(by), " ", itself, " ", on)
 		words = append(words, strings.TrimSpace(text))
 	}
 	return strings.Join(words, "; ")
@@ -53,7 +55,11 @@ func pathsOf(all []Path) string {
 func TestPathsOfAConnection(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	nfttest.NFT(t, ns, service, "-f", "-")
+	many := ""
+	for i := range 10_000 { // too many to read
+		many += fmt.Sprintf("10.9.%d.%d,", i/250, i%250)
+	}
+	nfttest.NFT(t, ns, strings.Replace(service, "MANY", many, 1), "-f", "-")
 	want := exempting("10.0.0.0/8")
 	tracer, err := survey(t, open(t, ns), want).Tracer(t.Context(), want)
 	must(t, err)
@@ -63,7 +69,7 @@ func TestPathsOfAConnection(t *testing.T) {
 	pod := routes.Route{Type: unix.RTN_UNICAST, Interface: cali}
 	across := routes.Route{Type: unix.RTN_UNICAST, Interface: bridge}
 	node := routes.Route{Type: unix.RTN_LOCAL, Interface: cali}
-	const one, none = "eth0 lo false 1 false", "eth0 lo false 0 true"
+	const one, none = "eth0/lo false 1 false", "eth0/lo false 0 true"
 	for _, tt := range []struct {
 		src, dst  string
 		back, way routes.Route
@@ -71,25 +77,26 @@ func TestPathsOfAConnection(t *testing.T) {
 		endpoints string // each with its port and path
 		mark      string // when the packet is routed, and what is open
 	}{
-		{"10.244.1.2", "203.0.113.9", pod, eth, "eth0 lo true 1 false", "", "0 0"},
-		{"10.244.1.2", "203.0.113.7", pod, eth, "eth0 lo true 1 false", "", "7 0"},
-		{"10.244.1.2", "203.0.113.8", pod, eth, "eth0 lo true 1 false", "", "0 8"},
-		{"192.0.2.1", "203.0.113.7", node, eth, "eth0 lo true 1 false", "", "0 7"},
-		{"192.0.2.1", "203.0.113.8", node, eth, "eth0 lo true 1 false", "", "0 0"},
-		{"", "203.0.113.7", pod, eth, "eth0 lo true 1 true", "", "0 0"},
+		{"10.244.1.2", "203.0.113.9", pod, eth, "eth0/lo true 1 false", "", "0 0"},
+		{"10.244.1.2", "203.0.113.7", pod, eth, "eth0/lo true 1 false", "", "7 0"},
+		{"10.244.1.2", "203.0.113.8", pod, eth, "eth0/lo true 1 false", "", "0 8"},
+		{"10.244.1.2", "203.0.113.10", pod, eth, "eth0/lo true 1 false", "", "9 0"},
+		{"192.0.2.1", "203.0.113.7", node, eth, "eth0/lo true 1 false", "", "0 7"},
+		{"192.0.2.1", "203.0.113.8", node, eth, "eth0/lo true 1 false", "", "0 0"},
+		{"", "203.0.113.7", pod, eth, "eth0/lo true 1 true", "", "0 0"},
 		{"10.244.1.2", "10.0.0.7", pod, eth, one, "", "0 0"},
-		{"10.244.1.2", "192.0.2.1", pod, node, "cali0 cali0 false 0 true", "", "0 0"},
-		{"10.244.1.2", "10.96.0.1", pod, eth, "eth0 lo false 2 false", "9:80 eth0 lo false 1 true / 8:0 " +
-			"eth0 lo false 2 false", "0 16384"},
+		{"10.244.1.2", "192.0.2.1", pod, node, "cali0/cali0 false 0 true", "", "0 0"},
+		{"10.244.1.2", "10.96.0.1", pod, eth, "eth0/lo false 2 false", "9:80 eth0/lo false 1 true / 8:0 " +
+			"eth0/lo false 2 false", "0 16384"},
 		{"10.244.1.3", "10.96.0.1", pod, eth, none, "", "0 0"}, // it is not tracked
 		{"10.244.1.2", "10.96.0.2", pod, eth, one, "", "0 0"},  // to one of several addresses
 		{"10.244.1.2", "10.96.0.3", pod, eth, one, "", "0 0"},  // perhaps
 		{"10.244.1.2", "10.96.0.4", pod, eth, one, "", "0 0"},  // to an address of the node
 		{"10.244.1.2", "10.96.0.5", pod, eth, one, "", "0 0"},  // without NAT
-		{"10.244.1.2", "203.0.113.9", across, across, "br0 br0 true 1 false; br0 br0 true 1 false br0 passes through these " +
-			"rules, which then see no iifname; br0 br0 true 0 true br0 passes without these rules", "", "0 0"},
-		{"10.244.1.2", "203.0.113.9", across, eth, "eth0 lo true 1 false", "", "0 0"},
-		{"10.244.1.2", "203.0.113.9", pod, pod, "cali0 cali0 true 1 false", "", "0 0"},
+		{"10.244.1.2", "203.0.113.9", across, across, "br0/br0 true 1 false; br0/br0 true 1 false passes through these " +
+			"rules, which then see no iifname; br0/br0 true 0 true passes without these rules", "", "0 0"},
+		{"10.244.1.2", "203.0.113.9", across, eth, "eth0/lo true 1 false", "", "0 0"},
+		{"10.244.1.2", "203.0.113.9", pod, pod, "cali0/cali0 true 1 false", "", "0 0"},
 	} {
 		src, _ := netip.ParseAddr(tt.src)
 		dst, to := netip.MustParseAddr(tt.dst), routes.Routes{Back: tt.back, Ways: []routes.Route{tt.way}}
@@ -112,16 +119,18 @@ func TestPathsOfAConnection(t *testing.T) {
 func TestConflictsAreToldApartByWhatIsReported(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
+	n := open(t, ns)
+	n.running = func(bool) ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.244.7.7")}, nil }
 	load := func(rules string) (o Others) {
 		nfttest.NFT(t, ns, "flush ruleset; table ip t { chain a { type nat hook postrouting priority 99;\n"+rules+
 			"\n}; }", "-f", "-")
-		return others(t, open(t, ns), exempting(defaultExempt))
+		return others(t, n, exempting(defaultExempt))
 	}
 	const rule = "ip daddr { 169.254.0.0/16, 172.16.0.0/12 } counter "
 	seed := maphash.MakeSeed()
 	first := load(rule + "masquerade")
 	c := first.Conflicts[0]
-	if n := c.Packets(); n == nil || *n != 0 || c.Dst.IsLinkLocalUnicast() {
+	if n := c.Packets(); n == nil || *n != 0 || c.Src.String() != "10.244.7.7" || c.Dst.IsLinkLocalUnicast() {
 		t.Errorf("%v packets, %s", n, c.Why())
 	}
 	for other, same := range map[string]bool{

@@ -275,9 +275,7 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 // for any.
 func receiving(pods judge.Region) (all []routes.Interface) {
 	for _, p := range pods.Origin {
-		if p.In && p.Name != "" {
-			all = append(all, routes.Interface{Name: p.Name})
-		}
+		all = append(all, routes.Interface{Name: p.Name})
 	}
 	if len(all) == 0 {
 		all = append(all, routes.Interface{})
