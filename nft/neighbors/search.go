@@ -201,7 +201,7 @@ func kindOf(f trace.Finding, before bool) (Kind, bool) {
 	})
 	switch f.Code {
 	case trace.Translates:
-		return Translates, before && !f.OfDestination
+		return Translates, before
 	case trace.Accepts:
 		inPostrouting := f.Rule.Family != nfnetlink.Inet && f.Rule.Table == "nat" && f.Base.Name == "POSTROUTING"
 		precedes, _ := jump(f)
