@@ -270,15 +270,10 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 
 // xt is a match or target of xtables with parameters.
 func xt(kind, name string, revision uint32, info []byte) nfnetlink.Rule {
-	var attrs []byte
-	add := func(typ uint16, data []byte) {
-		attrs = binary.NativeEndian.AppendUint16(attrs, uint16(4+len(data)))
-		attrs = binary.NativeEndian.AppendUint16(attrs, typ)
-		attrs = append(append(attrs, data...), make([]byte, -len(data)&3)...)
-	}
-	add(1, append([]byte(name), 0))
-	add(2, binary.BigEndian.AppendUint32(nil, revision))
-	add(3, info)
+	var attrs nfnetlink.Attrs
+	attrs.AddBytes(unix.NFTA_TARGET_NAME, append([]byte(name), 0)) // those of matches have the same numbers
+	attrs.AddUint32(unix.NFTA_TARGET_REV, revision)
+	attrs.AddBytes(unix.NFTA_TARGET_INFO, info)
 	return nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: kind, Attrs: attrs}}}
 }
 
