@@ -204,7 +204,8 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 	nfttest.IP(t, top.Node, "route add 10.244.7.0/24 via 192.0.2.254", "route add blackhole 10.245.0.0/16",
 		"route add 10.246.0.0/16 table 77 via 192.0.2.254", "route add 10.244.1.9/32 dev lo",
 		"-6 route add fd00:7::/64 via 2001:db8::254",
-		"route add 10.247.0.0/16 nexthop via 192.0.2.254 dev eth0 nexthop dev lo")
+		"route add 10.247.0.0/16 nexthop via 192.0.2.254 dev eth0 nexthop dev lo",
+		"route add 10.248.0.0/16 via 192.0.2.254 proto kernel")
 	all := nfttest.In(t, top.Node, Networks)
 	var got []string
 	for _, n := range all {
@@ -215,14 +216,16 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 	for want, is := range map[string]bool{
 		"192.0.2.0/24 eth0 true": true, "10.244.7.0/24 eth0 false": true, "10.244.1.9/32 lo false": true,
 		"fd00:7::/64 eth0 false": true, "2001:db8::/64 eth0 true": true, "10.247.0.0/16 eth0 false": true,
-		"10.247.0.0/16 lo false": true, "10.245.0.0/16  false": false, "10.246.0.0/16 eth0 false": false,
+		"10.247.0.0/16 lo false": true, "10.248.0.0/16 eth0 false": true, "10.245.0.0/16  false": false, "10.246.0.0/16 eth0 false": false,
 	} {
 		if slices.Contains(got, want) != is {
 			t.Errorf("%s: want %t in\n%s", want, is, strings.Join(got, "\n"))
 		}
 	}
-	if !slices.ContainsFunc(all, func(n Network) bool { return n.Prefix == netip.MustParsePrefix("0.0.0.0/0") }) {
-		t.Errorf("no default route: %v", all)
+	for _, p := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")} {
+		if !slices.ContainsFunc(all, func(n Network) bool { return n.Prefix == p }) {
+			t.Errorf("no default route %s: %v", p, all)
+		}
 	}
 }
 

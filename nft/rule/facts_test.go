@@ -179,7 +179,9 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 	setMark := &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}
 	toMap := &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: "m"}
 	snat := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1}
-	invert, none := []byte{1}, []byte{0}
+	invert, none, state := []byte{1}, []byte{0}, make([]byte, 156)
+	state[146], state[147] = 1, 0x20
+	binary.NativeEndian.PutUint16(state[150:], 8)
 	with := func(b []byte, more ...byte) []byte { return append(b, more...) }
 	connmark := func(size, at int) []byte {
 		b := with(words(0, 0, 0xff), make([]byte, size-12)...)
@@ -244,6 +246,8 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 		{"another match of that size", xt("match", "other", 1, words(4, 0))},
 		{"short addrtype", xt("match", "addrtype", 0, words(4))},
 		{"long addrtype", xt("match", "addrtype", 2, words(4, 0, 0))},
+		{"conntrack", xt("match", "conntrack", 3, state)},
+		{"like conntrack", xt("match", "other", 3, state)},
 		{"statistic", xt("match", "statistic", 0, words(0, 1<<30))},
 		{"short statistic", xt("match", "statistic", 0, words(0))},
 		{"MARK", xt("target", "MARK", 2, words(5, 0xff))},
