@@ -6,12 +6,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/rule"
 )
 
 func apply(t *testing.T, n *Node, want nft.Ruleset) {
@@ -132,5 +138,23 @@ func TestOthersTranslateByTheirRules(t *testing.T) {
 		want(false, "next to an empty chain")
 		nfttest.NFT(t, ns, "add rule ip other n tcp dport 53 redirect", "-f", "-")
 		want(true, "next to another program's rule")
+	}
+	ns := nfttest.NewNS(t, "node")
+	nfttest.NFT(t, ns, "table ip t { chain a { type nat hook prerouting priority 0; }; chain b { type nat hook output "+
+		"priority 0; }; }", "-f", "-")
+	for at, done := 0, false; !done; at++ { // whatever request fails, there is no answer
+		asked := 0
+		dial := func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) }
+		n := New(kernel.New(nfnetlink.New(nfttest.Through(dial, func(*netlink.Message) error {
+			if asked++; asked == at+1 {
+				return unix.EPERM
+			}
+			return nil
+		}, nil)), rule.String))
+		_, err := n.OthersTranslate(t.Context())
+		if done = asked <= at; (err == nil) != done {
+			t.Errorf("request %d of %d fails: %v", at+1, asked, err)
+		}
+		must(t, n.Close())
 	}
 }

@@ -115,7 +115,7 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.Code == trace.Rewrites || f.OfSource() && f.Base.NAT() && !f.Ends()
+		may = may || f.Code == trace.Rewrites || f.OfSource() && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]
@@ -134,7 +134,7 @@ func oneInterface(networks []routes.Network) func(a, b netip.Addr) bool {
 	}
 	behind := func(a netip.Addr) []string {
 		for _, bits := range lengths {
-			if p, err := a.Prefix(bits); err == nil && routes[p] != nil {
+			if p, _ := a.Prefix(bits); routes[p] != nil {
 				return routes[p]
 			}
 		}

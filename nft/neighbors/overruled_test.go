@@ -240,21 +240,26 @@ func TestConnectionsThatOtherRulesMayHaveTranslatedAreSpared(t *testing.T) {
 func TestJudgesKnowWhatTheNodeReceives(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
-	nfttest.Run(t, ns, "", "ip", "link", "set", "lo", "up")
-	nfttest.Run(t, ns, "", "ip", "addr", "add", "192.0.2.1/24", "brd", "192.0.2.255", "dev", "lo")
+	nfttest.IP(t, ns, "addr add 192.0.2.1/24 brd 192.0.2.255 dev lo", "link add br0 type bridge", "link set br0 up",
+		"addr add 198.51.100.1/24 dev br0")
+	nfttest.NFT(t, ns, "table ip t { chain c { type nat hook postrouting priority 0; ip daddr 203.0.113.9 masquerade; }; }",
+		"-f", "-")
 	s := survey(t, open(t, ns), exempting("10.0.0.0/8"))
+	evidence := nfttest.In(t, ns, s.Evidence)
+	for pair, want := range map[[2]string]bool{
+		{"10.244.1.2", "203.0.113.9"}: true, {"10.244.1.2", "203.0.113.8"}: false,
+		{"198.51.100.2", "198.51.100.3"}: true, {"198.51.100.2", "10.244.1.2"}: false, // by a bridge
+	} {
+		if got := evidence.Others(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), false); got != want {
+			t.Errorf("%q: others may have translated it: %t", pair, got)
+		}
+	}
 	candidates := func() (*conntrack.Judge, error) { return Candidates(s.Want.Policy) }
 	for _, judge := range []func() (*conntrack.Judge, error){s.Judge, candidates} {
-		err := ns.Do(func() error {
-			j, err := judge()
-			if err == nil && (!slices.Contains(j.Local, netip.MustParsePrefix("192.0.2.1/32")) ||
-				!slices.Contains(j.Delivered, netip.MustParsePrefix("192.0.2.255/32"))) {
-				t.Errorf("the node has %v and receives %v", j.Local, j.Delivered)
-			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+		j := nfttest.In(t, ns, judge)
+		if !slices.Contains(j.Local, netip.MustParsePrefix("192.0.2.1/32")) ||
+			!slices.Contains(j.Delivered, netip.MustParsePrefix("192.0.2.255/32")) {
+			t.Errorf("the node has %v and receives %v", j.Local, j.Delivered)
 		}
 	}
 }

@@ -10,7 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -38,7 +42,8 @@ const service = `table ip t {
 		meta mark and 0x4000 == 0x4000 masquerade
 		tcp dport 81 masquerade
 	}
-}`
+}
+table netdev d { chain c { type filter hook ingress device lo priority 0; counter; }; }`
 
 // pathsOf formats paths: where each leaves by, whether our policy masquerades it, what rules do, and what chooses it.
 func pathsOf(all []Path) string {
@@ -63,6 +68,9 @@ func TestPathsOfAConnection(t *testing.T) {
 	want := exempting("10.0.0.0/8")
 	tracer, err := survey(t, open(t, ns), want).Tracer(t.Context(), want)
 	must(t, err)
+	if got := fmt.Sprint(tracer.Devices()); got != "[netdev d c]" {
+		t.Errorf("not read are %s", got)
+	}
 	tracer.Protocol, tracer.Port = unix.IPPROTO_TCP, 81
 	cali, bridge := routes.Interface{Name: "cali0", Index: 5}, routes.Interface{Name: "br0", Index: 6, Kind: "bridge"}
 	eth := routes.Route{Type: unix.RTN_UNICAST, Interface: routes.Interface{Name: "eth0", Index: 2}, AddressOf: "lo"}
@@ -150,6 +158,34 @@ func TestConflictsAreToldApartByWhatIsReported(t *testing.T) {
 	o.Accept([]string{"ip t b", "ip t a"})
 	if len(o.Conflicts) != 0 || len(o.Overruled) != 0 || len(o.Accepted) != 2 {
 		t.Errorf("the chain is not accepted: %+v", o)
+	}
+}
+
+// A policy enforces its exemptions on interfaces that the node has, and only against chains that come after it.
+func TestEnforcedExemptionsOverrideWhatComesLater(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	n := open(t, ns)
+	want := nft.Compile(config.Config{
+		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8"), Enforce: &config.Position{},
+		MasqueradeSrcInterfaces: []config.Interface{{Name: "cali*"}},
+	}, nft.Options{Layout: native.Layout{}})
+	for _, tt := range []struct {
+		priority   int32
+		name       string
+		overridden bool
+	}{
+		{nft.EnforcePriority + 1, "cali1", true},
+		{nft.EnforcePriority, "cali1", false},
+		{nft.EnforcePriority + 1, "eth0", false},
+	} {
+		nfttest.NFT(t, ns, fmt.Sprintf("flush ruleset; table ip t { chain c { type nat hook postrouting priority %d; "+
+			"masquerade; }; }", tt.priority), "-f", "-")
+		n.interfaces = func() ([]routes.Interface, error) { return []routes.Interface{{Name: tt.name}}, nil }
+		o := others(t, n, want)
+		if over := len(o.Overridden) == 1; over != tt.overridden || (len(o.Conflicts) == 1) == over {
+			t.Errorf("%+v: conflicts %v, overridden %v", tt, o.Conflicts, o.Overridden)
+		}
 	}
 }
 

@@ -305,6 +305,7 @@ func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 	nfttest.NFT(t, ns, `table ip t {
 		chain p { type nat hook postrouting priority 0
 			ip daddr { 10.1.0.0/16, 10.3.0.0/16, 10.5.0.0/16 } masquerade
+			ip daddr 10.0.0.0/8 counter
 			ip saddr 10.244.0.9 ip daddr { 10.7.0.0/16, 10.9.0.0/16 } masquerade
 		}
 	}`, "-f", "-")

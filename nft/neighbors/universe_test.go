@@ -31,7 +31,7 @@ func randomOthers(r *rand.Rand) string {
 		{"t", "forward { type filter hook forward priority 0; policy drop", "accept/drop/jump dropping"},
 		{"t", "leaving { type filter hook postrouting priority mangle", "ip saddr set 192.0.2.7/ip daddr set 10.0.3.9/drop"},
 		{"t", "last { type filter hook postrouting priority 200; policy drop", "accept/accept/drop"},
-		{"t", "early { type nat hook postrouting priority 99", "snat to 192.0.2.7/masquerade/accept/snat to ip saddr"},
+		{"t", "POSTROUTING { type nat hook postrouting priority 99", "snat to 192.0.2.7/masquerade/accept/snat to ip saddr"},
 		{
 			"nat", "POSTROUTING { type nat hook postrouting priority 100",
 			"accept/return/jump accepting/jump IP-MASQ-AGENT/meta mark & 0x4000 == 0x4000 masquerade",
@@ -80,7 +80,7 @@ func TestSurveyReportsWhatAnyPacketMeets(t *testing.T) {
 				early := !installed || f.Base.Hook.Priority < 110
 				met.add(Masquerades, f, i < 81 && (f.Code == trace.Masquerades || translates))
 				met.add(Translates, f, i >= 81 && f.Code == trace.Translates && early)
-				met.add(Exempts, f, i >= 81 && f.Code == trace.Accepts && f.Base.Name == "POSTROUTING" && !leads(f, -1))
+				met.add(Exempts, f, i >= 81 && f.Code == trace.Accepts && f.Rule.Table == "nat" && !leads(f, -1))
 				met.add(Untracks, f, i >= 81 && f.Code == trace.Untracks && whatever(f))
 				met.add(Writes, f, i >= 81 && f.Code == trace.Rewrites && !f.OfDestination && whatever(f))
 			}
@@ -137,7 +137,7 @@ func nameOf(kind Kind, f trace.Finding) string {
 	if kind == Drops {
 		return "drops " + f.Base.Name
 	}
-	return fmt.Sprint(kind, " ", f.Rule.Chain, " ", f.Rule.Handle)
+	return fmt.Sprint(kind, " ", f.Table(), " ", f.Rule.Handle)
 }
 
 // whatever reports whether all packets of some interfaces meet a rule.
