@@ -242,8 +242,8 @@ func TestJudgesKnowWhatTheNodeReceives(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	nfttest.IP(t, ns, "addr add 192.0.2.1/24 brd 192.0.2.255 dev lo", "link add br0 type bridge", "link set br0 up",
 		"addr add 198.51.100.1/24 dev br0")
-	nfttest.NFT(t, ns, "table ip t { chain c { type nat hook postrouting priority 0; ip daddr 203.0.113.9 masquerade; }; }",
-		"-f", "-")
+	nfttest.NFT(t, ns, "table ip t { chain c { type nat hook postrouting priority 0; ip daddr 203.0.113.9 masquerade; }; "+
+		"}", "-f", "-")
 	s := survey(t, open(t, ns), exempting("10.0.0.0/8"))
 	evidence := nfttest.In(t, ns, s.Evidence)
 	for pair, want := range map[[2]string]bool{
