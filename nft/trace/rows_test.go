@@ -153,8 +153,8 @@ func follow(of *trace.Rules, p trace.Packet) (text string) {
 }
 
 // Each section of testdata/packets.txt has a title, the program that loads rules, the rules, and rows. Rules have the
-// parts of a row in place of $1, $2, $3; those of chains that begin with "ours" are this agent's. A row may begin with a
-// packet. Below it is what happens to the packet, and once more if rules of this agent were not read.
+// parts of a row in place of $1, $2, $3; chains whose names begin with "ours" are this agent's. A row may begin with
+// a packet. Below it is what happens to the packet, and once more if rules of this agent were not read.
 func TestWhatRulesDoToAPacket(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join("testdata", "packets.txt")
