@@ -361,6 +361,29 @@ func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 	if n := len(a.known); n > 14 {
 		t.Errorf("asked %d times", n)
 	}
+	nfttest.NFT(t, ns, `flush ruleset; table ip t { chain p { type nat hook postrouting priority 0
+		ip daddr & 0.0.0.3 == 0.0.0.1 masquerade
+	}; }`, "-f", "-")
+	s = survey(t, open(t, ns), exempting("10.0.0.0/8"))
+	a = s.asker()
+	for i := range byte(16) { // only equal addresses are alike
+		src, dst := netip.AddrFrom4([4]byte{10, 244}), netip.AddrFrom4([4]byte{192, 0, 2, i})
+		if got := a.mayTranslate(src, dst, false); got != (i%4 == 1) {
+			t.Errorf("192.0.2.%d: %t", i, got)
+		}
+	}
+	nfttest.NFT(t, ns, `flush ruleset; table ip t { chain p { type nat hook postrouting priority 0
+		ip daddr 10.244.0.0/24 counter
+		ct status dnat masquerade
+	}; }`, "-f", "-")
+	a = survey(t, open(t, ns), exempting("10.0.0.0/8")).asker()
+	for pair, want := range map[[2]string]bool{ // what comes back to its source was translated
+		{"10.244.0.5", "10.244.0.5"}: true, {"10.244.0.5", "192.0.2.1"}: false, {"192.0.2.1", "192.0.2.2"}: false,
+	} {
+		if got := a.mayTranslate(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), false); got != want {
+			t.Errorf("%q: %t", pair, got)
+		}
+	}
 	s.passed = func() (*trace.Rules, error) { return nil, errors.ErrUnsupported }
 	if !s.asker().mayTranslate(netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("192.0.2.2"), false) {
 		t.Error("rules that cannot be read do nothing")
