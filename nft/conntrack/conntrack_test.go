@@ -274,28 +274,13 @@ func TestInterruptedDumpIsRestarted(t *testing.T) {
 	for _, failures := range []int{1, 4} {
 		for _, cause := range []error{unix.ENOBUFS, nfnetlink.ErrInterrupted} {
 			failed, seen := 0, 0
-			table := newTable(func() (*netlink.Conn, error) {
-				interrupt := func() bool {
-					again := seen == 10 && failed < failures
-					if again {
-						failed++
-					}
-					return again
-				}
-				if cause == nfnetlink.ErrInterrupted {
-					return changing(dialIn(ns), nil, func(m *netlink.Message) {
-						if interrupt() {
-							m.Header.Flags |= netlink.DumpInterrupted
-						}
-					})()
-				}
-				return throughSocket(dialIn(ns), func(int) error {
-					if interrupt() {
-						return cause
-					}
+			table := newTable(throughSocket(dialIn(ns), func(int) error {
+				if seen != 10 || failed == failures {
 					return nil
-				})()
-			})
+				}
+				failed++
+				return cause
+			}))
 			err := table.Dump(t.Context(), Filter{}, func() { seen = 0 }, func(*Entry) error {
 				seen++
 				return nil

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,8 +60,16 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 		),
 		Listed: func(n int, _ *Judge) { listed = append(listed, n) },
 	}
+	sockets := func() int {
+		list := nfttest.In(t, ns, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/netlink") })
+		return strings.Count(string(list), "\n")
+	}
+	before := sockets()
 	if err := p.Run(t.Context()); err != nil || p.Deleted != 20 || !slices.Equal(listed, []int{40}) {
 		t.Errorf("deleted %d of %d: %v", p.Deleted, listed, err)
+	}
+	if _, err := table.Stats(); err != nil || sockets() != before {
+		t.Errorf("%d sockets are open, before it were %d: %v", sockets(), before, err)
 	}
 	want := []string{"10.9.0.1", "203.0.113.2", "203.0.113.3", "203.0.113.4"}
 	if got := left(t, table); !slices.Equal(got, want) {

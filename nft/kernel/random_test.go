@@ -116,7 +116,7 @@ func TestRulesDoWhatThePolicySays(t *testing.T) {
 				if i < nfttest.Rounds(10, 30, 150) {
 					f.isInstalled(ns)
 				}
-				rules, err := trace.Read(t.Context(), c, trace.Scope{
+				rules, err := trace.Read(c, trace.Scope{
 					Own: func(nfnetlink.Chain) bool { return true }, Reads: func(nfnetlink.Chain) bool { return true }, Ours: true,
 				})
 				if err != nil {

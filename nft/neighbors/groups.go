@@ -20,7 +20,7 @@ func alike(e trace.Ends, src, dst netip.Addr) (netip.Addr, netip.Addr) {
 // first returns the first of the addresses that are alike.
 func first(ends []netip.Addr, a netip.Addr) netip.Addr {
 	i, found := slices.BinarySearchFunc(ends, a, netip.Addr.Compare)
-	if !found && i > 0 {
+	if !found { // the first address of each family is an end
 		i--
 	}
 	return ends[i]

@@ -29,25 +29,26 @@ func (s *State) Judge() (*conntrack.Judge, error) {
 // Candidates returns a judge that knows no other programs: they can only spare connections that
 // it finds stale.
 func Candidates(p nft.Policy) (*conntrack.Judge, error) {
-	local, err := routes.LocalInAnyTable()
+	e, err := received()
 	if err != nil {
 		return nil, err
 	}
-	delivered, err := routes.Delivered()
-	if err != nil {
-		return nil, err
+	e.Others = func(netip.Addr, netip.Addr, bool) bool { return false }
+	return conntrack.NewJudge(p, e), nil
+}
+
+// received returns what a judge must know of this node, without other programs.
+func received() (e conntrack.Evidence, err error) {
+	if e.Local, err = routes.LocalInAnyTable(); err == nil {
+		e.Delivered, err = routes.Delivered()
 	}
-	nobody := func(netip.Addr, netip.Addr, bool) bool { return false }
-	return conntrack.NewJudge(p, conntrack.Evidence{Local: local, Delivered: delivered, Others: nobody}), nil
+	return e, err
 }
 
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
 func (s *State) Evidence() (e conntrack.Evidence, err error) {
-	if e.Local, err = routes.LocalInAnyTable(); err != nil {
-		return e, err
-	}
-	if e.Delivered, err = routes.Delivered(); err != nil {
+	if e, err = received(); err != nil {
 		return e, err
 	}
 	if s.others.Unread > 0 {
@@ -114,7 +115,7 @@ func (a *asker) mayTranslate(src, dst netip.Addr, dnat bool) bool {
 	may, ours := a.Unread > 0 || slices.Contains(r.Unknown, trace.TooMany), false
 	for _, f := range r.Findings {
 		ours = ours || f.Code == trace.Ours && f.Sure
-		may = may || f.Code == trace.Rewrites || f.OfSource() && f.Base.NAT() && !f.Ends()
+		may = may || f.Code == trace.Rewrites || f.OfSource() && !f.Ends()
 	}
 	a.known[at] = may || a.shared && !ours
 	return a.known[at]
@@ -133,7 +134,7 @@ func oneInterface(networks []routes.Network) func(a, b netip.Addr) bool {
 	}
 	behind := func(a netip.Addr) []string {
 		for _, bits := range lengths {
-			if p, err := a.Prefix(bits); err == nil && routes[p] != nil {
+			if p, _ := a.Prefix(bits); routes[p] != nil {
 				return routes[p]
 			}
 		}

@@ -32,22 +32,33 @@ func open(tb testing.TB, ns *nfttest.NS) *Node {
 	return n
 }
 
-// others reads other programs' rules.
-func others(tb testing.TB, n *Node, want nft.Ruleset) (Others, error) {
+// survey reads our rules and those of others.
+func survey(tb testing.TB, n *Node, want nft.Ruleset) *State {
 	tb.Helper()
 	s, err := n.Survey(tb.Context(), want)
+	must(tb, err)
+	return s
+}
+
+// others reads other programs' rules.
+func others(tb testing.TB, n *Node, want nft.Ruleset) Others {
+	tb.Helper()
+	o, err := survey(tb, n, want).Others()
+	must(tb, err)
+	return o
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		return Others{}, err
+		tb.Fatal(err)
 	}
-	return s.Others()
 }
 
 // sample returns another program's rules for nft from testdata/foreign.
 func sample(t *testing.T, name string) string {
 	t.Helper()
 	rules, err := os.ReadFile(filepath.Join("../../testdata/foreign", name, "rules.nft"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(rules)
 }

@@ -7,7 +7,6 @@ package neighbors
 import (
 	"context"
 	"net/netip"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +56,7 @@ func (n *Node) OthersTranslate(ctx context.Context) (others bool, err error) {
 		l, err := older.List(c)
 		for _, base := range l.Chains {
 			ours := base.Family == nfnetlink.Inet && base.Table == nft.TableName
-			if err != nil || others || ours || !l.InForce(base) || base.Hook.Type != "nat" {
+			if err != nil || ours || !l.InForce(base) || base.Hook.Type != "nat" {
 				continue
 			}
 			err = c.EachRule(base.Family, base.Table, base.Name, func(r nfnetlink.Rule) error {
@@ -102,15 +101,15 @@ func (n *Node) Around(ctx context.Context, want nft.Ruleset) (*State, error) {
 
 func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	s, c := &State{State: ours, node: n}, n.In(ctx)
-	s.passed = sync.OnceValues(func() (r *trace.Rules, err error) {
+	s.passed = func() (r *trace.Rules, err error) {
 		err = nfnetlink.Again(ctx, func() error {
-			r, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: passes})
+			r, err = trace.Read(c, trace.Scope{Own: s.Want.Owns, Reads: passes})
 			return err
 		})
 		return r, err
-	})
+	}
 	return s, nfnetlink.Again(ctx, func() (err error) {
-		if s.others, err = trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
+		if s.others, err = trace.Read(c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
 			s.older, err = older.Find(listing(s.others), s.Want, rule.String)
 		}
 		return err
@@ -119,19 +118,14 @@ func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 
 // listing lists all chains, and reads the rules of those that were not read.
 func listing(r *trace.Rules) older.Listing {
-	l, ask, known := r.Listing, r.Listing.EachRule, map[nfnetlink.ChainID]*trace.Chain{}
-	for _, c := range r.Chains {
-		if !c.Own && c.Unread == 0 {
-			known[c.ID()] = c
-		}
-	}
+	l := r.Listing
 	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
-		read := known[nfnetlink.ChainID{Family: family, Table: table, Name: chain}]
-		if read == nil {
-			return ask(family, table, chain, do)
+		c := r.ByID[nfnetlink.ChainID{Family: family, Table: table, Name: chain}]
+		if c.Rules == nil {
+			return r.Listing.EachRule(family, table, chain, do)
 		}
-		for _, r := range read.Rules {
-			if err := do(r); err != nil {
+		for _, each := range c.Rules {
+			if err := do(each); err != nil {
 				return err
 			}
 		}

@@ -90,23 +90,21 @@ func (s *search) ask(p packets, hooks []uint32, do func(packet trace.Packet, r t
 					if p.ofPods[ipv6] {
 						packet.SrcType = unix.RTN_UNICAST
 					}
-					if from != to && !s.one(packet, hooks, do) {
+					if from == to {
+						continue
+					}
+					s.asked++
+					r := s.At(packet, hooks...)
+					if slices.Contains(r.Unknown, trace.TooMany) {
+						s.rest++
+					}
+					if !do(packet, r) {
 						return
 					}
 				}
 			}
 		}
 	}
-}
-
-// one asks about one packet.
-func (s *search) one(packet trace.Packet, hooks []uint32, do func(trace.Packet, trace.Result) bool) bool {
-	s.asked++
-	r := s.At(packet, hooks...)
-	if slices.Contains(r.Unknown, trace.TooMany) {
-		s.rest++
-	}
-	return do(packet, r)
 }
 
 // add adds a conflict, unless the rule is known for it: then one packet is enough. What is
@@ -117,8 +115,8 @@ func (s *search) add(k Kind, p trace.Packet, f trace.Finding) {
 	i, known := s.found[at(k, f.Rule)]
 	if !known {
 		s.found[at(k, f.Rule)], s.all = len(s.all), append(s.all, c)
-	} else if known := s.all[i]; !known.elsewhere && (len(c.Open) < len(known.Open) ||
-		known.Dst.IsLinkLocalUnicast() && !c.Dst.IsLinkLocalUnicast()) {
+	} else if known := s.all[i]; len(c.Open) < len(known.Open) ||
+		known.Dst.IsLinkLocalUnicast() && !c.Dst.IsLinkLocalUnicast() {
 		s.all[i] = c
 	}
 }
@@ -167,7 +165,8 @@ func (s *search) overruled(p packets, shared bool) {
 		return true
 	})
 	s.all = slices.DeleteFunc(s.all, func(c Conflict) bool { // there was nothing after it to exempt from
-		return c.Kind == Exempts && s.always[at(Exempts, c.Rule)] == s.asked && !jumpFollows(c.Finding)
+		_, follows := jump(c.Finding)
+		return c.Kind == Exempts && s.always[at(Exempts, c.Rule)] == s.asked && !follows
 	})
 	for i := range s.all {
 		s.all[i].Shared = shared
@@ -177,11 +176,10 @@ func (s *search) overruled(p packets, shared bool) {
 // dropped finds the base chains that drop all of the packets, of one family, by their policy.
 func (s *search) dropped(p packets) {
 	hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
-	known, all := len(s.all), true
-	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) bool {
-		all = false
+	known := len(s.all)
+	s.ask(p, hooks, func(packet trace.Packet, r trace.Result) (all bool) {
 		for _, f := range r.Findings {
-			if !f.Ends() || !f.Sure || f.Own || f.Base.NAT() || f.Base.Policy != 0 { // NF_DROP
+			if !f.Ends() || !f.Sure || f.Own || f.Base.Policy != 0 { // NF_DROP
 				continue
 			}
 			f.Code, f.Via = trace.Drops, nil
@@ -192,7 +190,7 @@ func (s *search) dropped(p packets) {
 		}
 		return all
 	})
-	some := func(c Conflict) bool { return c.Kind == Drops && (!all || s.always[at(Drops, c.Rule)] < s.asked) }
+	some := func(c Conflict) bool { return s.always[at(Drops, c.Rule)] < s.asked }
 	s.all = append(s.all[:known], slices.DeleteFunc(s.all[known:], some)...)
 }
 
@@ -203,35 +201,26 @@ func kindOf(f trace.Finding, before bool) (Kind, bool) {
 	})
 	switch f.Code {
 	case trace.Translates:
-		return Translates, before && !f.OfDestination
+		return Translates, before
 	case trace.Accepts:
 		inPostrouting := f.Rule.Family != nfnetlink.Inet && f.Rule.Table == "nat" && f.Base.Name == "POSTROUTING"
-		return Exempts, before && inPostrouting && !jumpPrecedes(f)
+		precedes, _ := jump(f)
+		return Exempts, before && inPostrouting && !precedes
 	case trace.Untracks:
 		return Untracks, whatever
 	case trace.Rewrites:
 		return Writes, whatever && !f.OfDestination
-	case trace.Masquerades, trace.Drops, trace.Rejects, trace.Unknown, trace.Ours:
 	}
 	return 0, false
 }
 
-// jump returns the places, in its base chain, of the rule by which the packet meets a finding, and
-// of the first jump to an older agent's chain.
-func jump(f trace.Finding) (rule, jump int) {
+// jump reports whether the first jump to an older agent's chain precedes the rule of the base chain by
+// which the packet meets a finding, or follows it.
+func jump(f trace.Finding) (precedes, follows bool) {
 	top := append(slices.Clone(f.Via), f.Rule)[0]
-	return slices.IndexFunc(f.Base.Rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle }),
-		slices.IndexFunc(f.Base.Rules, older.Leads)
-}
-
-func jumpPrecedes(f trace.Finding) bool {
-	rule, jump := jump(f)
-	return jump >= 0 && jump < rule
-}
-
-func jumpFollows(f trace.Finding) bool {
-	rule, jump := jump(f)
-	return jump > rule
+	rule := slices.IndexFunc(f.Base.Rules, func(r nfnetlink.Rule) bool { return r.Handle == top.Handle })
+	jump := slices.IndexFunc(f.Base.Rules, older.Leads)
+	return jump >= 0 && jump < rule, jump > rule
 }
 
 // nowhere is from where no packet leaves the node.
@@ -286,9 +275,7 @@ func conflicts(r *trace.Rules, want nft.Ruleset, pods judge.Region, local []neti
 // for any.
 func receiving(pods judge.Region) (all []routes.Interface) {
 	for _, p := range pods.Origin {
-		if p.In && p.Name != "" {
-			all = append(all, routes.Interface{Name: p.Name})
-		}
+		all = append(all, routes.Interface{Name: p.Name})
 	}
 	if len(all) == 0 {
 		all = append(all, routes.Interface{})

@@ -1,6 +1,7 @@
 package neighbors
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -16,129 +17,32 @@ import (
 // The rules are another program's; what the policy exempts is 10.0.0.0/8 and fd00::/8.
 func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const nothing = ""
 	tests := []struct{ name, rules, want string }{
 		{"masquerades all", "masquerade", "found"},
-		{"rewrites to a fixed address", "snat ip to 192.0.2.1", "found"},
 		{"of one family", "meta nfproto ipv4 masquerade", "found"},
 		{"of one family, by protocol", "meta protocol ip6 masquerade", "found"},
-		{"to other destinations", "ip daddr 192.0.2.0/24 masquerade", nothing},
-		{"to a part of the exempt", "ip daddr 10.1.0.0/16 masquerade", "found"},
 		{"to a range", "ip daddr 9.0.0.0-10.0.0.0 masquerade", "found"},
 		{"to a range next to it", "ip daddr 9.0.0.0-9.255.255.255 masquerade", nothing},
-		{"to all but a part", "ip daddr != 10.1.0.0/16 masquerade", "found"},
 		{"to all but the exempt", "ip daddr != 10.0.0.0/8 masquerade", nothing},
 		{"the exempt returned", "ip daddr 10.0.0.0/8 return\nip6 daddr fd00::/8 accept\nmasquerade", nothing},
-		{
-			"the exempt returned in parts",
-			"ip daddr 10.0.0.0/9 return\nip daddr 10.128.0.0/9 accept\nmeta nfproto ipv4 masquerade", nothing,
-		},
-		{"a part returned", "ip daddr 10.0.0.0/9 return\nmeta nfproto ipv4 masquerade", "found"},
-		{
-			"returned under a condition", "ip daddr 10.0.0.0/8 ct state established return\nmeta nfproto ipv4 masquerade",
-			"found",
-		},
 		{"in a set that is returned", "ip daddr @nets return\nmeta nfproto ipv4 masquerade", nothing},
-		{
-			"in a literal set that is returned", "ip daddr { 10.0.0.0/8, 192.168.0.0/16 } return\nmeta nfproto ipv4 masquerade",
-			nothing,
-		},
-		{"in a set of addresses", "ip daddr @hosts masquerade", "found"},
-		{"not in a set", "ip daddr != @nets masquerade", nothing},
 		{"in a set that changes at run time", "ip daddr @passing return\nmeta nfproto ipv4 masquerade", "found"},
-		{"after everything has returned", "return\nmasquerade", nothing},
-		{"after everything was accepted", "counter accept\nmasquerade", nothing},
-		{"after a jump from which nothing comes back", "jump accepting\nmasquerade", nothing},
-		{"after a jump that accepts the exempt", "jump exempting\nmasquerade", nothing},
-		{"after a jump that accepts a remainder", "jump remaining\nmeta nfproto ipv4 masquerade", "found"},
-		{"after a jump that returns", "jump returning\nmeta nfproto ipv4 masquerade", "found"},
-		{"after a goto", "goto returning\nmasquerade", nothing},
-		{"in a chain that a goto leads to", "ip daddr 10.0.0.0/8 goto masking", "found"},
-		{"in a chain that a goto to others leads to", "ip daddr 192.0.2.0/24 goto masking", nothing},
 		{"in a chain that a map leads to", "oifname vmap @jumps", "found where oifname vmap @jumps"},
 		{"in a chain that a map leads to from others", "ip saddr vmap @sources", nothing},
-		{
-			"in a chain that one of two maps leads to", "ip daddr 192.0.2.0/24 oifname vmap @jumps\nip saddr vmap @sources",
-			nothing,
-		},
-		{
-			"in a chain that a map leads to and a jump", "ip saddr 192.0.2.1 jump masking\nip saddr 192.0.2.2 jump masking",
-			"found",
-		},
-		{
-			"from a source", "ip saddr 172.17.0.0/16 oifname != \"docker0\" masquerade",
-			"found where oifname != \"docker0\"",
-		},
+		{"from a source", `ip saddr 172.17.0.0/16 oifname != "docker0" masquerade`, `found where oifname != "docker0"`},
 		{"from all but a source", "ip saddr != 10.0.0.0/8 masquerade", "found"},
-		{"from a source that a jump excludes", "ip saddr 10.1.0.0/16 jump other-source", nothing},
-		{"from a source that has returned", "ip saddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing},
-		{
-			"from a source to what has returned",
-			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 10.1.0.0/16 masquerade", nothing,
-		},
-		{
-			"from another source to it", "ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr 192.0.2.1 masquerade",
-			"found",
-		},
-		{
-			"from all sources that have returned",
-			"ip saddr 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nip saddr != 10.0.0.0/8 ip daddr 10.0.0.0/8 return\nmeta nfproto " +
-				"ipv4 masquerade", nothing,
-		},
 		{"from an address to itself", "ip saddr 10.0.0.2 ip daddr 10.0.0.2 masquerade", nothing},
 		{"from the loopback addresses", "ip saddr 127.0.0.0/8 masquerade", nothing},
+		{"from half of the addresses", "ip saddr 0.0.0.0/1 return\nip saddr 128.0.0.0/1 masquerade", "found"},
 		{"from this node", "fib saddr type local meta nfproto ipv4 masquerade", "found where fib saddr type local"},
-		{"marked by kube-proxy", "mark and 0x4000 == 0x4000 masquerade", nothing},
-		{"when the others return", "mark and 0x4000 == 0 return\nmasquerade", nothing},
-		{"when the others return, as iptables writes it", "mark and 0x4000 != 0x4000 return\nmasquerade", nothing},
-		{
-			"marked by another", "mark and 0xff0000 == 0x40000 meta nfproto ipv4 masquerade",
-			"found where meta mark & 0xff0000 == 0x40000",
-		},
-		{"not marked", "mark and 0x4000 == 0 meta nfproto ipv4 masquerade", "found"},
-		{"out of the loopback device", "oifname \"lo\" masquerade", nothing},
-		{"received on the loopback device", `iifname "lo" masquerade`, `found where iifname "lo"`},
-		{"when everything else returns", "oifname != \"lo\" return\nmasquerade", nothing},
-		{"not out of the loopback device", "oif != \"lo\" meta nfproto ipv4 masquerade", "found"},
 		{"to this node", "fib daddr type local masquerade", nothing},
-		{"not to this node", "fib daddr type != local meta nfproto ipv4 masquerade", "found"},
-		{
-			"to this node or another", "fib daddr type { local, unicast } meta nfproto ipv4 masquerade",
-			"found",
-		},
 		{"to another", "fib daddr type unicast meta nfproto ipv4 masquerade", "found"},
-		{"from another", "fib saddr type != local meta nfproto ipv4 masquerade", "found where fib saddr type != local"},
+		{"marked by kube-proxy", "mark and 0x4000 == 0x4000 masquerade", nothing},
+		{"out of the loopback device", `oifname "lo" masquerade`, nothing},
+		{"received on the loopback device", `iifname "lo" masquerade`, `found where iifname "lo"`},
 		{"of a new connection", "ct state new meta nfproto ipv4 masquerade", "found"},
-		{
-			"whose destination was translated", "ct status dnat meta nfproto ipv4 masquerade",
-			"found where ct status dnat",
-		},
-		{"out of a device that is not lo", `oifname "eth0" meta nfproto ipv4 masquerade`, `found where oifname "eth0"`},
-		{"out of devices of which one is lo", `oifname { "lo", "eth0" } meta nfproto ipv4 masquerade`, "found where oifname @__set0"},
-		{"of no family that counts", "meta protocol arp masquerade", nothing},
-		{
-			"of either family", "meta nfproto { ipv4, ipv6 } masquerade",
-			"found",
-		},
-		{"of all but a family", "meta nfproto != ipv6 masquerade", "found"},
-		{"of a range of marks", "meta mark > 5 meta nfproto ipv4 masquerade", "found where meta mark > 5"},
-		{"of a mark that was set", "meta mark set 5\nmeta mark 5 meta nfproto ipv4 masquerade", "found"},
-		{"of another than was set", "meta mark set 5\nmeta mark 6 meta nfproto ipv4 masquerade", nothing},
-		{
-			"from half of the addresses", "ip saddr 0.0.0.0/1 return\nip saddr 128.0.0.0/1 masquerade",
-			"found",
-		},
-		{
-			"to half of those from half",
-			"ip saddr 0.0.0.0/1 ip daddr 10.0.0.0/9 return\nip saddr 0.0.0.0/2 ip daddr 10.0.0.0/9 masquerade", nothing,
-		},
-		{"after everything was translated", "masquerade\nmasquerade", "found"},
-		{
-			"to the other half", "ip saddr 0.0.0.0/1 ip daddr 10.0.0.0/9 return\nip saddr 0.0.0.0/2 masquerade",
-			"found",
-		},
-		{"limited", "limit rate 5/second meta nfproto ipv4 masquerade", "found where limit rate 5/second"},
+		{"after DNAT", "ct status dnat meta nfproto ipv4 masquerade", "found where ct status dnat"},
 	}
 	ns := nfttest.NewNS(t, "node")
 	n := open(t, ns)
@@ -146,35 +50,16 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 		nfttest.NFT(t, ns, fmt.Sprintf(`flush ruleset
 			table inet t {
 				set nets { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
-				set hosts { type ipv4_addr; elements = { 10.0.0.1, 192.0.2.1 }; }
 				set passing { type ipv4_addr; flags timeout; timeout 1h; elements = { 10.0.0.1 }; }
-				chain accepting { accept
-				}
-				chain exempting {
-					ip daddr 10.0.0.0/8 accept
-					ip6 daddr fd00::/8 accept
-				}
-				chain remaining {
-					ip daddr 10.1.0.0/16 return
-					meta mark 7 return
-					accept
-				}
-				chain returning { return
-				}
-				chain masking { masquerade
-				}
-				chain other-source { ip saddr 10.2.0.0/16 masquerade
-				}
-				map jumps { type ifname : verdict; elements = { "a" : jump masking, "b" : jump returning }; }
-				map sources { type ipv4_addr : verdict; elements = { 10.1.0.1 : jump other-source, 10.2.0.1 : jump returning }; }
+				chain masking { masquerade; }
+				chain other-source { ip saddr 10.2.0.0/16 masquerade; }
+				map jumps { type ifname : verdict; elements = { "a" : jump masking, "b" : drop }; }
+				map sources { type ipv4_addr : verdict; elements = { 10.1.0.1 : jump other-source, 10.2.0.1 : drop }; }
 				chain post { type nat hook postrouting priority 100;
 					%s
 				}
 			}`, test.rules), "-f", "-")
-		o, err := others(t, n, exempting("10.0.0.0/8 fd00::/8"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := others(t, n, exempting("10.0.0.0/8 fd00::/8"))
 		var got []string
 		for _, c := range o.Conflicts {
 			found := "found"
@@ -193,7 +78,6 @@ func TestConflictsFollowThePathOfAPacket(t *testing.T) {
 // and no other. The oracle follows each of 72 packets; a mark may be set or not.
 func TestRulesThatMasqueradeWhatIsExemptAreFoundAndNoOthers(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	n, r := open(t, ns), rand.New(rand.NewPCG(1, 6))
 	rounds := 300
@@ -204,14 +88,9 @@ func TestRulesThatMasqueradeWhatIsExemptAreFoundAndNoOthers(t *testing.T) {
 	for range rounds {
 		m := randomModel(r)
 		nfttest.NFT(t, ns, "flush ruleset\n"+m.String(), "-f", "-")
-		s, err := n.Survey(t.Context(), exempting("10.0.2.0/30 10.0.2.6/32"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := survey(t, n, exempting("10.0.2.0/30 10.0.2.6/32"))
 		o, err := s.Others()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		found, hits := map[string]bool{}, map[string]bool{}
 		for _, c := range o.Conflicts {
 			found[c.Rule.Chain+" "+strings.TrimPrefix(c.RuleText()[strings.Index(c.RuleText(), "comment"):], "comment ")] = true
@@ -354,7 +233,6 @@ func (m model) bound(chain int, src, dst netip.Addr, marked bool) (rule string, 
 // Paths multiply, and so do groups of addresses: the search ends, and says what it did not ask.
 func TestSearchEndsAtItsBounds(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const jumps, depth, rules = 12, 5, 40
 	var paths, many strings.Builder
 	paths.WriteString("table ip t {\nchain c5 { masquerade; }\n")
@@ -383,14 +261,10 @@ func TestSearchEndsAtItsBounds(t *testing.T) {
 	}{{paths.String(), rules}, {many.String(), maxConflicts}} {
 		ns := nfttest.NewNS(t, "node")
 		nfttest.NFT(t, ns, tt.text, "-f", "-")
-		s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		o, err := s.Others()
-		if err != nil || o.Unasked == 0 || len(o.Conflicts) < tt.found || len(o.Conflicts) > maxConflicts+1 {
-			t.Errorf("%d conflicts, at least %d are wanted; %d packets were not asked about: %v", len(o.Conflicts), tt.found,
-				o.Unasked, err)
+		o := others(t, open(t, ns), exempting("10.0.0.0/8"))
+		if o.Unasked == 0 || len(o.Conflicts) < tt.found || len(o.Conflicts) > maxConflicts {
+			t.Errorf("%d conflicts, at least %d are wanted; %d packets were not asked about", len(o.Conflicts), tt.found,
+				o.Unasked)
 		}
 	}
 }
@@ -399,7 +273,6 @@ func TestSearchEndsAtItsBounds(t *testing.T) {
 // these rules is for another source and another destination.
 func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const rules = 1500
 	var text, pairs strings.Builder
 	for i := range rules {
@@ -417,10 +290,10 @@ func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
 	} {
 		nfttest.NFT(t, ns, "flush ruleset\ntable ip t {\nchain masq { masquerade; }\nchain p {\n"+
 			"type nat hook postrouting priority 0;\n"+tt.rules+"\n}\n}\n", "-f", "-")
-		o, err := others(t, open(t, ns), exempting("10.0.0.0/8"))
-		if err != nil || len(o.Conflicts) != tt.found || o.Unasked != tt.unasked {
-			t.Errorf("%.60s: %d conflicts, want %d; %d packets were not asked about: %v", tt.rules, len(o.Conflicts), tt.found,
-				o.Unasked, err)
+		o := others(t, open(t, ns), exempting("10.0.0.0/8"))
+		if len(o.Conflicts) != tt.found || o.Unasked != tt.unasked {
+			t.Errorf("%.60s: %d conflicts, want %d; %d packets were not asked about", tt.rules, len(o.Conflicts), tt.found,
+				o.Unasked)
 		}
 	}
 }
@@ -428,18 +301,15 @@ func TestRulesForASourceAndANetworkEachAreAllFound(t *testing.T) {
 // Of groups beyond the bound those are joined that lie next to each other, and they are counted.
 func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.NFT(t, ns, `table ip t {
 		chain p { type nat hook postrouting priority 0
 			ip daddr { 10.1.0.0/16, 10.3.0.0/16, 10.5.0.0/16 } masquerade
+			ip daddr 10.0.0.0/8 counter
 			ip saddr 10.244.0.9 ip daddr { 10.7.0.0/16, 10.9.0.0/16 } masquerade
 		}
 	}`, "-f", "-")
-	s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := survey(t, open(t, ns), exempting("10.0.0.0/8"))
 	e := trace.New(s.others).Ends(perSet)
 	of := iprange.SetOf([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")})
 	for _, tt := range []struct {
@@ -467,7 +337,6 @@ func TestGroupsBeyondTheBoundAreJoinedAndCounted(t *testing.T) {
 
 func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	nfttest.NFT(t, ns, `table ip t {
 		set elsewhere { type ipv4_addr; flags interval; elements = { 198.51.100.0/24, 203.0.113.0/25 }; }
@@ -476,10 +345,7 @@ func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 			ip daddr 192.0.2.1 meta l4proto tcp masquerade
 		}
 	}`, "-f", "-")
-	s, err := open(t, ns).Survey(t.Context(), exempting("10.0.0.0/8"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := survey(t, open(t, ns), exempting("10.0.0.0/8"))
 	a, r := s.asker(), rand.New(rand.NewPCG(5, 5))
 	for range 20_000 {
 		src := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(256)), byte(r.IntN(256))})
@@ -494,5 +360,32 @@ func TestConnectionsThatTheRulesTreatAlikeAreAskedAboutOnce(t *testing.T) {
 	}
 	if n := len(a.known); n > 14 {
 		t.Errorf("asked %d times", n)
+	}
+	nfttest.NFT(t, ns, `flush ruleset; table ip t { chain p { type nat hook postrouting priority 0
+		ip daddr & 0.0.0.3 == 0.0.0.1 masquerade
+	}; }`, "-f", "-")
+	s = survey(t, open(t, ns), exempting("10.0.0.0/8"))
+	a = s.asker()
+	for i := range byte(16) { // only equal addresses are alike
+		src, dst := netip.AddrFrom4([4]byte{10, 244}), netip.AddrFrom4([4]byte{192, 0, 2, i})
+		if got := a.mayTranslate(src, dst, false); got != (i%4 == 1) {
+			t.Errorf("192.0.2.%d: %t", i, got)
+		}
+	}
+	nfttest.NFT(t, ns, `flush ruleset; table ip t { chain p { type nat hook postrouting priority 0
+		ip daddr 10.244.0.0/24 counter
+		ct status dnat masquerade
+	}; }`, "-f", "-")
+	a = survey(t, open(t, ns), exempting("10.0.0.0/8")).asker()
+	for pair, want := range map[[2]string]bool{ // what comes back to its source was translated
+		{"10.244.0.5", "10.244.0.5"}: true, {"10.244.0.5", "192.0.2.1"}: false, {"192.0.2.1", "192.0.2.2"}: false,
+	} {
+		if got := a.mayTranslate(netip.MustParseAddr(pair[0]), netip.MustParseAddr(pair[1]), false); got != want {
+			t.Errorf("%q: %t", pair, got)
+		}
+	}
+	s.passed = func() (*trace.Rules, error) { return nil, errors.ErrUnsupported }
+	if !s.asker().mayTranslate(netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr("192.0.2.2"), false) {
+		t.Error("rules that cannot be read do nothing")
 	}
 }

@@ -52,7 +52,7 @@ func (s *State) Tracer(ctx context.Context, known nft.Ruleset) (*Tracer, error) 
 	t, c := &Tracer{known: known}, s.node.In(ctx)
 	return t, nfnetlink.Again(ctx, func() error {
 		all := func(nfnetlink.Chain) bool { return true }
-		r, err := trace.Read(ctx, c, trace.Scope{Own: s.Want.Owns, Ours: true, Reads: all})
+		r, err := trace.Read(c, trace.Scope{Own: s.Want.Owns, Ours: true, Reads: all})
 		if err != nil {
 			return err
 		}

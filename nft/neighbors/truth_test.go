@@ -23,25 +23,17 @@ import (
 // packets between addresses near those that the rules name, and others.
 func TestTheFarEndSeesWhatIsTraced(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	dirs, err := os.ReadDir(recorded)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, dir := range dirs {
 		t.Run(dir.Name(), func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			nfttest.LoadForeign(t, top.Node, filepath.Join(recorded, dir.Name()), nil)
 			n, want := open(t, top.Node), exempting(defaultExempt)
 			apply(t, n, want)
-			s, err := n.Survey(t.Context(), want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := survey(t, n, want)
 			tracer, err := s.Tracer(t.Context(), want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			l := lab{t, top, tracer, tracer.rules.Ends(perSet), rand.New(rand.NewPCG(47, 1)), map[string]int{}}
 			for range nfttest.Rounds(10, 50, 3000) {
 				l.try()

@@ -3,16 +3,15 @@ package routes
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"nft-masq-agent/nft/nfttest"
 )
 
 func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
-	nfttest.Require(t, "ip")
 	ns := nfttest.NewNS(t, "node")
-	for _, line := range []string{
+	nfttest.IP(
+		t, ns,
 		"link add cni0 type bridge", "link add cali1 type veth peer name peer1", "link add uplink type veth peer name peer2",
 		"link add vx type vxlan id 7 dstport 4789", "link set cni0 up", "link set cali1 up", "link set peer1 up",
 		"link set uplink up",
@@ -27,20 +26,14 @@ func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
 		"addr add 198.51.100.1/24 dev second", "route add default via 198.51.100.9 dev second table 100",
 		"neigh add 198.51.100.9 lladdr 02:00:00:00:00:06 dev second",
 		"neigh add fd00:1::5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add fe80::5 lladdr 02:00:00:00:00:05 dev cni0",
-	} {
-		nfttest.Run(t, ns, "", "ip", strings.Fields(line)...)
-	}
+	)
 	for ipv6, want := range map[bool][]netip.Addr{
 		false: {netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("10.244.2.7")},
 		true:  {netip.MustParseAddr("fd00:1::5")},
 	} {
-		var pods []netip.Addr
-		err := ns.Do(func() (err error) {
-			pods, err = Pods(ipv6)
-			return err
-		})
-		if err != nil || !slices.Equal(pods, want) {
-			t.Errorf("IPv6 %t: %v, want %v: %v", ipv6, pods, want, err)
+		pods := nfttest.In(t, ns, func() ([]netip.Addr, error) { return Pods(ipv6) })
+		if !slices.Equal(pods, want) {
+			t.Errorf("IPv6 %t: %v, want %v", ipv6, pods, want)
 		}
 	}
 }

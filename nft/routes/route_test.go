@@ -161,7 +161,7 @@ func TestLookupFindsAllWaysThatPacketsMayTake(t *testing.T) {
 
 func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 	top := nfttest.NewTopology(t)
-	want := map[netip.Addr]int{
+	for a, typ := range map[netip.Addr]int{
 		top.NodeV4:                                unix.RTN_LOCAL,
 		top.NodeV6:                                unix.RTN_LOCAL,
 		netip.MustParseAddr("127.1.2.3"):          unix.RTN_LOCAL,
@@ -172,70 +172,41 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 		netip.MustParseAddr("224.0.0.1"):          unix.RTN_MULTICAST,
 		netip.MustParseAddr("fe80::1%whatever"):   unix.RTN_LOCAL,
 		netip.MustParseAddr("2001:db8:ffff::1%x"): unix.RTN_UNICAST,
-	}
-	for a, typ := range want {
-		err := top.Node.Do(func() error {
-			got, err := Lookup(Query{Dst: a})
-			if len(got.Ways) != 1 || got.Ways[0].Type != typ || got.Ways[0].Interface.Name == "" {
-				t.Errorf("%s: %+v, want type %d", a, got, typ)
-			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+	} {
+		got := nfttest.In(t, top.Node, func() (Routes, error) { return Lookup(Query{Dst: a}) })
+		if len(got.Ways) != 1 || got.Ways[0].Type != typ || got.Ways[0].Interface.Name == "" {
+			t.Errorf("%s: %+v, want type %d", a, got, typ)
 		}
 	}
 }
 
 func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
 	top := nfttest.NewTopology(t)
-	anyAddr := netip.MustParseAddr("198.51.100.77")
 	nfttest.Run(t, top.Node, "", "ip", "route", "add", "local", "198.51.100.64/26", "dev", "lo")
-	var local []netip.Prefix
-	err := top.Node.Do(func() (err error) {
-		local, err = LocalPrefixes()
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	local := nfttest.In(t, top.Node, LocalPrefixes)
 	holds := func(a netip.Addr) bool {
 		return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
-	for _, a := range []netip.Addr{
-		top.NodeV4, top.NodeV6, top.GatewayV4, top.GatewayV6, anyAddr, netip.MustParseAddr("127.8.8.8"), netip.IPv6Loopback(),
+	for a, want := range map[netip.Addr]bool{
+		top.NodeV4: true, top.NodeV6: true, top.GatewayV4: true, top.GatewayV6: true, netip.IPv6Loopback(): true,
+		netip.MustParseAddr("127.8.8.8"): true, netip.MustParseAddr("198.51.100.77"): true,
+		top.OutsideV4: false, top.OutsideV6: false, top.PodV4: false, top.PodV6: false,
+		netip.MustParseAddr("192.0.2.255"): false, netip.MustParseAddr("198.51.100.1"): false,
 	} {
-		if !holds(a) {
-			t.Errorf("%s is not among %v", a, local)
-		}
-	}
-	for _, a := range []netip.Addr{
-		top.OutsideV4, top.OutsideV6, top.PodV4, top.PodV6, netip.MustParseAddr("192.0.2.255"),
-		netip.MustParseAddr("198.51.100.1"),
-	} {
-		if holds(a) {
-			t.Errorf("%s is among %v", a, local)
+		if holds(a) != want {
+			t.Errorf("%s is among %v: %t", a, local, !want)
 		}
 	}
 }
 
 func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 	top := nfttest.NewTopology(t)
-	for _, args := range []string{
-		"route add 10.244.7.0/24 via 192.0.2.254", "route add blackhole 10.245.0.0/16",
+	nfttest.IP(t, top.Node, "route add 10.244.7.0/24 via 192.0.2.254", "route add blackhole 10.245.0.0/16",
 		"route add 10.246.0.0/16 table 77 via 192.0.2.254", "route add 10.244.1.9/32 dev lo",
 		"-6 route add fd00:7::/64 via 2001:db8::254",
 		"route add 10.247.0.0/16 nexthop via 192.0.2.254 dev eth0 nexthop dev lo",
-	} {
-		nfttest.Run(t, top.Node, "", "ip", strings.Fields(args)...)
-	}
-	var all []Network
-	if err := top.Node.Do(func() (err error) {
-		all, err = Networks()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+		"route add 10.248.0.0/16 via 192.0.2.254 proto kernel")
+	all := nfttest.In(t, top.Node, Networks)
 	var got []string
 	for _, n := range all {
 		if !n.Addr().IsMulticast() && !n.Addr().IsLinkLocalUnicast() {
@@ -245,21 +216,23 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 	for want, is := range map[string]bool{
 		"192.0.2.0/24 eth0 true": true, "10.244.7.0/24 eth0 false": true, "10.244.1.9/32 lo false": true,
 		"fd00:7::/64 eth0 false": true, "2001:db8::/64 eth0 true": true, "10.247.0.0/16 eth0 false": true,
-		"10.247.0.0/16 lo false": true, "10.245.0.0/16  false": false, "10.246.0.0/16 eth0 false": false,
+		"10.247.0.0/16 lo false": true, "10.248.0.0/16 eth0 false": true,
+		"10.245.0.0/16  false": false, "10.246.0.0/16 eth0 false": false,
 	} {
 		if slices.Contains(got, want) != is {
 			t.Errorf("%s: want %t in\n%s", want, is, strings.Join(got, "\n"))
 		}
 	}
-	if !slices.ContainsFunc(all, func(n Network) bool { return n.Prefix == netip.MustParsePrefix("0.0.0.0/0") }) {
-		t.Errorf("no default route: %v", all)
+	for _, p := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")} {
+		if !slices.ContainsFunc(all, func(n Network) bool { return n.Prefix == p }) {
+			t.Errorf("no default route %s: %v", p, all)
+		}
 	}
 }
 
 // A far end sees the address that is expected of masquerading.
 func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	const (
 		v4, v6    = "192.0.2.1", "2001:db8::1"
 		elsewhere = "address add 198.51.100.7/32 dev lo\naddress add 2001:db8:3::7/128 dev lo nodad\n"

@@ -109,7 +109,6 @@ func factsOf(r nfnetlink.Rule) (all []string) {
 // chain, the program that loads them, and the text around them.
 func TestFactsOfRules(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	files, err := filepath.Glob("testdata/facts/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -180,7 +179,9 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 	setMark := &expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}
 	toMap := &expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: "m"}
 	snat := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1}
-	invert, none := []byte{1}, []byte{0}
+	invert, none, state := []byte{1}, []byte{0}, make([]byte, 156)
+	state[146], state[147] = 1, 0x20
+	binary.NativeEndian.PutUint16(state[150:], 8)
 	with := func(b []byte, more ...byte) []byte { return append(b, more...) }
 	connmark := func(size, at int) []byte {
 		b := with(words(0, 0, 0xff), make([]byte, size-12)...)
@@ -245,6 +246,8 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 		{"another match of that size", xt("match", "other", 1, words(4, 0))},
 		{"short addrtype", xt("match", "addrtype", 0, words(4))},
 		{"long addrtype", xt("match", "addrtype", 2, words(4, 0, 0))},
+		{"conntrack", xt("match", "conntrack", 3, state)},
+		{"like conntrack", xt("match", "other", 3, state)},
 		{"statistic", xt("match", "statistic", 0, words(0, 1<<30))},
 		{"short statistic", xt("match", "statistic", 0, words(0))},
 		{"MARK", xt("target", "MARK", 2, words(5, 0xff))},
@@ -271,15 +274,10 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 
 // xt is a match or target of xtables with parameters.
 func xt(kind, name string, revision uint32, info []byte) nfnetlink.Rule {
-	var attrs []byte
-	add := func(typ uint16, data []byte) {
-		attrs = binary.NativeEndian.AppendUint16(attrs, uint16(4+len(data)))
-		attrs = binary.NativeEndian.AppendUint16(attrs, typ)
-		attrs = append(append(attrs, data...), make([]byte, -len(data)&3)...)
-	}
-	add(1, append([]byte(name), 0))
-	add(2, binary.BigEndian.AppendUint32(nil, revision))
-	add(3, info)
+	var attrs nfnetlink.Attrs
+	attrs.AddBytes(unix.NFTA_TARGET_NAME, append([]byte(name), 0)) // those of matches have the same numbers
+	attrs.AddUint32(unix.NFTA_TARGET_REV, revision)
+	attrs.AddBytes(unix.NFTA_TARGET_INFO, info)
 	return nfnetlink.Rule{Family: nfnetlink.IPv4, Exprs: []nfnetlink.Expr{{Name: kind, Attrs: attrs}}}
 }
 

@@ -13,7 +13,6 @@ import (
 // elements that are not known.
 func TestEndsAreWhereRulesTellAddressesApart(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
 	for _, tt := range []struct {
 		rules, src, dst string // an end of each, "" if there is none

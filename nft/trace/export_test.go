@@ -1,8 +1,6 @@
 package trace
 
 import (
-	"context"
-
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/rule"
 )
@@ -20,8 +18,8 @@ func Effect(r nfnetlink.Rule) (Code, Truth) {
 type Near struct{ Rules, Memory, Elements int }
 
 // TracerNear reads the chains of all hooks when only so much may be read.
-func TracerNear(ctx context.Context, c *nfnetlink.Conn, left Near) (*Tracer, error) {
-	r := &reader{Rules: &Rules{}, ctx: ctx, conn: c, Scope: Scope{
+func TracerNear(c *nfnetlink.Conn, left Near) (*Tracer, error) {
+	r := &reader{Rules: &Rules{}, conn: c, Scope: Scope{
 		Own:   func(nfnetlink.Chain) bool { return false },
 		Reads: func(nfnetlink.Chain) bool { return true },
 	}}

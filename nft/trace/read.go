@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,10 +23,10 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
-	Listing older.Listing // of all chains
-	bases   []*Chain      // in the order in which packets meet them
-	chains  map[id]*Chain
-	sets    map[id]*set // all, of which those are read that rules refer to
+	Listing older.Listing                // of all chains
+	ByID    map[nfnetlink.ChainID]*Chain // of Listing, with the rules of those that were read
+	bases   []*Chain                     // in the order in which packets meet them
+	sets    map[nfnetlink.ChainID]*set   // all, of which those are read that rules refer to
 }
 
 // Bounds of what is read. A rule usually takes about a kilobyte, one of the 128
@@ -55,14 +54,11 @@ type Chain struct {
 	index      *index
 }
 
-// An id names a chain or a set.
-type id struct {
-	family      nfnetlink.Family
-	table, name string
+// idOf names a chain or a set in the table of a chain.
+func idOf(c nfnetlink.Chain, name string) nfnetlink.ChainID {
+	c.Name = name
+	return c.ID()
 }
-
-// idOf returns the id of a chain or a set in the table of a chain.
-func idOf(c nfnetlink.Chain, name string) id { return id{c.Family, c.Table, name} }
 
 // A Scope is what to read: some base chains, and all chains that they lead to.
 type Scope struct {
@@ -75,10 +71,10 @@ type Scope struct {
 //
 // If the ruleset changes meanwhile, it reads again, up to three times, and then
 // returns what it has. It fails with [nfnetlink.ErrInterrupted] if the kernel says so, and
-// when ctx ends.
-func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
+// when the connection's context ends.
+func Read(c *nfnetlink.Conn, of Scope) (*Rules, error) {
 	for attempt := 1; ; attempt++ {
-		r := &reader{Rules: &Rules{}, Scope: of, ctx: ctx, conn: c}
+		r := &reader{Rules: &Rules{}, Scope: of, conn: c}
 		if err := r.read(); err != nil {
 			return nil, fmt.Errorf("read rules: %w", err)
 		}
@@ -95,7 +91,6 @@ func Read(ctx context.Context, c *nfnetlink.Conn, of Scope) (*Rules, error) {
 type reader struct {
 	*Rules
 	Scope
-	ctx      context.Context
 	conn     *nfnetlink.Conn
 	rules    int // the number of rules read
 	memory   int // that they take, in bytes
@@ -113,13 +108,13 @@ func (r *reader) read() (err error) {
 	if err != nil {
 		return err
 	}
-	r.chains, r.sets = map[id]*Chain{}, map[id]*set{}
+	r.ByID, r.sets = map[nfnetlink.ChainID]*Chain{}, map[nfnetlink.ChainID]*set{}
 	for _, s := range sets {
-		r.sets[id{s.Family, s.Table, s.Name}] = &set{Set: s}
+		r.sets[nfnetlink.ChainID{Family: s.Family, Table: s.Table, Name: s.Name}] = &set{Set: s}
 	}
 	for _, c := range r.Listing.Chains {
 		known := &Chain{Chain: c, Own: r.Own(c)}
-		r.chains[idOf(c, c.Name)] = known
+		r.ByID[c.ID()] = known
 		switch {
 		case !r.Listing.InForce(c):
 		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
@@ -139,7 +134,7 @@ func (r *reader) read() (err error) {
 		}
 	}
 	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
-	return r.ctx.Err()
+	return nil
 }
 
 // follow reads a chain, the sets and maps of its rules, and all chains that it leads to.
@@ -168,7 +163,7 @@ func (r *reader) follow(c *Chain) error {
 			}
 		}
 		for _, name := range targets {
-			if err := r.follow(r.chains[idOf(c.Chain, name)]); err != nil {
+			if err := r.follow(r.ByID[idOf(c.Chain, name)]); err != nil {
 				return err
 			}
 		}
@@ -179,7 +174,7 @@ func (r *reader) follow(c *Chain) error {
 func (r *reader) readChain(c *Chain) error {
 	c.met, r.Chains = true, append(r.Chains, c)
 	if c.Own && !r.Ours {
-		return r.ctx.Err()
+		return nil
 	}
 	var rules []nfnetlink.Rule
 	more := r.rules+int(c.Use) > maxRules
@@ -187,7 +182,7 @@ func (r *reader) readChain(c *Chain) error {
 		var err error
 		rules, more, err = r.conn.FirstRules(c.Family, c.Table, c.Name, func(next nfnetlink.Rule) bool {
 			r.memory += next.Memory()
-			return r.memory > maxMemory || r.ctx.Err() != nil
+			return r.memory > maxMemory
 		})
 		if err != nil {
 			return err
@@ -205,15 +200,15 @@ func (r *reader) readChain(c *Chain) error {
 	if !c.Own || r.Ours {
 		c.Rules, c.statements = rules, make([][]rule.Statement, len(rules))
 	}
-	return r.ctx.Err()
+	return nil
 }
 
 // readSet reads a set or a map, unless it is too large or packets change its elements.
 func (r *reader) readSet(s *set) error {
-	if s.met || s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
+	if s.read || s.large || s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_OBJECT) != 0 {
 		return nil
 	}
-	if s.met, s.large = true, s.Count > maxSetSize; s.large {
+	if s.large = s.Count > maxSetSize; s.large {
 		return nil
 	}
 	elements, more, err := r.conn.Elements(s.Family, s.Table, s.Name, min(2*maxSetSize, maxElements-r.elements))

@@ -12,9 +12,9 @@ import (
 // A set is a set or a map.
 type set struct {
 	nfnetlink.Set
-	met, read, large bool      // whether reading has come to it, was done, or was not because it is too large
-	elements         []element // sorted by from
-	rest             []element // the catch-all element *, if there is one
+	read, large bool      // whether it was read, or is too large for that
+	elements    []element // sorted by from
+	rest        []element // the catch-all element *, if there is one
 }
 
 // interval reports whether its elements have more than one key.

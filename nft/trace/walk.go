@@ -179,7 +179,6 @@ const (
 // A way is what is known of the way of the packet to a rule, as a finding says it.
 type way struct {
 	Finding
-	reach Truth
 	chain *Chain
 }
 
@@ -195,9 +194,7 @@ func (w way) under(is Truth, s rule.Statement) way {
 
 // sure limits how certain a way is.
 func (w way) sure(is bool) way {
-	if !is {
-		w.reach = min(w.reach, Maybe)
-	}
+	w.Sure = w.Sure && is
 	return w
 }
 
@@ -280,9 +277,9 @@ func (t *Tracer) atHook(hook uint32) {
 		return c.Hook.Number != hook || !t.ofFamily(c.Family)
 	})
 	for len(all) > 0 {
-		n := slices.IndexFunc(all, func(c *Chain) bool { return !slices.Equal(c.when(), all[0].when()) })
-		if n < 0 {
-			n = len(all)
+		n := 1
+		for n < len(all) && slices.Equal(all[n].when(), all[0].when()) {
+			n++
 		}
 		equal := all[:n]
 		all = all[n:]
@@ -377,10 +374,8 @@ func (c *Chain) ofSources() bool { return c.NAT() && !c.early() }
 // enter follows the packet through a base chain. One of type nat before it may have translated it.
 func (t *Tracer) enter(c *Chain, keeps Truth) {
 	t.base, t.left = c, nil
-	met, w := len(t.Findings), way{reach: Yes}
-	if w.Base = c; c.NAT() {
-		w.reach = min(keeps, Yes-t.Untracked)
-	}
+	met, w := len(t.Findings), way{}
+	w.Base, w.Sure = c, !c.NAT() || keeps == Yes && t.Untracked == No
 	to := t.walk(c, w)
 	if to&back != 0 && c.Policy == drop {
 		t.find(c.rest(w).sure(to&past == 0), Drops)
@@ -473,7 +468,7 @@ func (t *Tracer) rule(i int, w way) (to flow) {
 func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	switch e.code {
 	case marks:
-		t.Mark = t.Mark.set(*s.NewMark, w.reach == Yes)
+		t.Mark = t.Mark.set(*s.NewMark, w.Sure)
 	case chooses:
 		return t.choose(w, s)
 	case Masquerades, Translates:
@@ -481,7 +476,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 	case jumps, goes:
 		w.Via = append(slices.Clip(w.Via), w.Rule)
 		before := len(t.left)
-		to := t.walk(t.chains[idOf(w.chain.Chain, e.chain)], w)
+		to := t.walk(t.ByID[idOf(w.chain.Chain, e.chain)], w)
 		if to&(to-1) == 0 { // wherever the packet leaves the chain, it is in the same place
 			t.left = t.left[:before]
 		}
@@ -493,8 +488,9 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		t.write(w, s.Write)
 	case Untracks:
 		if before := t.beforeTracking(); before != No && t.Untracked != Yes {
-			t.Untracked = max(t.Untracked, min(w.reach, before))
+			t.Untracked = Yes
 			if f := t.find(w.sure(before == Yes), Untracks); !f.Sure {
+				t.Untracked = Maybe
 				t.unknown("whether connection tracking is off, by " + f.RuleText())
 			}
 		}
@@ -534,7 +530,7 @@ func (t *Tracer) beforeTracking() Truth {
 // find adds a finding.
 func (t *Tracer) find(w way, code Code) *Finding {
 	f := w.Finding
-	f.Code, f.Own, f.Sure = code, w.chain.Own, w.reach == Yes
+	f.Code, f.Own = code, w.chain.Own
 	t.Findings = append(t.Findings, f)
 	return &t.Findings[len(t.Findings)-1]
 }
@@ -563,7 +559,7 @@ func (t *Tracer) write(w way, of rule.Write) {
 		f.To = []iprange.Range{{From: of.To, To: of.To}}
 	}
 	if !destination {
-		if t.packet.Src = of.To; w.reach != Yes {
+		if t.packet.Src = of.To; !w.Sure {
 			t.packet.Src = netip.Addr{}
 		}
 		t.packet.SrcType = unix.RTN_UNSPEC
