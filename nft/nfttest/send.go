@@ -3,7 +3,6 @@ package nfttest
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -109,7 +107,8 @@ func Send(flow Flow) (Sighting, error) {
 	default:
 		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
 	}
-	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+	timeout := net.Error(nil)
+	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, unix.EINPROGRESS) {
 		err = ErrNotSeen
 	}
 	if err != nil {
@@ -118,80 +117,67 @@ func Send(flow Flow) (Sighting, error) {
 	return s, nil
 }
 
-// listenTCP listens at the destination of a flow, once the previous connection
-// has released the port.
-func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPListener, err error) {
-	for {
-		err = f.To.Do(func() (err error) {
-			listener, err = net.ListenTCP(network, &net.TCPAddr{Port: int(f.Dst.Port())})
-			return err
-		})
-		if !errors.Is(err, unix.EADDRINUSE) || ctx.Err() != nil {
-			return listener, err
-		}
-		runtime.Gosched()
-	}
-}
-
-// sendTCP opens a connection to its own listener.
-func sendTCP(f Flow) (Sighting, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), f.timeout())
-	defer cancel()
-	network := "tcp6"
-	if f.Dst.Addr().Is4() {
-		network = "tcp4"
-	}
-	listener, err := listenTCP(ctx, f, network)
-	if err != nil {
-		return Sighting{}, err
-	}
-	defer listener.Close()
-	if err := listener.SetDeadline(time.Now().Add(f.timeout())); err != nil {
-		return Sighting{}, err
-	}
-
-	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
-		return controlBind(raw, f)
-	}}
-	var conn net.Conn
-	err = f.From.Do(func() (err error) {
-		conn, err = dialer.DialContext(ctx, network, f.Dst.String())
+// sendTCP opens a connection to its own listener, and resets it, so that neither end keeps it.
+func sendTCP(f Flow) (s Sighting, err error) {
+	listener, fd := -1, -1
+	err = f.To.Do(func() (err error) {
+		listener, err = listen(netip.AddrPortFrom(unspecified(f.Dst.Addr()), f.Dst.Port()), f.timeout())
 		return err
 	})
 	if err != nil {
-		return Sighting{}, err
+		return s, err
 	}
-	defer abort(conn)
-	seen, err := listener.Accept()
+	defer unix.Close(listener)
+	err = f.From.Do(func() (err error) {
+		fd, s.Sent, err = connected(f, unix.SOCK_STREAM, 0)
+		return err
+	})
 	if err != nil {
-		return Sighting{}, err
+		return s, err
 	}
-	defer abort(seen)
-	return Sighting{Sent: addrPort(conn.LocalAddr()), Seen: addrPort(seen.RemoteAddr())}, nil
+	defer unix.Close(fd)
+	seen, from, err := accept(listener)
+	if err != nil {
+		return s, err
+	}
+	s.Seen = from
+	return s, errors.Join(reset(seen), unix.Close(seen))
 }
 
-func controlBind(raw syscall.RawConn, f Flow) error {
-	var err error
-	if controlErr := raw.Control(func(fd uintptr) { err = bind(int(fd), f) }); controlErr != nil {
-		return controlErr
+// listen returns a socket that listens at an address, once what had the port has released it, such as a child process
+// that is just being started. Accepting waits so long.
+func listen(at netip.AddrPort, wait time.Duration) (fd int, err error) {
+	limit := unix.NsecToTimeval(wait.Nanoseconds())
+	for deadline := time.Now().Add(arrivalTimeout); ; runtime.Gosched() {
+		if fd, err = unix.Socket(netns.Family(at.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("socket: %w", err)
+		}
+		err = errors.Join(
+			bind(fd, Flow{Src: at, Dst: at}),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+			unix.Listen(fd, 4096))
+		if err == nil {
+			return fd, nil
+		}
+		_ = unix.Close(fd)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(deadline) {
+			return -1, fmt.Errorf("listen at %s: %w", at, err)
+		}
 	}
-	return err
 }
 
-// abort resets a connection, so that neither end keeps it.
-func abort(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
+// accept returns a connection and its source. The error is EAGAIN if there is none in time.
+func accept(listener int) (fd int, from netip.AddrPort, err error) {
+	fd, peer, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	for errors.Is(err, unix.EINTR) {
+		fd, peer, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
 	}
-	_ = conn.Close()
+	return fd, fromSockaddr(peer), err
 }
 
-func addrPort(addr net.Addr) netip.AddrPort {
-	if tcp, ok := addr.(*net.TCPAddr); ok {
-		ap := tcp.AddrPort()
-		return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
-	}
-	return netip.AddrPort{}
+// reset has a connection reset when it is closed.
+func reset(fd int) error {
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
 // sendPacket sends one packet and waits for it at the other end.
@@ -342,10 +328,14 @@ func raw(f Flow, protocol int, packet func(sent netip.AddrPort) []byte) (netip.A
 }
 
 // connected returns a socket that is bound as the flow requires and connected to
-// its destination, and its source.
+// its destination, and its source. A connection is reset when it is closed. The
+// error is EINPROGRESS if it is not established in time.
 func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
-	domain := netns.Family(f.Dst.Addr())
-	if fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
+	dst, err := sockaddr(f.Dst)
+	if err != nil {
+		return -1, sent, err
+	}
+	if fd, err = unix.Socket(netns.Family(f.Dst.Addr()), kind|unix.SOCK_CLOEXEC, protocol); err != nil {
 		return -1, sent, fmt.Errorf("socket: %w", err)
 	}
 	defer func() {
@@ -353,28 +343,38 @@ func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err err
 			_ = unix.Close(fd)
 		}
 	}()
-	if err = bind(fd, f); err != nil {
-		return -1, sent, err
-	}
-	dst, err := sockaddr(f.Dst)
+	limit := unix.NsecToTimeval(f.timeout().Nanoseconds())
+	err = errors.Join(bind(fd, f), reset(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 	if err != nil {
 		return -1, sent, err
 	}
-	if err = unix.Connect(fd, dst); err != nil {
+	err = unix.Connect(fd, dst)
+	for errors.Is(err, unix.EINTR) { // connecting continues in the meantime
+		err = unix.Connect(fd, dst)
+	}
+	if err != nil && !errors.Is(err, unix.EISCONN) {
 		return -1, sent, fmt.Errorf("connect: %w", err)
 	}
 	local, err := unix.Getsockname(fd)
-	if err != nil {
-		return -1, sent, fmt.Errorf("source address: %w", err)
+	return fd, fromSockaddr(local), err
+}
+
+// unspecified returns the address of the same family that stands for any.
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
 	}
-	return fd, fromSockaddr(local), nil
+	return netip.IPv6Unspecified()
 }
 
 // bind binds a socket to the device and the source of the flow, and allows it to
-// send to a broadcast address.
+// send to a broadcast address, and to have the port of one that a child process
+// that is just being started keeps open.
 func bind(fd int, f Flow) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
-		return fmt.Errorf("allow broadcast: %w", err)
+	for _, option := range []int{unix.SO_BROADCAST, unix.SO_REUSEADDR} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 1); err != nil {
+			return fmt.Errorf("option %d: %w", option, err)
+		}
 	}
 	if f.Foreign {
 		err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
@@ -395,11 +395,7 @@ func bind(fd int, f Flow) error {
 		if src.Port() == 0 {
 			return nil
 		}
-		unspecified := netip.IPv6Unspecified()
-		if f.Dst.Addr().Is4() {
-			unspecified = netip.IPv4Unspecified()
-		}
-		src = netip.AddrPortFrom(unspecified, src.Port())
+		src = netip.AddrPortFrom(unspecified(f.Dst.Addr()), src.Port())
 	}
 	sa, err := sockaddr(src)
 	if err != nil {
