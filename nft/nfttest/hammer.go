@@ -306,15 +306,14 @@ func (h *Hammer) SoFar() Tally {
 // of packets, "drop" has all that it dropped, and "insert_failed" those without a free source port,
 // too.
 func ConntrackStat(n *NS, name string) (total uint64, err error) {
-	var text []byte
-	err = n.Do(func() (err error) {
+	err = n.Do(func() error {
 		// Not /proc/net, which shows the namespace of the process.
-		text, err = os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
+		if err == nil {
+			total, err = sum(string(text), name)
+		}
 		return err
 	})
-	if err == nil {
-		total, err = sum(string(text), name)
-	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: conntrack statistics: %w", n, err)
 	}
@@ -326,13 +325,10 @@ func ConntrackStat(n *NS, name string) (total uint64, err error) {
 func sum(text, name string) (total uint64, err error) {
 	names, values, _ := strings.Cut(text, "\n")
 	column := slices.Index(strings.Fields(names), name)
-	if column < 0 {
-		return 0, fmt.Errorf("no column %s", name)
-	}
 	for line := range strings.Lines(values) {
 		fields := strings.Fields(line)
-		if len(fields) <= column {
-			return 0, fmt.Errorf("short line %q", line)
+		if column < 0 || len(fields) <= column {
+			return 0, fmt.Errorf("no column %s in %q", name, line)
 		}
 		v, err := strconv.ParseUint(fields[column], 16, 64)
 		if err != nil {

@@ -1,15 +1,14 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,13 +29,7 @@ type Agent struct {
 // goes to cmd.Stdout if that is set, before it is in the Log.
 func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 	a := &Agent{Log: NewLog()}
-	switch to := cmd.Stdout; {
-	case to == nil:
-		cmd.Stdout = a.Log
-	default:
-		cmd.Stdout = io.MultiWriter(to, a.Log)
-	}
-	cmd.Stderr = &a.stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(cmp.Or[io.Writer](cmd.Stdout, io.Discard), a.Log), &a.stderr
 	var err error
 	a.Process, err = n.Start(cmd)
 	return a, err
@@ -127,26 +120,15 @@ func (a *Agent) Stderr() string { return a.stderr.String() }
 
 // Memory returns the peak and the current resident memory of the process, in
 // bytes.
-func (a *Agent) Memory() (peak, now int64, err error) { return Memory(a.Pid) }
-
-// Memory returns the peak and the current resident memory of a process, in bytes.
-func Memory(pid int) (peak, now int64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, err
+func (a *Agent) Memory() (peak, now int64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Pid))
+	for name, into := range map[string]*int64{"\nVmHWM:": &peak, "\nVmRSS:": &now} { // see proc_pid_status(5)
+		_, value, _ := strings.Cut(string(text), name)
+		_, scanErr := fmt.Sscan(value, into)
+		err = errors.Join(err, scanErr)
+		*into <<= 10
 	}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	for lines.Scan() {
-		key, value, _ := strings.Cut(lines.Text(), ":") // see proc_pid_status(5)
-		kilobytes, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
-		switch key {
-		case "VmHWM":
-			peak = kilobytes << 10
-		case "VmRSS":
-			now = kilobytes << 10
-		}
-	}
-	return peak, now, lines.Err()
+	return peak, now, err
 }
 
 // ProcessorTime returns the CPU time of the process, user and system.

@@ -33,24 +33,19 @@ type NS struct {
 // Open creates a namespace that has only the loopback device, which is down. The
 // name appears in error messages only.
 func Open(name string) (*NS, error) {
-	type result struct {
-		file *os.File
-		err  error
-	}
-	made := make(chan result)
+	n := &NS{name: name}
+	made := make(chan error)
 	onDedicatedThread(func() {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{err: fmt.Errorf("new network namespace: %w", err)}
-			return
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			n.file, err = openThreadNS()
 		}
-		file, err := openThreadNS()
-		made <- result{file, err}
+		made <- err
 	})
-	r := <-made
-	if r.err != nil {
-		return nil, fmt.Errorf("%s: %w", name, r.err)
+	if err := <-made; err != nil {
+		return nil, fmt.Errorf("%s: new network namespace: %w", name, err)
 	}
-	return &NS{name: name, file: r.file}, nil
+	return n, nil
 }
 
 // OpenPath opens the namespace that a file refers to: /proc/PID/ns/net, or one
