@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // Target is a destination that a Hammer sends to, and the expected verdict for
@@ -22,6 +24,23 @@ type Target struct {
 	Proto       Proto // UDP or TCP
 	Dst         netip.Addr
 	Masqueraded bool
+}
+
+// Targets returns destinations, each over UDP and TCP.
+func Targets(masqueraded func(netip.Addr) bool, destinations ...string) (all []Target) {
+	for _, proto := range []Proto{UDP, TCP} {
+		for _, dst := range destinations {
+			addr := netip.MustParseAddr(dst)
+			all = append(all, Target{proto, addr, masqueraded(addr)})
+		}
+	}
+	return all
+}
+
+// TargetsOfBothKinds returns those of both families, of which private destinations are exempt.
+func TargetsOfBothKinds() []Target {
+	public := func(a netip.Addr) bool { return !a.IsPrivate() }
+	return Targets(public, "198.51.100.1", "10.9.0.9", "2001:db8:1::1", "fd00:9::9")
 }
 
 // Count is the result for the flows to one target. A flow is one UDP packet with
@@ -306,14 +325,11 @@ func (h *Hammer) SoFar() Tally {
 // of packets, "drop" has all that it dropped, and "insert_failed" those without a free source port,
 // too.
 func ConntrackStat(n *NS, name string) (total uint64, err error) {
-	err = n.Do(func() error {
-		// Not /proc/net, which shows the namespace of the process.
-		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
-		if err == nil {
-			total, err = sum(string(text), name)
-		}
-		return err
-	})
+	// Not /proc/net, which shows the namespace of the process.
+	text, err := netns.In(n, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/stat/nf_conntrack") })
+	if err == nil {
+		total, err = sum(string(text), name)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: conntrack statistics: %w", n, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // hammerPort is the port of the first TCP target; the others follow.
@@ -22,11 +24,7 @@ func (h *Hammer) startTCP() error {
 	ports := make([]netip.AddrPort, len(targets))
 	for i, c := range targets {
 		ports[i] = netip.AddrPortFrom(c.Dst, uint16(hammerPort+i))
-		var fd int
-		err := h.top.Outside.Do(func() (err error) {
-			fd, err = listen(ports[i], 100*time.Millisecond)
-			return err
-		})
+		fd, err := netns.In(h.top.Outside, func() (int, error) { return listen(ports[i], 100*time.Millisecond) })
 		if err != nil {
 			return fmt.Errorf("hammer: %w", err)
 		}
@@ -72,7 +70,7 @@ func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 	for src := uint16(firstPort); !h.stopping.Load(); src = max(src+1, firstPort) {
 		for i, c := range targets {
 			f := Flow{Src: netip.AddrPortFrom(netip.Addr{}, src), Dst: ports[i], Timeout: beforeRetry}
-			fd, _, err := connected(f, unix.SOCK_STREAM, 0)
+			fd, err := connected(f, unix.SOCK_STREAM, 0)
 			switch {
 			case err == nil:
 				_ = unix.Close(fd)

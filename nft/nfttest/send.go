@@ -119,19 +119,13 @@ func Send(flow Flow) (Sighting, error) {
 
 // sendTCP opens a connection to its own listener, and resets it, so that neither end keeps it.
 func sendTCP(f Flow) (s Sighting, err error) {
-	listener, fd := -1, -1
-	err = f.To.Do(func() (err error) {
-		listener, err = listen(netip.AddrPortFrom(unspecified(f.Dst.Addr()), f.Dst.Port()), f.timeout())
-		return err
-	})
+	at := netip.AddrPortFrom(unspecified(f.Dst.Addr()), f.Dst.Port())
+	listener, err := netns.In(f.To, func() (int, error) { return listen(at, f.timeout()) })
 	if err != nil {
 		return s, err
 	}
 	defer unix.Close(listener)
-	err = f.From.Do(func() (err error) {
-		fd, s.Sent, err = connected(f, unix.SOCK_STREAM, 0)
-		return err
-	})
+	fd, err := netns.In(f.From, func() (int, error) { return connected(f, unix.SOCK_STREAM, 0) })
 	if err != nil {
 		return s, err
 	}
@@ -140,8 +134,8 @@ func sendTCP(f Flow) (s Sighting, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.Seen = from
-	return s, errors.Join(reset(seen), unix.Close(seen))
+	sent, err := sourceOf(fd)
+	return Sighting{sent, from}, errors.Join(err, reset(seen), unix.Close(seen))
 }
 
 // listen returns a socket that listens at an address, once what had the port has released it, such as a child process
@@ -191,11 +185,7 @@ func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrP
 		return Sighting{}, err
 	}
 	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
-	var sent netip.AddrPort
-	err = f.From.Do(func() (err error) {
-		sent, err = send(f, cookie)
-		return err
-	})
+	sent, err := netns.In(f.From, func() (netip.AddrPort, error) { return send(f, cookie) })
 	if err != nil {
 		return Sighting{}, err
 	}
@@ -230,12 +220,13 @@ func await(tap *netns.Tap, cookie []byte, timeout time.Duration) ([]byte, error)
 }
 
 func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
-	fd, sent, err := connected(f, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	fd, err := connected(f, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer unix.Close(fd)
-	return sent, unix.Send(fd, cookie, 0)
+	sent, err := sourceOf(fd)
+	return sent, errors.Join(err, unix.Send(fd, cookie, 0))
 }
 
 // sendSCTP sends the INIT chunk of RFC 9260, section 3.3.2, with the cookie as
@@ -318,45 +309,47 @@ func raw(f Flow, protocol int, packet func(sent netip.AddrPort) []byte) (netip.A
 	port := cmp.Or(f.Src.Port(), uint16(32768+rand.IntN(28232)))
 	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
 	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
-	fd, sent, err := connected(f, unix.SOCK_RAW, protocol)
+	fd, err := connected(f, unix.SOCK_RAW, protocol)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer unix.Close(fd)
-	sent = netip.AddrPortFrom(sent.Addr(), port)
-	return sent, unix.Send(fd, packet(sent), 0)
+	source, err := sourceOf(fd)
+	sent := netip.AddrPortFrom(source.Addr(), port)
+	return sent, errors.Join(err, unix.Send(fd, packet(sent), 0))
 }
 
 // connected returns a socket that is bound as the flow requires and connected to
-// its destination, and its source. A connection is reset when it is closed. The
-// error is EINPROGRESS if it is not established in time.
-func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
+// its destination. A connection is reset when it is closed. The error is
+// EINPROGRESS if it is not established in time.
+func connected(f Flow, kind, protocol int) (int, error) {
 	dst, err := sockaddr(f.Dst)
 	if err != nil {
-		return -1, sent, err
+		return -1, err
 	}
-	if fd, err = unix.Socket(netns.Family(f.Dst.Addr()), kind|unix.SOCK_CLOEXEC, protocol); err != nil {
-		return -1, sent, fmt.Errorf("socket: %w", err)
+	fd, err := unix.Socket(netns.Family(f.Dst.Addr()), kind|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			_ = unix.Close(fd)
-		}
-	}()
 	limit := unix.NsecToTimeval(f.timeout().Nanoseconds())
 	err = errors.Join(bind(fd, f), reset(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
-	if err != nil {
-		return -1, sent, err
+	if err == nil {
+		err = unix.Connect(fd, dst)
 	}
-	err = unix.Connect(fd, dst)
 	for errors.Is(err, unix.EINTR) { // connecting continues in the meantime
 		err = unix.Connect(fd, dst)
 	}
 	if err != nil && !errors.Is(err, unix.EISCONN) {
-		return -1, sent, fmt.Errorf("connect: %w", err)
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("connect: %w", err)
 	}
+	return fd, nil
+}
+
+// sourceOf returns the address of a socket's own end.
+func sourceOf(fd int) (netip.AddrPort, error) {
 	local, err := unix.Getsockname(fd)
-	return fd, fromSockaddr(local), err
+	return fromSockaddr(local), err
 }
 
 // unspecified returns the address of the same family that stands for any.

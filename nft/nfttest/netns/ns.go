@@ -143,6 +143,15 @@ func (n *NS) Do(fn func() error) error {
 	return err
 }
 
+// In is [NS.Do] of a function with a result.
+func In[T any](n *NS, fn func() (T, error)) (out T, err error) {
+	err = n.Do(func() (err error) {
+		out, err = fn()
+		return err
+	})
+	return out, err
+}
+
 // enter moves the calling thread into the namespace.
 func (n *NS) enter() error {
 	err := unix.Setns(n.Fd(), unix.CLONE_NEWNET)
@@ -156,12 +165,7 @@ func (n *NS) enter() error {
 // DialContext connects to an address from inside the namespace. It fits
 // http.Transport; the address must be literal.
 func (n *NS) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	var conn net.Conn
-	err := n.Do(func() (err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
+	return In(n, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
 // Sysctl sets a kernel parameter of the namespace: Sysctl("net.ipv4.ip_forward", "1").
