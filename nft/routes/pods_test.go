@@ -34,13 +34,9 @@ func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
 		false: {netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("10.244.2.7")},
 		true:  {netip.MustParseAddr("fd00:1::5")},
 	} {
-		var pods []netip.Addr
-		err := ns.Do(func() (err error) {
-			pods, err = Pods(ipv6)
-			return err
-		})
-		if err != nil || !slices.Equal(pods, want) {
-			t.Errorf("IPv6 %t: %v, want %v: %v", ipv6, pods, want, err)
+		pods := nfttest.In(t, ns, func() ([]netip.Addr, error) { return Pods(ipv6) })
+		if !slices.Equal(pods, want) {
+			t.Errorf("IPv6 %t: %v, want %v", ipv6, pods, want)
 		}
 	}
 }

@@ -191,14 +191,7 @@ func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	anyAddr := netip.MustParseAddr("198.51.100.77")
 	nfttest.Run(t, top.Node, "", "ip", "route", "add", "local", "198.51.100.64/26", "dev", "lo")
-	var local []netip.Prefix
-	err := top.Node.Do(func() (err error) {
-		local, err = LocalPrefixes()
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	local := nfttest.In(t, top.Node, LocalPrefixes)
 	holds := func(a netip.Addr) bool {
 		return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
@@ -229,14 +222,8 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 	} {
 		nfttest.Run(t, top.Node, "", "ip", strings.Fields(args)...)
 	}
-	var all []Network
-	if err := top.Node.Do(func() (err error) {
-		all, err = Networks()
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
 	var got []string
+	all := nfttest.In(t, top.Node, Networks)
 	for _, n := range all {
 		if !n.Addr().IsMulticast() && !n.Addr().IsLinkLocalUnicast() {
 			got = append(got, fmt.Sprintf("%s %s %t", n.Prefix, n.Interface, n.Connected))
