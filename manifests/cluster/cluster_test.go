@@ -39,6 +39,9 @@ type world struct {
 	// condition is the rule of routing by mark, on which answers of explain depend.
 	condition string
 
+	families []family
+	hosts    map[string]*nfttest.NS // by the names of rows
+
 	count
 	rows []string // of the table in nft/EVIDENCE.md
 }
@@ -69,6 +72,17 @@ func newWorld(t *testing.T) *world {
 		w.awaitReady(n)
 	}
 	w.ask = w.inPod
+	return w
+}
+
+// newCluster returns a world with pods, kube-proxy and the config of the plain policy, but without the agent.
+func newCluster(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.workload()
+	w.reachable()
+	w.startProxies("nftables")
+	w.apply(policies[0].config)
 	return w
 }
 
