@@ -210,7 +210,9 @@ func TestExamplesNameTheSchema(t *testing.T) {
 }
 
 func TestExamplesParseAsDescribed(t *testing.T) {
-	cidrs := func(list []config.CIDR) string { return strings.Join(slices.Sorted(slices.Values(config.Texts(list))), " ") }
+	cidrs := func(list []config.CIDR) string {
+		return strings.Join(slices.Sorted(slices.Values(config.Texts(list))), " ")
+	}
 	gke := cidrs(config.Default(config.Defaults{AllReservedRanges: true}).NonMasqueradeCIDRs)
 	for dir, want := range map[string]struct {
 		exempt, sources string
