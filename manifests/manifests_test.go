@@ -148,114 +148,53 @@ func TestOverlaysMatchTheirOutput(t *testing.T) {
 	}
 }
 
-// The DaemonSet of the base: one capability, no token, a soft limit of half the memory, probes that rarely start
-// a program but until the first answer.
-const wantDaemonSet = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: nft-masq-agent, namespace: kube-system, labels: {app.kubernetes.io/name: nft-masq-agent}}
-spec:
-  minReadySeconds: 10
-  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 10%, maxSurge: 0}}
-  selector: {matchLabels: {app.kubernetes.io/name: nft-masq-agent}}
-  template:
-    metadata: {labels: {app.kubernetes.io/name: nft-masq-agent}}
-    spec:
-      hostNetwork: true
-      priorityClassName: system-node-critical
-      nodeSelector: {kubernetes.io/os: linux}
-      tolerations: [{operator: Exists}]
-      serviceAccountName: nft-masq-agent
-      automountServiceAccountToken: false
-      securityContext: {seccompProfile: {type: RuntimeDefault}}
-      dnsPolicy: Default
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: 10
-      volumes:
-        - {name: config, configMap: {name: ip-masq-agent, optional: true, items: [{key: config, path: ip-masq-agent}]}}
-        - {name: probe, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
-      containers:
-        - name: nft-masq-agent
-          image: nft-masq-agent
-          imagePullPolicy: IfNotPresent
-          args: [--http-address=127.0.0.1:9717, --probe-socket=/run/nft-masq-agent/probe.sock]
-          env: [{name: GOMEMLIMIT, value: 96MiB}]
-          resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 192Mi}}
-          securityContext:
-            runAsUser: 0
-            runAsGroup: 0
-            readOnlyRootFilesystem: true
-            allowPrivilegeEscalation: false
-            capabilities: {add: [NET_ADMIN], drop: [ALL]}
-          volumeMounts:
-            - {name: config, mountPath: /etc/config, readOnly: true}
-            - {name: probe, mountPath: /run/nft-masq-agent}
-          startupProbe: {exec: {command: &alive [/nft-masq-agent, ready, --alive]}, periodSeconds: 1,
-            failureThreshold: 120, timeoutSeconds: 5}
-          livenessProbe: {exec: {command: *alive}, periodSeconds: 60, failureThreshold: 3, timeoutSeconds: 5}
-          readinessProbe: {exec: {command: [/nft-masq-agent, ready]}, periodSeconds: 30,
-            failureThreshold: 1, timeoutSeconds: 5}
-`
-
-// differences are what each overlay changes of it.
-var differences = map[string]func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container){
-	"base": func(*appsv1.DaemonSet, *corev1.PodSpec, *corev1.Container) {},
-	"iptables-nft": func(_ *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		c.Args = append(c.Args, "--mode=iptables-nft")
+// What SECURITY.md and README.md say of each pod: paths of its spec, with the values there.
+var confined = object{
+	"hostNetwork": true, "automountServiceAccountToken": false, "priorityClassName": "system-node-critical",
+	"tolerations":     []any{object{"operator": "Exists"}},
+	"securityContext": object{"seccompProfile": object{"type": "RuntimeDefault"}},
+	"containers.0.securityContext": object{
+		"runAsUser": 0.0, "runAsGroup": 0.0, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+		"capabilities": object{"add": []any{"NET_ADMIN"}, "drop": []any{"ALL"}},
 	},
-	"labelled-nodes": func(_ *appsv1.DaemonSet, p *corev1.PodSpec, _ *corev1.Container) {
-		p.NodeSelector["node.kubernetes.io/masq-agent-ds-ready"] = "true"
-	},
-	"non-masquerade-daemon": func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container) {
-		replaces(d, c, "non-masquerade-daemon")
-		config := p.Volumes[0].ConfigMap
-		config.Name, config.Items[0].Path = "non-masquerade-daemon", "non-masquerade-daemon"
-		c.Args = append(c.Args, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
-			"--config=/etc/config/non-masquerade-daemon")
-	},
-	"prometheus": scraped, "prometheus-operator": scraped,
-	"removal": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		d.Spec.MinReadySeconds, d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.StrVal = 5, "100%"
-		c.Args, c.StartupProbe, c.LivenessProbe, c.ReadinessProbe = []string{"cleanup", "--wait"}, nil, nil, nil
-	},
-	"takeover": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		replaces(d, c, "ip-masq-agent")
-		c.Args = append(c.Args, "--takeover")
-	},
+	"containers.0.resources.limits": object{"memory": "192Mi"},
 }
 
-// replaces an older agent's DaemonSet in place, by its name and labels: a selector is immutable, and containers
-// are merged by name.
-func replaces(d *appsv1.DaemonSet, c *corev1.Container, name string) {
-	d.Name, c.Name = name, name
-	d.Spec.Selector.MatchLabels = map[string]string{"k8s-app": name}
-	d.Spec.Template.Labels["k8s-app"] = name
+// What README.md says of each agent, paths of the DaemonSet's spec. The removal runs on all nodes at once, and is not
+// probed.
+var updated = object{
+	"minReadySeconds": 10.0, "updateStrategy.rollingUpdate": object{"maxUnavailable": "10%", "maxSurge": 0.0},
+	"template.spec.containers.0.startupProbe":   probe(1, 120, "--alive"), // until the first answer
+	"template.spec.containers.0.livenessProbe":  probe(60, 3, "--alive"),
+	"template.spec.containers.0.readinessProbe": probe(30, 1),
+	"template.spec.containers.0.args.1":         "--probe-socket=/run/nft-masq-agent/probe.sock",
 }
 
-// scraped has the agent listen at the address of the node.
-func scraped(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-	d.Spec.Template.Annotations = map[string]string{
-		"prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+func probe(period, failures float64, flags ...any) object {
+	return object{
+		"exec":          object{"command": append([]any{"/nft-masq-agent", "ready"}, flags...)},
+		"periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5.0,
 	}
-	c.Args = append(c.Args, "--http-address=[$(HOST_IP)]:9717", "--conntrack-interval=60")
-	c.Env = append(c.Env, corev1.EnvVar{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{
-		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"},
-	}})
-	c.Ports = []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
 }
 
-func TestDaemonSetsHaveTheseFieldsAndNoOthers(t *testing.T) {
+// All else is in the files, which make manifests-check compares with kustomize and with the chart.
+func TestDaemonSetsAreAsTheDocumentsSay(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		var want appsv1.DaemonSet
-		must(t, yaml.UnmarshalStrict([]byte(wantDaemonSet), &want))
-		spec := &want.Spec.Template.Spec
-		differences[name](&want, spec, &spec.Containers[0])
-		for _, d := range []*appsv1.DaemonSet{&want, &r.daemonSet} {
-			slices.SortFunc(d.Spec.Template.Spec.Containers[0].Env,
-				func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })
+		wants := func(within any, all object) {
+			for path, want := range all {
+				if diff := cmp.Diff(want, at(within, path)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", path, diff)
+				}
+			}
 		}
-		if diff := cmp.Diff(want, r.daemonSet); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
+		spec := at(objects(t, readFile(t, fileOf(name)))["DaemonSet "+r.daemonSet.Name], "spec")
+		wants(at(spec, "template.spec"), confined)
+		if name != "removal" {
+			wants(spec, updated)
+		}
+		// A soft limit of half the memory.
+		if !slices.Contains(r.container().Env, corev1.EnvVar{Name: "GOMEMLIMIT", Value: "96MiB"}) {
+			t.Errorf("environment %v", r.container().Env)
 		}
 	})
 }
