@@ -203,18 +203,6 @@ func (l *lab) renew(network connector) {
 	for i := range l.families {
 		l.families[i].near, l.families[i].far = l.pods[0].addrs[i], l.pods[1].addrs[i]
 	}
-	for name, at := range map[string][2]*netip.Addr{
-		"near": {&l.families[0].nearService, &l.families[1].nearService},
-		"far":  {&l.families[0].farService, &l.families[1].farService},
-	} {
-		var service struct{ Spec struct{ ClusterIPs []string } }
-		if !l.Get(&service, "service/"+name, "--namespace=default") {
-			l.t.Fatal(l.Complaint())
-		}
-		for i, ip := range service.Spec.ClusterIPs {
-			*at[i] = addr(ip)
-		}
-	}
 }
 
 // enforce changes the agent's config, starts the agent if it does not run, and waits

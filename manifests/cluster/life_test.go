@@ -92,12 +92,10 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	node, plain := w.nodes[0], policies[0]
 	w.install("nftables")
 	w.configure(plain)
-	rollout := "kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m"
 	during := func(what string, happens func()) { w.during(what, plain, w.families, happens) }
 
 	during("rolling update", func() {
-		w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " +
-			rollout)
+		w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " + rollout("nft-masq-agent"))
 	})
 	during("a config that is rejected, and its repair", func() {
 		w.apply("nonMasqueradeCIDRs: [10.0.0.1/8]\n")
@@ -170,9 +168,7 @@ func (w *world) reachable() {
 		"near": w.nodes[0].PodNS(w.families[0].near), "far": w.nodes[1].PodNS(w.families[0].far),
 	}
 	var host corev1.Pod
-	if !w.Get(&host, "pod/host", "--namespace=default") {
-		w.t.Fatal(w.Complaint())
-	}
+	w.get("pod/host", &host)
 	w.hosts["host"] = w.nodes[0].ContainerNS(host.Status.ContainerStatuses[0].ContainerID)
 	for _, f := range w.families {
 		for host, addrs := range map[string][]netip.Addr{

@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // The pods: one on each node, and what is in front of them.
@@ -241,27 +242,26 @@ func (w *world) workload() {
 	w.Sh(`kubectl patch service near --subresource=status --type=merge -p '{"status":{"loadBalancer":{"ingress":[{"ip":"198.51.100.200"},{"ip":"2001:db8:1::200"}]}}}'`)
 	w.Sh("kubectl wait --for=condition=Ready pod/near pod/far pod/host --timeout=3m")
 	var near, far corev1.Pod
-	var nearService, farService corev1.Service
-	for name, into := range map[string]any{
-		"pod/near": &near, "pod/far": &far, "service/near": &nearService,
-		"service/far": &farService,
-	} {
-		if !w.Get(into, name, "--namespace=default") {
-			w.t.Fatal(w.Complaint())
-		}
-	}
+	w.get("pod/near", &near)
+	w.get("pod/far", &far)
 	w.families = w.addresses()
 	for i := range w.families {
-		f := &w.families[i]
-		f.near, f.far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
-		f.nearService, f.farService = addr(nearService.Spec.ClusterIPs[i]), addr(farService.Spec.ClusterIPs[i])
+		w.families[i].near, w.families[i].far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
 	}
 }
 
-// addresses returns those that are the same in each cluster.
+func (w *world) get(name string, into any) {
+	w.t.Helper()
+	if !w.Get(into, name, "--namespace=default") {
+		w.t.Fatal(w.Complaint())
+	}
+}
+
+// addresses returns those that are the same in each cluster, and those of the Services.
 func (w *world) addresses() []family {
+	w.t.Helper()
 	n1, n2 := w.nodes[0], w.nodes[1]
-	return []family{
+	families := []family{
 		{
 			name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
 			nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11"), node1: n1.V4, node2: n2.V4, gate1: n1.GateV4,
@@ -271,6 +271,13 @@ func (w *world) addresses() []family {
 			nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11"), node1: n1.V6, node2: n2.V6, gate1: n1.GateV6,
 		},
 	}
+	var near, far corev1.Service
+	w.get("service/near", &near)
+	w.get("service/far", &far)
+	for i := range families {
+		families[i].nearService, families[i].farService = addr(near.Spec.ClusterIPs[i]), addr(far.Spec.ClusterIPs[i])
+	}
+	return families
 }
 
 // install runs the command of README.md; the image is already on the nodes.
@@ -280,7 +287,12 @@ func (w *world) install(mode string, components ...string) {
 		components = append(components, mode)
 	}
 	w.Sh("make -s install" + w.imageFlags() + " COMPONENTS='" + strings.Join(components, " ") + "'")
-	w.Sh("kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m")
+	w.Sh(rollout("nft-masq-agent"))
+}
+
+// rollout is the command that waits until the pods of a DaemonSet are as it says.
+func rollout(name string) string {
+	return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
 }
 
 // imageFlags name the agent's image to make.
@@ -469,15 +481,11 @@ func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (see
 const patience = 20 * time.Second
 
 func dialOnce(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (netip.Addr, error) {
-	var c net.Conn
-	err := ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
-		if proto == "udp" {
-			d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
-		}
-		c, err = d.Dial(proto, to.String())
-		return err
-	})
+	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	if proto == "udp" {
+		d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
+	}
+	c, err := netns.In(ns, func() (net.Conn, error) { return d.Dial(proto, to.String()) })
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -42,9 +42,6 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	repository, tag, _ := strings.Cut(image, ":")
 	flags := w.imageFlags()
 	uninstall := []string{"make -s uninstall" + flags}
-	rollout := func(name string) string {
-		return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
-	}
 	components := func(name, daemonSet, shows string, some bool) way {
 		return way{
 			"overlay " + name,

@@ -197,8 +197,7 @@ func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	node.Kill()
 	rows("node starts again, its rules kept", boot(nothing), false)
 	// An update has made the agent's pod the newest.
-	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && kubectl -n kube-system rollout status " +
-		"daemonset/nft-masq-agent --timeout=3m")
+	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && " + rollout("nft-masq-agent"))
 	for i := range 3 {
 		node.Kill()
 		w.wipe(node)

@@ -75,18 +75,18 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 			some = w.families[:1]
 		}
 		older := w.Write(version+".yaml", fmt.Sprintf(olderAgent, version))
-		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+		w.Sh("kubectl apply -f " + older + " && " + rollout("ip-masq-agent"))
 		holds(chain, true)
 		w.during(version+" taken over", plain, some, func() {
 			w.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent --dry-run=client -o yaml | kubectl apply -f -")
 			w.Sh("make -s manifest COMPONENTS=takeover" + with +
-				" | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+				" | kubectl replace -f - && " + rollout("ip-masq-agent"))
 			holds(chain, false)
 			holds("table inet nft-masq-agent", true)
 		})
 		w.during("back to "+version, plain, some, func() {
 			w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
-			w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+			w.Sh("kubectl apply -f " + older + " && " + rollout("ip-masq-agent"))
 			holds(chain, true)
 			w.Sh("make -s uninstall" + with)
 			holds("nft-masq-agent", false)
