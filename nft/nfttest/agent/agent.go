@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -31,8 +30,11 @@ func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 	a := &Agent{Log: NewLog()}
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(cmp.Or[io.Writer](cmd.Stdout, io.Discard), a.Log), &a.stderr
 	var err error
-	a.Process, err = n.Start(cmd)
-	return a, err
+	if a.Process, err = n.Start(cmd); err != nil {
+		return nil, err
+	}
+	a.ended, a.exit = a.Done(), a.failure
+	return a, nil
 }
 
 // Run is Start for tests. It kills the agent when the test ends, shows the log if
@@ -62,29 +64,9 @@ func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	return a
 }
 
-// Await waits for a line with one of the events, or any line if none is given,
-// and takes it.
-func (a *Agent) Await(ctx context.Context, events ...string) (Line, error) {
-	line, err := a.Log.Await(ctx, a.Done(), events...)
-	return line, a.described(err)
-}
-
-// Until waits for a condition that only a log line can change.
-func (a *Agent) Until(ctx context.Context, what string, met func() bool) error {
-	return a.described(a.Log.Until(ctx, a.Done(), what, met))
-}
-
-// described adds to an error how the agent exited.
-func (a *Agent) described(err error) error {
-	if errors.Is(err, ErrEnded) {
-		return errors.Join(err, a.exit())
-	}
-	return err
-}
-
-// exit returns how an agent that has exited failed, and what it wrote to standard
+// failure returns how an agent that has exited failed, and what it wrote to standard
 // error.
-func (a *Agent) exit() error {
+func (a *Agent) failure() error {
 	err := a.Wait()
 	if a.stderr.Len() > 0 {
 		err = errors.Join(err, errors.New(a.stderr.String()))
@@ -109,7 +91,7 @@ func (a *Agent) Ended() error {
 	case <-time.After(timeout):
 		return errors.New("the agent does not exit")
 	}
-	if err := a.exit(); err != nil {
+	if err := a.failure(); err != nil {
 		return fmt.Errorf("the agent exited: %w\n%s", err, a.Log)
 	}
 	return nil

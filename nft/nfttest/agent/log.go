@@ -39,7 +39,9 @@ func (l Line) Texts(key string) string {
 // A Log collects the log of an agent, in either format. Each line can be taken once.
 type Log struct {
 	mu      sync.Mutex
-	more    chan struct{} // closed by the next line
+	more    chan struct{}   // closed by the next line
+	ended   <-chan struct{} // closed when the agent has exited
+	exit    func() error    // how
 	partial []byte
 	last    []entry        // the last lines
 	counts  map[string]int // of all lines, by event
@@ -108,22 +110,20 @@ func (g *Log) Take(events ...string) Line {
 // timeout bounds every wait. Only a failure takes that long.
 var timeout = nfttest.Patient(time.Minute)
 
-// ErrEnded reports that the agent exited during a wait.
-var ErrEnded = errors.New("the agent has exited")
-
 // Await waits for a line with one of the events, or any line if none is given,
-// and takes it. It stops waiting when the agent has exited.
-func (g *Log) Await(ctx context.Context, ended <-chan struct{}, events ...string) (Line, error) {
+// and takes it.
+func (g *Log) Await(ctx context.Context, events ...string) (Line, error) {
 	var line Line
-	err := g.Until(ctx, ended, strings.Join(events, " or "), func() bool {
+	err := g.Until(ctx, strings.Join(events, " or "), func() bool {
 		line = g.Take(events...)
 		return line != nil
 	})
 	return line, err
 }
 
-// Until waits for a condition that only a log line can change.
-func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met func() bool) error {
+// Until waits for a condition that only a log line can change. It stops waiting when
+// the agent has exited, and returns how.
+func (g *Log) Until(ctx context.Context, what string, met func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
@@ -135,11 +135,11 @@ func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met
 		}
 		select {
 		case <-more:
-		case <-ended:
+		case <-g.ended:
 			if met() {
 				return nil
 			}
-			return fmt.Errorf("wait for %s: %w\n%s", what, ErrEnded, g)
+			return errors.Join(fmt.Errorf("wait for %s: the agent has exited\n%s", what, g), g.exit())
 		case <-ctx.Done():
 			return fmt.Errorf("wait for %s: %w\n%s", what, ctx.Err(), g)
 		}
