@@ -153,11 +153,6 @@ type Pods struct {
 
 // StartPods is StartHammer for several pods, to targets over UDP.
 func (t *Topology) StartPods(pods Pods, targets ...Target) (*Hammer, error) {
-	for _, pod := range pods.Addrs {
-		if err := t.AddAddr(t.Pod, pod); err != nil {
-			return nil, err
-		}
-	}
 	return t.startHammer(&Hammer{pods: pods}, nil, targets)
 }
 
@@ -177,16 +172,22 @@ func (t *Topology) StartHammerFrom(node []netip.Addr, targets ...Target) (*Hamme
 func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (*Hammer, error) {
 	h.top, h.counts = t, make([]counters, len(targets))
 	h.LeavesFrom(node...)
+	if err := Part(func() { h.start(targets) }); err != nil {
+		_, stopErr := h.Stop()
+		return nil, fmt.Errorf("hammer: %w", errors.Join(err, stopErr))
+	}
+	return h, nil
+}
+
+func (h *Hammer) start(targets []Target) {
 	for i, target := range targets {
 		h.counts[i].Target = target
-		if err := t.AddAddr(t.Outside, target.Dst); err != nil {
-			return nil, fmt.Errorf("hammer: %w", err)
-		}
+		Check(h.top.AddAddr(h.top.Outside, target.Dst))
 	}
-	var err error
-	if h.refused, err = ConntrackStat(t.Node, "drop"); err != nil {
-		return nil, err
+	for _, pod := range h.pods.Addrs {
+		Check(h.top.AddAddr(h.top.Pod, pod))
 	}
+	h.refused = Must(ConntrackStat(h.top.Node, "drop"))
 	for _, name := range []string{
 		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
 		// Otherwise an entry from the time of a change would decide for the
@@ -196,16 +197,13 @@ func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (
 	} {
 		// A user namespace may lack them. Then Refused shows whether the table
 		// was too small.
-		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
+		_ = h.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
 	}
 	// A connection that was started before the rules changed must not be
 	// established a second later by a retransmission.
-	err = t.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0")
-	if err := errors.Join(err, h.startUDP(), h.startTCP()); err != nil {
-		_, stopErr := h.Stop()
-		return nil, errors.Join(err, stopErr)
-	}
-	return h, nil
+	Check(h.top.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0"))
+	h.startUDP()
+	h.startTCP()
 }
 
 // of returns the counters of the targets of one protocol.

@@ -16,25 +16,21 @@ import (
 const hammerPort = 20000
 
 // startTCP starts a listener for each TCP target and one sender.
-func (h *Hammer) startTCP() error {
+func (h *Hammer) startTCP() {
 	targets := h.of(TCP)
 	if len(targets) == 0 {
-		return nil
+		return
 	}
 	ports := make([]netip.AddrPort, len(targets))
 	for i, c := range targets {
 		ports[i] = netip.AddrPortFrom(c.Dst, uint16(hammerPort+i))
-		fd, err := netns.In(h.top.Outside, func() (int, error) { return listen(ports[i], 100*time.Millisecond) })
-		if err != nil {
-			return fmt.Errorf("hammer: %w", err)
-		}
+		fd := Must(netns.In(h.top.Outside, func() (int, error) { return listen(ports[i], 100*time.Millisecond) }))
 		h.read(func() error {
 			defer unix.Close(fd)
 			return h.acceptTCP(fd, c)
 		})
 	}
 	h.send(func() error { return h.connectTCP(targets, ports) })
-	return nil
 }
 
 // acceptTCP counts connections until the Hammer drains and no more arrive.

@@ -89,24 +89,24 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 // protocols one packet is sent. The error is ErrNotSeen if nothing arrived. Send
 // may be called concurrently, but not for two TCP flows to the same port of a
 // namespace.
-func Send(flow Flow) (Sighting, error) {
-	var s Sighting
-	var err error
+func Send(flow Flow) (s Sighting, err error) {
 	toPort := func(protocol int) netns.Filter { return netns.ToPort(protocol, flow.Dst.Port()) }
-	switch {
-	case flow.Proto == TCP && flow.Flags != 0:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_TCP), sendSegment)
-	case flow.Proto == TCP:
-		s, err = sendTCP(flow)
-	case flow.Proto == UDP:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_UDP), sendUDP)
-	case flow.Proto == SCTP:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_SCTP), sendSCTP)
-	case flow.Proto == ICMP:
-		s, err = sendPacket(flow, netns.OfProtocol(icmpOf(flow)), sendICMP)
-	default:
-		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
-	}
+	err = Part(func() {
+		switch {
+		case flow.Proto == TCP && flow.Flags != 0:
+			s = sendPacket(flow, toPort(unix.IPPROTO_TCP), sendSegment)
+		case flow.Proto == TCP:
+			s = sendTCP(flow)
+		case flow.Proto == UDP:
+			s = sendPacket(flow, toPort(unix.IPPROTO_UDP), sendUDP)
+		case flow.Proto == SCTP:
+			s = sendPacket(flow, toPort(unix.IPPROTO_SCTP), sendSCTP)
+		case flow.Proto == ICMP:
+			s = sendPacket(flow, netns.OfProtocol(icmpOf(flow)), sendICMP)
+		default:
+			Check(errors.New("protocol unknown"))
+		}
+	})
 	timeout := net.Error(nil)
 	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, unix.EINPROGRESS) {
 		err = ErrNotSeen
@@ -118,24 +118,17 @@ func Send(flow Flow) (Sighting, error) {
 }
 
 // sendTCP opens a connection to its own listener, and resets it, so that neither end keeps it.
-func sendTCP(f Flow) (s Sighting, err error) {
+func sendTCP(f Flow) Sighting {
 	at := netip.AddrPortFrom(unspecified(f.Dst.Addr()), f.Dst.Port())
-	listener, err := netns.In(f.To, func() (int, error) { return listen(at, f.timeout()) })
-	if err != nil {
-		return s, err
-	}
+	listener := Must(netns.In(f.To, func() (int, error) { return listen(at, f.timeout()) }))
 	defer unix.Close(listener)
-	fd, err := netns.In(f.From, func() (int, error) { return connected(f, unix.SOCK_STREAM, 0) })
-	if err != nil {
-		return s, err
-	}
+	fd := Must(netns.In(f.From, func() (int, error) { return connected(f, unix.SOCK_STREAM, 0) }))
 	defer unix.Close(fd)
 	seen, from, err := accept(listener)
-	if err != nil {
-		return s, err
-	}
-	sent, err := sourceOf(fd)
-	return Sighting{sent, from}, errors.Join(err, reset(seen), unix.Close(seen))
+	Check(err)
+	defer unix.Close(seen)
+	Check(reset(seen))
+	return Sighting{Sent: Must(sourceOf(fd)), Seen: from}
 }
 
 // listen returns a socket that listens at an address, once what had the port has released it, such as a child process
@@ -175,32 +168,22 @@ func reset(fd int) error {
 }
 
 // sendPacket sends one packet and waits for it at the other end.
-func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
+func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) Sighting {
 	tap, done, err := f.To.BorrowTap()
-	if err != nil {
-		return Sighting{}, err
-	}
+	Check(err)
 	defer done()
-	if err := tap.Watch(watch); err != nil {
-		return Sighting{}, err
-	}
+	Check(tap.Watch(watch))
 	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
-	sent, err := netns.In(f.From, func() (netip.AddrPort, error) { return send(f, cookie) })
-	if err != nil {
-		return Sighting{}, err
-	}
-	packet, err := await(tap, cookie, f.timeout())
-	if err != nil {
-		return Sighting{}, err
-	}
+	sent := Must(netns.In(f.From, func() (netip.AddrPort, error) { return send(f, cookie) }))
+	packet := Must(await(tap, cookie, f.timeout()))
 	seen, ok := netns.Source(packet)
 	if !ok {
-		return Sighting{}, fmt.Errorf("packet of %d bytes is too short", len(packet))
+		Check(fmt.Errorf("packet of %d bytes is too short", len(packet)))
 	}
 	if f.Proto == ICMP { // the identifier, before the sequence number
 		seen = netip.AddrPortFrom(seen.Addr(), binary.BigEndian.Uint16(packet[len(packet)-len(cookie)-4:]))
 	}
-	return Sighting{Sent: sent, Seen: seen}, nil
+	return Sighting{Sent: sent, Seen: seen}
 }
 
 // await returns the first packet that ends in cookie. The error is
