@@ -145,7 +145,8 @@ func schema(t *testing.T) []byte {
 				addressPattern, "198.51.100.11", "198.51.100.64/29")
 		}
 	}
-	properties["nonMasqueradeCIDRs"].(object)["default"] = config.Texts(config.Default(config.Defaults{}).NonMasqueradeCIDRs)
+	defaults := config.Default(config.Defaults{})
+	properties["nonMasqueradeCIDRs"].(object)["default"] = config.Texts(defaults.NonMasqueradeCIDRs)
 	for _, key := range config.Keys() {
 		if properties[key] != nil {
 			continue
