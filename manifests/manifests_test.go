@@ -28,40 +28,8 @@ const oneFile = "nft-masq-agent.yaml"
 // A rendered manifest.
 type rendered struct {
 	daemonSet appsv1.DaemonSet
-	accounts  []corev1.ServiceAccount
-	services  []corev1.Service
-	monitors  []podMonitor
-	rules     []prometheusRule
-	objects   []operatorObject // all of them
+	objects   map[string]object // all of them, by kind and name
 }
-
-// The fields that we set of the Prometheus Operator's objects.
-type (
-	operatorObject struct {
-		APIVersion, Kind string
-		Metadata         struct {
-			Name, Namespace string
-			Labels          map[string]string
-		}
-	}
-	podMonitor struct {
-		operatorObject `json:",inline"`
-		Spec           struct {
-			Selector            struct{ MatchLabels map[string]string }
-			PodMetricsEndpoints []struct {
-				Port        string
-				Relabelings []struct {
-					SourceLabels []string
-					TargetLabel  string
-				}
-			}
-		}
-	}
-	prometheusRule struct {
-		operatorObject `json:",inline"`
-		Spec           any
-	}
-)
 
 func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
 func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
@@ -77,24 +45,17 @@ func fileOf(name string) string {
 // read decodes a manifest strictly: an unknown key is an error.
 func read(t *testing.T, name string) (r rendered) {
 	t.Helper()
-	for document := range strings.SplitSeq(readFile(t, fileOf(name)), "\n---\n") {
-		var object operatorObject
-		must(t, yaml.Unmarshal([]byte(document), &object))
-		r.objects = append(r.objects, object)
-		var into any
-		switch object.Kind {
-		case "DaemonSet":
-			into = &r.daemonSet
-		case "ServiceAccount":
-			into = added(&r.accounts)
-		case "Service":
-			into = added(&r.services)
-		case "PodMonitor":
-			into = added(&r.monitors)
-		case "PrometheusRule":
-			into = added(&r.rules)
-		default:
-			t.Fatalf("%s: a %s", name, object.Kind)
+	text := readFile(t, fileOf(name))
+	r.objects = objects(t, text)
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var of struct{ Kind string }
+		must(t, yaml.Unmarshal([]byte(document), &of))
+		into := map[string]any{
+			"DaemonSet": &r.daemonSet, "ServiceAccount": &corev1.ServiceAccount{}, "Service": &corev1.Service{},
+			"PodMonitor": &object{}, "PrometheusRule": &object{}, // the operator's
+		}[of.Kind]
+		if into == nil {
+			t.Fatalf("%s: a %s", name, of.Kind)
 		}
 		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -104,11 +65,6 @@ func read(t *testing.T, name string) (r rendered) {
 		t.Fatalf("%s: %d containers", name, n)
 	}
 	return r
-}
-
-func added[T any](list *[]T) *T {
-	*list = append(*list, *new(T))
-	return &(*list)[len(*list)-1]
 }
 
 // everyManifest runs a test for the base and each overlay.
@@ -187,7 +143,7 @@ func TestDaemonSetsAreAsTheDocumentsSay(t *testing.T) {
 				}
 			}
 		}
-		spec := at(objects(t, readFile(t, fileOf(name)))["DaemonSet "+r.daemonSet.Name], "spec")
+		spec := at(r.objects["DaemonSet "+r.daemonSet.Name], "spec")
 		wants(at(spec, "template.spec"), confined)
 		if name != "removal" {
 			wants(spec, updated)
@@ -202,9 +158,9 @@ func TestDaemonSetsAreAsTheDocumentsSay(t *testing.T) {
 // No object gives the account a right: there is no role, and no binding.
 func TestPodHasAnAccountOfItsOwnWithoutRights(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		if len(r.accounts) != 1 || r.accounts[0].Name != r.pod().ServiceAccountName ||
-			r.accounts[0].AutomountServiceAccountToken == nil || *r.accounts[0].AutomountServiceAccountToken {
-			t.Errorf("account %q of %+v", r.pod().ServiceAccountName, r.accounts)
+		account := r.objects["ServiceAccount "+r.pod().ServiceAccountName]
+		if at(account, "automountServiceAccountToken") != false {
+			t.Errorf("account %q: %v", r.pod().ServiceAccountName, account)
 		}
 	})
 }
@@ -228,25 +184,22 @@ func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 }
 
 func TestPrometheusFindsEachNodeAndNamesTargetsByIt(t *testing.T) {
-	for name, monitors := range map[string]int{"prometheus": 0, "prometheus-operator": 1} {
+	for name, monitored := range map[string]bool{"prometheus": false, "prometheus-operator": true} {
 		r := read(t, name)
-		if len(r.services) != 1 || len(r.monitors) != monitors {
-			t.Fatalf("%d services, %d monitors", len(r.services), len(r.monitors))
+		pods := at(r.objects["DaemonSet nft-masq-agent"], "spec.template.metadata.labels")
+		if diff := cmp.Diff(pods, at(r.objects["Service nft-masq-agent"], "spec.selector")); diff != "" {
+			t.Errorf("%s: -pod +selector:\n%s", name, diff)
 		}
-		selectors := []map[string]string{r.services[0].Spec.Selector}
-		for _, m := range r.monitors {
-			selectors = append(selectors, m.Spec.Selector.MatchLabels)
-			e := m.Spec.PodMetricsEndpoints
-			if len(e) != 1 || e[0].Port != r.container().Ports[0].Name || len(e[0].Relabelings) != 1 ||
-				e[0].Relabelings[0].TargetLabel != "node" ||
-				!slices.Equal(e[0].Relabelings[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
-				t.Errorf("endpoints %+v", e)
-			}
+		var want any
+		if monitored {
+			want = object{"selector": object{"matchLabels": pods}, "podMetricsEndpoints": []any{object{
+				"port": r.container().Ports[0].Name, "relabelings": []any{
+					object{"sourceLabels": []any{"__meta_kubernetes_pod_node_name"}, "targetLabel": "node"},
+				},
+			}}}
 		}
-		for _, selector := range selectors {
-			if diff := cmp.Diff(selector, r.daemonSet.Spec.Template.Labels); diff != "" {
-				t.Errorf("-selector +pod:\n%s", diff)
-			}
+		if diff := cmp.Diff(want, at(r.objects["PodMonitor nft-masq-agent"], "spec")); diff != "" {
+			t.Errorf("%s: PodMonitor (-want +got):\n%s", name, diff)
 		}
 	}
 }
@@ -255,10 +208,7 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 	r := read(t, "prometheus-operator")
 	var want any
 	readYAML(t, "prometheus/rules.yaml", &want)
-	if len(r.rules) != 1 {
-		t.Fatalf("%d rules", len(r.rules))
-	}
-	if diff := cmp.Diff(want, r.rules[0].Spec); diff != "" {
+	if diff := cmp.Diff(want, at(r.objects["PrometheusRule nft-masq-agent"], "spec")); diff != "" {
 		t.Errorf("-rules.yaml +PrometheusRule:\n%s", diff)
 	}
 }
@@ -266,9 +216,9 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 // make uninstall deletes the objects of all overlays by this label.
 func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		for _, o := range r.objects {
-			if o.Metadata.Labels["app.kubernetes.io/name"] != "nft-masq-agent" {
-				t.Errorf("%s: labels %v", o.Kind, o.Metadata.Labels)
+		for name, o := range r.objects {
+			if labels, _ := at(o, "metadata.labels").(object); labels["app.kubernetes.io/name"] != "nft-masq-agent" {
+				t.Errorf("%s: labels %v", name, labels)
 			}
 		}
 	})
