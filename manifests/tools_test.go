@@ -171,7 +171,8 @@ func TestToolsChartValuesChangeWhatTheyName(t *testing.T) {
 		{"nft-masq-agent", "podAnnotations.example=set", map[string]any{annotations: object{"example": "set"}}},
 		{
 			"nft-masq-agent", "serviceAccount.create=false,serviceAccount.name=other,podLabels.team=net," +
-				"priorityClassName=mine,minReadySeconds=1,readinessProbe.periodSeconds=10,livenessProbe.failureThreshold=9", map[string]any{
+				"priorityClassName=mine,minReadySeconds=1,readinessProbe.periodSeconds=10," +
+				"livenessProbe.failureThreshold=9", map[string]any{
 				"ServiceAccount metadata": nil, template + "spec.serviceAccountName": "other",
 				template + "metadata.labels.team": "net", template + "spec.priorityClassName": "mine",
 				"DaemonSet spec.minReadySeconds":                               1.0,
