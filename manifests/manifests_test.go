@@ -28,40 +28,8 @@ const oneFile = "nft-masq-agent.yaml"
 // A rendered manifest.
 type rendered struct {
 	daemonSet appsv1.DaemonSet
-	accounts  []corev1.ServiceAccount
-	services  []corev1.Service
-	monitors  []podMonitor
-	rules     []prometheusRule
-	objects   []operatorObject // all of them
+	objects   map[string]object // all of them, by kind and name
 }
-
-// The fields that we set of the Prometheus Operator's objects.
-type (
-	operatorObject struct {
-		APIVersion, Kind string
-		Metadata         struct {
-			Name, Namespace string
-			Labels          map[string]string
-		}
-	}
-	podMonitor struct {
-		operatorObject `json:",inline"`
-		Spec           struct {
-			Selector            struct{ MatchLabels map[string]string }
-			PodMetricsEndpoints []struct {
-				Port        string
-				Relabelings []struct {
-					SourceLabels []string
-					TargetLabel  string
-				}
-			}
-		}
-	}
-	prometheusRule struct {
-		operatorObject `json:",inline"`
-		Spec           any
-	}
-)
 
 func (r rendered) pod() corev1.PodSpec         { return r.daemonSet.Spec.Template.Spec }
 func (r rendered) container() corev1.Container { return r.pod().Containers[0] }
@@ -77,24 +45,17 @@ func fileOf(name string) string {
 // read decodes a manifest strictly: an unknown key is an error.
 func read(t *testing.T, name string) (r rendered) {
 	t.Helper()
-	for document := range strings.SplitSeq(readFile(t, fileOf(name)), "\n---\n") {
-		var object operatorObject
-		must(t, yaml.Unmarshal([]byte(document), &object))
-		r.objects = append(r.objects, object)
-		var into any
-		switch object.Kind {
-		case "DaemonSet":
-			into = &r.daemonSet
-		case "ServiceAccount":
-			into = added(&r.accounts)
-		case "Service":
-			into = added(&r.services)
-		case "PodMonitor":
-			into = added(&r.monitors)
-		case "PrometheusRule":
-			into = added(&r.rules)
-		default:
-			t.Fatalf("%s: a %s", name, object.Kind)
+	text := readFile(t, fileOf(name))
+	r.objects = objects(t, text)
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		var of struct{ Kind string }
+		must(t, yaml.Unmarshal([]byte(document), &of))
+		into := map[string]any{
+			"DaemonSet": &r.daemonSet, "ServiceAccount": &corev1.ServiceAccount{}, "Service": &corev1.Service{},
+			"PodMonitor": &object{}, "PrometheusRule": &object{}, // the operator's
+		}[of.Kind]
+		if into == nil {
+			t.Fatalf("%s: a %s", name, of.Kind)
 		}
 		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -104,11 +65,6 @@ func read(t *testing.T, name string) (r rendered) {
 		t.Fatalf("%s: %d containers", name, n)
 	}
 	return r
-}
-
-func added[T any](list *[]T) *T {
-	*list = append(*list, *new(T))
-	return &(*list)[len(*list)-1]
 }
 
 // everyManifest runs a test for the base and each overlay.
@@ -148,114 +104,53 @@ func TestOverlaysMatchTheirOutput(t *testing.T) {
 	}
 }
 
-// The DaemonSet of the base: one capability, no token, a soft limit of half the memory, probes that rarely start
-// a program but until the first answer.
-const wantDaemonSet = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: nft-masq-agent, namespace: kube-system, labels: {app.kubernetes.io/name: nft-masq-agent}}
-spec:
-  minReadySeconds: 10
-  updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 10%, maxSurge: 0}}
-  selector: {matchLabels: {app.kubernetes.io/name: nft-masq-agent}}
-  template:
-    metadata: {labels: {app.kubernetes.io/name: nft-masq-agent}}
-    spec:
-      hostNetwork: true
-      priorityClassName: system-node-critical
-      nodeSelector: {kubernetes.io/os: linux}
-      tolerations: [{operator: Exists}]
-      serviceAccountName: nft-masq-agent
-      automountServiceAccountToken: false
-      securityContext: {seccompProfile: {type: RuntimeDefault}}
-      dnsPolicy: Default
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: 10
-      volumes:
-        - {name: config, configMap: {name: ip-masq-agent, optional: true, items: [{key: config, path: ip-masq-agent}]}}
-        - {name: probe, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
-      containers:
-        - name: nft-masq-agent
-          image: nft-masq-agent
-          imagePullPolicy: IfNotPresent
-          args: [--http-address=127.0.0.1:9717, --probe-socket=/run/nft-masq-agent/probe.sock]
-          env: [{name: GOMEMLIMIT, value: 96MiB}]
-          resources: {requests: {cpu: 10m, memory: 16Mi}, limits: {memory: 192Mi}}
-          securityContext:
-            runAsUser: 0
-            runAsGroup: 0
-            readOnlyRootFilesystem: true
-            allowPrivilegeEscalation: false
-            capabilities: {add: [NET_ADMIN], drop: [ALL]}
-          volumeMounts:
-            - {name: config, mountPath: /etc/config, readOnly: true}
-            - {name: probe, mountPath: /run/nft-masq-agent}
-          startupProbe: {exec: {command: &alive [/nft-masq-agent, ready, --alive]}, periodSeconds: 1,
-            failureThreshold: 120, timeoutSeconds: 5}
-          livenessProbe: {exec: {command: *alive}, periodSeconds: 60, failureThreshold: 3, timeoutSeconds: 5}
-          readinessProbe: {exec: {command: [/nft-masq-agent, ready]}, periodSeconds: 30,
-            failureThreshold: 1, timeoutSeconds: 5}
-`
-
-// differences are what each overlay changes of it.
-var differences = map[string]func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container){
-	"base": func(*appsv1.DaemonSet, *corev1.PodSpec, *corev1.Container) {},
-	"iptables-nft": func(_ *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		c.Args = append(c.Args, "--mode=iptables-nft")
+// What SECURITY.md and README.md say of each pod: paths of its spec, with the values there.
+var confined = object{
+	"hostNetwork": true, "automountServiceAccountToken": false, "priorityClassName": "system-node-critical",
+	"tolerations":     []any{object{"operator": "Exists"}},
+	"securityContext": object{"seccompProfile": object{"type": "RuntimeDefault"}},
+	"containers.0.securityContext": object{
+		"runAsUser": 0.0, "runAsGroup": 0.0, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+		"capabilities": object{"add": []any{"NET_ADMIN"}, "drop": []any{"ALL"}},
 	},
-	"labelled-nodes": func(_ *appsv1.DaemonSet, p *corev1.PodSpec, _ *corev1.Container) {
-		p.NodeSelector["node.kubernetes.io/masq-agent-ds-ready"] = "true"
-	},
-	"non-masquerade-daemon": func(d *appsv1.DaemonSet, p *corev1.PodSpec, c *corev1.Container) {
-		replaces(d, c, "non-masquerade-daemon")
-		config := p.Volumes[0].ConfigMap
-		config.Name, config.Items[0].Path = "non-masquerade-daemon", "non-masquerade-daemon"
-		c.Args = append(c.Args, "--mode=iptables-nft", "--masq-chain=NON-MASQUERADE-DAEMON",
-			"--config=/etc/config/non-masquerade-daemon")
-	},
-	"prometheus": scraped, "prometheus-operator": scraped,
-	"removal": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		d.Spec.MinReadySeconds, d.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.StrVal = 5, "100%"
-		c.Args, c.StartupProbe, c.LivenessProbe, c.ReadinessProbe = []string{"cleanup", "--wait"}, nil, nil, nil
-	},
-	"takeover": func(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-		replaces(d, c, "ip-masq-agent")
-		c.Args = append(c.Args, "--takeover")
-	},
+	"containers.0.resources.limits": object{"memory": "192Mi"},
 }
 
-// replaces an older agent's DaemonSet in place, by its name and labels: a selector is immutable, and containers
-// are merged by name.
-func replaces(d *appsv1.DaemonSet, c *corev1.Container, name string) {
-	d.Name, c.Name = name, name
-	d.Spec.Selector.MatchLabels = map[string]string{"k8s-app": name}
-	d.Spec.Template.Labels["k8s-app"] = name
+// What README.md says of each agent, paths of the DaemonSet's spec. The removal runs on all nodes at once, and is not
+// probed.
+var updated = object{
+	"minReadySeconds": 10.0, "updateStrategy.rollingUpdate": object{"maxUnavailable": "10%", "maxSurge": 0.0},
+	"template.spec.containers.0.startupProbe":   probe(1, 120, "--alive"), // until the first answer
+	"template.spec.containers.0.livenessProbe":  probe(60, 3, "--alive"),
+	"template.spec.containers.0.readinessProbe": probe(30, 1),
+	"template.spec.containers.0.args.1":         "--probe-socket=/run/nft-masq-agent/probe.sock",
 }
 
-// scraped has the agent listen at the address of the node.
-func scraped(d *appsv1.DaemonSet, _ *corev1.PodSpec, c *corev1.Container) {
-	d.Spec.Template.Annotations = map[string]string{
-		"prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+func probe(period, failures float64, flags ...any) object {
+	return object{
+		"exec":          object{"command": append([]any{"/nft-masq-agent", "ready"}, flags...)},
+		"periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5.0,
 	}
-	c.Args = append(c.Args, "--http-address=[$(HOST_IP)]:9717", "--conntrack-interval=60")
-	c.Env = append(c.Env, corev1.EnvVar{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{
-		FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"},
-	}})
-	c.Ports = []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9717}}
 }
 
-func TestDaemonSetsHaveTheseFieldsAndNoOthers(t *testing.T) {
+// All else is in the files, which make manifests-check compares with kustomize and with the chart.
+func TestDaemonSetsAreAsTheDocumentsSay(t *testing.T) {
 	everyManifest(t, func(t *testing.T, name string, r rendered) {
-		var want appsv1.DaemonSet
-		must(t, yaml.UnmarshalStrict([]byte(wantDaemonSet), &want))
-		spec := &want.Spec.Template.Spec
-		differences[name](&want, spec, &spec.Containers[0])
-		for _, d := range []*appsv1.DaemonSet{&want, &r.daemonSet} {
-			slices.SortFunc(d.Spec.Template.Spec.Containers[0].Env,
-				func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })
+		wants := func(within any, all object) {
+			for path, want := range all {
+				if diff := cmp.Diff(want, at(within, path)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", path, diff)
+				}
+			}
 		}
-		if diff := cmp.Diff(want, r.daemonSet); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
+		spec := at(r.objects["DaemonSet "+r.daemonSet.Name], "spec")
+		wants(at(spec, "template.spec"), confined)
+		if name != "removal" {
+			wants(spec, updated)
+		}
+		// A soft limit of half the memory.
+		if !slices.Contains(r.container().Env, corev1.EnvVar{Name: "GOMEMLIMIT", Value: "96MiB"}) {
+			t.Errorf("environment %v", r.container().Env)
 		}
 	})
 }
@@ -263,9 +158,9 @@ func TestDaemonSetsHaveTheseFieldsAndNoOthers(t *testing.T) {
 // No object gives the account a right: there is no role, and no binding.
 func TestPodHasAnAccountOfItsOwnWithoutRights(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		if len(r.accounts) != 1 || r.accounts[0].Name != r.pod().ServiceAccountName ||
-			r.accounts[0].AutomountServiceAccountToken == nil || *r.accounts[0].AutomountServiceAccountToken {
-			t.Errorf("account %q of %+v", r.pod().ServiceAccountName, r.accounts)
+		account := r.objects["ServiceAccount "+r.pod().ServiceAccountName]
+		if at(account, "automountServiceAccountToken") != false {
+			t.Errorf("account %q: %v", r.pod().ServiceAccountName, account)
 		}
 	})
 }
@@ -289,25 +184,22 @@ func TestArgumentsAreFlagsOfTheProgram(t *testing.T) {
 }
 
 func TestPrometheusFindsEachNodeAndNamesTargetsByIt(t *testing.T) {
-	for name, monitors := range map[string]int{"prometheus": 0, "prometheus-operator": 1} {
+	for name, monitored := range map[string]bool{"prometheus": false, "prometheus-operator": true} {
 		r := read(t, name)
-		if len(r.services) != 1 || len(r.monitors) != monitors {
-			t.Fatalf("%d services, %d monitors", len(r.services), len(r.monitors))
+		pods := at(r.objects["DaemonSet nft-masq-agent"], "spec.template.metadata.labels")
+		if diff := cmp.Diff(pods, at(r.objects["Service nft-masq-agent"], "spec.selector")); diff != "" {
+			t.Errorf("%s: -pod +selector:\n%s", name, diff)
 		}
-		selectors := []map[string]string{r.services[0].Spec.Selector}
-		for _, m := range r.monitors {
-			selectors = append(selectors, m.Spec.Selector.MatchLabels)
-			e := m.Spec.PodMetricsEndpoints
-			if len(e) != 1 || e[0].Port != r.container().Ports[0].Name || len(e[0].Relabelings) != 1 ||
-				e[0].Relabelings[0].TargetLabel != "node" ||
-				!slices.Equal(e[0].Relabelings[0].SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) {
-				t.Errorf("endpoints %+v", e)
-			}
+		var want any
+		if monitored {
+			want = object{"selector": object{"matchLabels": pods}, "podMetricsEndpoints": []any{object{
+				"port": r.container().Ports[0].Name, "relabelings": []any{
+					object{"sourceLabels": []any{"__meta_kubernetes_pod_node_name"}, "targetLabel": "node"},
+				},
+			}}}
 		}
-		for _, selector := range selectors {
-			if diff := cmp.Diff(selector, r.daemonSet.Spec.Template.Labels); diff != "" {
-				t.Errorf("-selector +pod:\n%s", diff)
-			}
+		if diff := cmp.Diff(want, at(r.objects["PodMonitor nft-masq-agent"], "spec")); diff != "" {
+			t.Errorf("%s: PodMonitor (-want +got):\n%s", name, diff)
 		}
 	}
 }
@@ -316,10 +208,7 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 	r := read(t, "prometheus-operator")
 	var want any
 	readYAML(t, "prometheus/rules.yaml", &want)
-	if len(r.rules) != 1 {
-		t.Fatalf("%d rules", len(r.rules))
-	}
-	if diff := cmp.Diff(want, r.rules[0].Spec); diff != "" {
+	if diff := cmp.Diff(want, at(r.objects["PrometheusRule nft-masq-agent"], "spec")); diff != "" {
 		t.Errorf("-rules.yaml +PrometheusRule:\n%s", diff)
 	}
 }
@@ -327,9 +216,9 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 // make uninstall deletes the objects of all overlays by this label.
 func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 	everyManifest(t, func(t *testing.T, _ string, r rendered) {
-		for _, o := range r.objects {
-			if o.Metadata.Labels["app.kubernetes.io/name"] != "nft-masq-agent" {
-				t.Errorf("%s: labels %v", o.Kind, o.Metadata.Labels)
+		for name, o := range r.objects {
+			if labels, _ := at(o, "metadata.labels").(object); labels["app.kubernetes.io/name"] != "nft-masq-agent" {
+				t.Errorf("%s: labels %v", name, labels)
 			}
 		}
 	})

@@ -147,37 +147,31 @@ func TestDashboardPanelsDoNotOverlap(t *testing.T) {
 	}
 }
 
-// A promtool is the path of that program.
-type promtool string
-
-// needPromtool returns the promtool that make promtool-test provides.
-func needPromtool(t *testing.T) promtool {
+// promtool fails the test if that program, which make promtool-test provides, finds a problem.
+func promtool(t *testing.T, stdin string, args ...string) {
 	t.Helper()
-	program := os.Getenv("PROMTOOL")
-	if program == "" {
-		t.Skip("runs promtool: make promtool-test")
-	}
-	return promtool(program)
-}
-
-// run fails the test if promtool finds a problem.
-func (p promtool) run(t *testing.T, stdin string, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), string(p), args...)
+	cmd := exec.CommandContext(t.Context(), os.Getenv("PROMTOOL"), args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "lint") {
 		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 
+func needPromtool(t *testing.T) {
+	t.Helper()
+	if os.Getenv("PROMTOOL") == "" {
+		t.Skip("runs promtool: make promtool-test")
+	}
+}
+
 func TestPromtoolFindsNothingInTheAlerts(t *testing.T) {
-	p := needPromtool(t)
-	p.run(t, "", "check", "rules", "prometheus/rules.yaml")
-	p.run(t, "", "test", "rules", "prometheus/rules_test.yaml")
+	needPromtool(t)
+	promtool(t, "", "check", "rules", "prometheus/rules.yaml")
+	promtool(t, "", "test", "rules", "prometheus/rules_test.yaml")
 }
 
 func TestPromtoolParsesTheDashboardExpressions(t *testing.T) {
-	promtool := needPromtool(t)
+	needPromtool(t)
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
 	variables := strings.NewReplacer("$__rate_interval", "5m", "$job", ".*", "$node", ".*")
@@ -188,16 +182,14 @@ func TestPromtoolParsesTheDashboardExpressions(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "dashboard.yaml")
 	writeFile(t, file, rules.String())
-	promtool.run(t, "", "check", "rules", file)
+	promtool(t, "", "check", "rules", file)
 }
 
-// scrape runs the program on a node, with real connections, and returns its
-// metrics.
-func scrape(t *testing.T) string {
-	t.Helper()
-	topo := nfttest.NewTopology(t)
-	n := node{Topology: topo, t: t}
-	n.running = agent.Run(t, topo.Node,
+// The program runs on a node, with real connections.
+func TestPromtoolFindsNothingInTheMetrics(t *testing.T) {
+	needPromtool(t)
+	n := node{Topology: nfttest.NewTopology(t), t: t}
+	n.running = agent.Run(t, n.Node,
 		exec.Command(agent.Program(t), "--http-address=127.0.0.1:9717", "--config="+t.TempDir()))
 	n.await("config_applied")
 	n.wantMasqueraded("198.51.100.1", true)
@@ -205,9 +197,5 @@ func scrape(t *testing.T) string {
 	if code != http.StatusOK {
 		t.Fatalf("status %d\n%s", code, text)
 	}
-	return text
-}
-
-func TestPromtoolFindsNothingInTheMetrics(t *testing.T) {
-	needPromtool(t).run(t, scrape(t), "check", "metrics")
+	promtool(t, text, "check", "metrics")
 }

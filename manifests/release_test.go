@@ -82,8 +82,8 @@ func TestReleaseIsReproducibleAndVerifiable(t *testing.T) {
 
 	helm := filepath.Join(tools(t), "helm")
 	chart := objects(t, run(t, helm+" template any "+filepath.Join(dist, "nft-masq-agent-1.0.0.tgz")))
-	if got := at(chart["DaemonSet nft-masq-agent"], "spec", "template", "spec", "containers", 0,
-		"image"); got != strings.Replace(image, "@", ":v1.0.0@", 1) {
+	got := at(chart["DaemonSet nft-masq-agent"], "spec.template.spec.containers.0.image")
+	if got != strings.Replace(image, "@", ":v1.0.0@", 1) {
 		t.Errorf("the chart has the image %v", got)
 	}
 }

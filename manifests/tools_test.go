@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -62,14 +63,17 @@ func mustHelm(t *testing.T, args ...string) map[string]object {
 	return all
 }
 
-// at returns the value at a path of keys and indices.
-func at(o any, path ...any) any {
-	for _, p := range path {
-		switch p := p.(type) {
-		case string:
-			o = o.(object)[p]
-		case int:
-			o = o.([]any)[p]
+// at returns the value at a path of keys and indices, nil if there is none.
+func at(o any, path string) any {
+	for key := range strings.SplitSeq(path, ".") {
+		switch within := o.(type) {
+		case object:
+			o = within[key]
+		case []any:
+			i, _ := strconv.Atoi(key)
+			o = within[i]
+		default:
+			return nil
 		}
 	}
 	return o
@@ -104,7 +108,7 @@ func TestToolsChartRendersTheBaseAndEachOverlay(t *testing.T) {
 // withoutLabelsOfTheChart removes the standard labels that only the chart has, which must be complete.
 func withoutLabelsOfTheChart(t *testing.T, name string, o object) {
 	t.Helper()
-	labels := at(o, "metadata", "labels").(object)
+	labels := at(o, "metadata.labels").(object)
 	all := map[string]string{
 		"app.kubernetes.io/instance": "any", "app.kubernetes.io/version": "v1.0.0", "app.kubernetes.io/managed-by": "Helm",
 		"helm.sh/chart": "nft-masq-agent-1.0.0",
@@ -115,19 +119,10 @@ func withoutLabelsOfTheChart(t *testing.T, name string, o object) {
 		}
 		delete(labels, key)
 	}
-	for _, path := range [][]any{
-		{"spec", "selector"}, {"spec", "selector", "matchLabels"}, {"spec", "template", "metadata", "labels"},
-	} {
-		var found any = o
-		for _, key := range path {
-			found, _ = found.(object)[key.(string)]
-			if found == nil {
-				break
-			}
-		}
-		if labels, ok := found.(object); ok {
+	for _, path := range []string{"spec.selector", "spec.selector.matchLabels", "spec.template.metadata.labels"} {
+		if labels, ok := at(o, path).(object); ok {
 			if labels["app.kubernetes.io/name"] != nil && labels["app.kubernetes.io/instance"] != "any" {
-				t.Errorf("%s: %v does not tell releases apart: %v", name, path, labels)
+				t.Errorf("%s: %s does not tell releases apart: %v", name, path, labels)
 			}
 			delete(labels, "app.kubernetes.io/instance")
 		}
@@ -144,73 +139,57 @@ func TestToolsChartUsesConfigVerbatim(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "config")
 		writeFile(t, file, text)
 		all := mustHelm(t, "--set-file=config="+file)
-		if got := at(all["ConfigMap nft-masq-agent"], "data", "config"); got != text {
+		if got := at(all["ConfigMap nft-masq-agent"], "data.config"); got != text {
 			t.Errorf("%q became %q", text, got)
 		}
-		volume := at(all["DaemonSet nft-masq-agent"], "spec", "template", "spec", "volumes", 0, "configMap", "name")
+		volume := at(all["DaemonSet nft-masq-agent"], "spec.template.spec.volumes.0.configMap.name")
 		if volume != "nft-masq-agent" {
 			t.Errorf("the pod mounts %v", volume)
 		}
 	}
 }
 
-func TestToolsChartSupportsOneReleasePerNodePool(t *testing.T) {
-	all := mustHelm(t, "--set=name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu",
-		"--set-string=image.tag=v1.0.0",
-		"--set=prometheus.enabled=true,podMonitor.enabled=true")
-	spec := at(all["DaemonSet masq-gpu"], "spec")
+func TestToolsChartValuesChangeWhatTheyName(t *testing.T) {
+	const annotations, template = "DaemonSet spec.template.metadata.annotations", "DaemonSet spec.template."
 	own := object{"app.kubernetes.io/name": "nft-masq-agent", "app.kubernetes.io/instance": "any"}
-	for what, got := range map[string]any{
-		"selector":   at(spec, "selector", "matchLabels"),
-		"pod":        at(spec, "template", "metadata", "labels"),
-		"service":    at(all["Service masq-gpu"], "spec", "selector"),
-		"PodMonitor": at(all["PodMonitor masq-gpu"], "spec", "selector", "matchLabels"),
+	for _, tt := range []struct {
+		name, values string         // of the objects
+		want         map[string]any // by kind and path
+	}{
+		{
+			"masq-gpu", "name=masq-gpu,nodeSelector.pool=gpu,existingConfigMap=masq-gpu,image.tag=v1.0.0," +
+				"prometheus.enabled=true,podMonitor.enabled=true", map[string]any{
+				"DaemonSet spec.selector.matchLabels": own, template + "metadata.labels": own,
+				"Service spec.selector": own, "PodMonitor spec.selector.matchLabels": own,
+				template + "spec.volumes.0.configMap.name": "masq-gpu",
+				template + "spec.containers.0.image":       "nft-masq-agent:v1.0.0",
+			},
+		},
+		{"nft-masq-agent", "podAnnotations.example=set,prometheus.enabled=true", map[string]any{annotations: object{
+			"example": "set", "prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
+		}}},
+		{"nft-masq-agent", "podAnnotations.example=set", map[string]any{annotations: object{"example": "set"}}},
+		{
+			"nft-masq-agent", "serviceAccount.create=false,serviceAccount.name=other,podLabels.team=net," +
+				"priorityClassName=mine,minReadySeconds=1,readinessProbe.periodSeconds=10," +
+				"livenessProbe.failureThreshold=9", map[string]any{
+				"ServiceAccount metadata": nil, template + "spec.serviceAccountName": "other",
+				template + "metadata.labels.team": "net", template + "spec.priorityClassName": "mine",
+				"DaemonSet spec.minReadySeconds":                               1.0,
+				template + "spec.containers.0.readinessProbe.periodSeconds":    10.0,
+				template + "spec.containers.0.readinessProbe.failureThreshold": 1.0,
+				template + "spec.containers.0.livenessProbe.periodSeconds":     60.0,
+				template + "spec.containers.0.livenessProbe.failureThreshold":  9.0,
+			},
+		},
 	} {
-		if diff := cmp.Diff(own, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", what, diff)
+		all := mustHelm(t, "--set="+tt.values)
+		for where, want := range tt.want {
+			kind, path, _ := strings.Cut(where, " ")
+			if diff := cmp.Diff(want, at(all[kind+" "+tt.name], path)); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", tt.values, where, diff)
+			}
 		}
-	}
-	pod := at(spec, "template", "spec")
-	if name := at(pod, "volumes", 0, "configMap", "name"); name != "masq-gpu" {
-		t.Errorf("ConfigMap %v", name)
-	}
-	if image := at(pod, "containers", 0, "image"); image != "nft-masq-agent:v1.0.0" {
-		t.Errorf("image %v", image)
-	}
-}
-
-func TestToolsChartAddsPodAnnotations(t *testing.T) {
-	all := mustHelm(t, "--set=podAnnotations.example=set", "--set=prometheus.enabled=true")
-	annotations := at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
-	want := object{
-		"example": "set", "prometheus.io/scrape": "true", "prometheus.io/port": "9717", "prometheus.io/path": "/metrics",
-	}
-	if diff := cmp.Diff(want, annotations); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	all = mustHelm(t, "--set=podAnnotations.example=set")
-	annotations = at(all["DaemonSet nft-masq-agent"], "spec", "template", "metadata", "annotations")
-	if diff := cmp.Diff(object{"example": "set"}, annotations); diff != "" {
-		t.Errorf("without prometheus (-want +got):\n%s", diff)
-	}
-}
-
-func TestToolsChartHasValuesForAccountLabelsPriorityAndProbes(t *testing.T) {
-	all := mustHelm(t, "--set=serviceAccount.create=false,serviceAccount.name=other,podLabels.team=net", "--set",
-		"priorityClassName=mine,minReadySeconds=1,readinessProbe.periodSeconds=10,livenessProbe.failureThreshold=9")
-	if all["ServiceAccount nft-masq-agent"] != nil {
-		t.Error("an account is created")
-	}
-	template := at(all["DaemonSet nft-masq-agent"], "spec", "template")
-	container := at(template, "spec", "containers", 0)
-	got := []any{
-		at(template, "spec", "serviceAccountName"), at(template, "metadata", "labels", "team"),
-		at(template, "spec", "priorityClassName"), at(all["DaemonSet nft-masq-agent"], "spec", "minReadySeconds"),
-		at(container, "readinessProbe", "periodSeconds"), at(container, "readinessProbe", "failureThreshold"),
-		at(container, "livenessProbe", "periodSeconds"), at(container, "livenessProbe", "failureThreshold"),
-	}
-	if diff := cmp.Diff([]any{"other", "net", "mine", 1.0, 10.0, 1.0, 60.0, 9.0}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
@@ -269,45 +248,38 @@ func TestEachValueOfTheChartIsDescribed(t *testing.T) {
 }
 
 func TestToolsNodePoolsHaveSeparateAgents(t *testing.T) {
-	pool, text := build(t, "examples/node-pool")
-	if text != "" {
-		t.Fatal(text)
-	}
-	others, text := build(t, "examples/other-nodes")
-	if text != "" {
-		t.Fatal(text)
-	}
+	pool, err := build(t, "examples/node-pool")
+	must(t, err)
+	others, err := build(t, "examples/other-nodes")
+	must(t, err)
 	gpu, rest := pool["DaemonSet masq-gpu"], others["DaemonSet nft-masq-agent"]
 	if gpu == nil || rest == nil || pool["ConfigMap masq-gpu"] == nil {
 		t.Fatalf("%v\n%v", pool, others)
 	}
-	selector := at(gpu, "spec", "selector", "matchLabels").(object)
+	selector := at(gpu, "spec.selector.matchLabels").(object)
 	for key, value := range selector {
-		if at(gpu, "spec", "template", "metadata", "labels", key) != value {
+		if at(gpu, "spec.template.metadata.labels").(object)[key] != value {
 			t.Errorf("the selector %s=%s does not match the pod", key, value)
 		}
-		if at(rest, "spec", "template", "metadata", "labels", key) == value {
+		if at(rest, "spec.template.metadata.labels").(object)[key] == value {
 			t.Errorf("the selector %s=%s matches pods of the other DaemonSet", key, value)
 		}
 	}
-	key := "pool"
-	value := at(gpu, "spec", "template", "spec", "nodeSelector", key)
-	want := []any{object{"key": key, "operator": "NotIn", "values": []any{value}}}
-	terms := at(rest, "spec", "template", "spec", "affinity", "nodeAffinity",
-		"requiredDuringSchedulingIgnoredDuringExecution",
-		"nodeSelectorTerms", 0, "matchExpressions")
+	value := at(gpu, "spec.template.spec.nodeSelector.pool")
+	want := []any{object{"key": "pool", "operator": "NotIn", "values": []any{value}}}
+	terms := at(rest, "spec.template.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution."+
+		"nodeSelectorTerms.0.matchExpressions")
 	if diff := cmp.Diff(want, terms); diff != "" {
 		t.Errorf("the other nodes (-want +got):\n%s", diff)
 	}
-	if name := at(gpu, "spec", "template", "spec", "volumes", 0, "configMap", "name"); pool["ConfigMap "+
-		name.(string)] == nil {
+	if name := at(gpu, "spec.template.spec.volumes.0.configMap.name"); pool["ConfigMap "+fmt.Sprint(name)] == nil {
 		t.Errorf("no ConfigMap %s", name)
 	}
 }
 
 // kustomization builds a directory with these files. HERE is that of the manifests; kustomize accepts no absolute
 // paths.
-func kustomization(t *testing.T, files map[string]string) (map[string]object, string) {
+func kustomization(t *testing.T, files map[string]string) (map[string]object, error) {
 	t.Helper()
 	dir := t.TempDir()
 	here, err := filepath.Abs(".")
@@ -321,7 +293,7 @@ func kustomization(t *testing.T, files map[string]string) (map[string]object, st
 }
 
 // kustomize builds the base with components in the given order.
-func kustomize(t *testing.T, components ...string) (map[string]object, string) {
+func kustomize(t *testing.T, components ...string) (map[string]object, error) {
 	t.Helper()
 	text := "resources: [HERE/base]\ncomponents:\n"
 	for _, c := range components {
@@ -330,18 +302,17 @@ func kustomize(t *testing.T, components ...string) (map[string]object, string) {
 	return kustomization(t, map[string]string{"kustomization.yaml": text})
 }
 
-// build returns the objects that kustomize builds from a directory, or its error
-// message.
-func build(t *testing.T, dir string) (map[string]object, string) {
+// build returns the objects that kustomize builds from a directory; the error has what it prints.
+func build(t *testing.T, dir string) (map[string]object, error) {
 	t.Helper()
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join("manifests", dir)
 	}
 	out, err := try(t, filepath.Join(tools(t), "kustomize")+" build "+dir)
 	if err != nil {
-		return nil, out
+		return nil, fmt.Errorf("%w: %s", err, out)
 	}
-	return objects(t, out), ""
+	return objects(t, out), nil
 }
 
 const someWorkload = `apiVersion: apps/v1
@@ -351,24 +322,23 @@ spec: {template: {spec: {initContainers: [{name: other, image: other}], containe
 `
 
 func TestToolsWorkloadWaitsForRulesBeforeAnythingElse(t *testing.T) {
-	all, text := kustomization(t, map[string]string{
+	all, err := kustomization(t, map[string]string{
 		"web.yaml": someWorkload,
 		"kustomization.yaml": "resources: [web.yaml]\ncomponents: [HERE/components/wait-for-rules]\n" +
 			"images: [{name: nft-masq-agent, newName: a, newTag: b}]\n",
 	})
-	if text != "" {
-		t.Fatal(text)
-	}
-	first := at(all["Deployment web"], "spec", "template", "spec", "initContainers", 0)
+	must(t, err)
+	first := at(all["Deployment web"], "spec.template.spec.initContainers.0")
 	if at(first, "name") != "wait-for-rules" || at(first, "image") != "a:b" {
 		t.Errorf("the first init container is %v", first)
 	}
-	if other := at(all["Deployment web"], "spec", "template", "spec", "initContainers", 1, "name"); other != "other" {
+	if other := at(all["Deployment web"], "spec.template.spec.initContainers.1.name"); other != "other" {
 		t.Errorf("the second is %v", other)
 	}
-	agent, text := kustomize(t, "wait-for-rules")
-	if at(agent["DaemonSet nft-masq-agent"], "spec", "template", "spec").(object)["initContainers"] != nil {
-		t.Errorf("the agent waits for itself %s", text)
+	agent, err := kustomize(t, "wait-for-rules")
+	must(t, err)
+	if at(agent["DaemonSet nft-masq-agent"], "spec.template.spec.initContainers") != nil {
+		t.Error("the agent waits for itself")
 	}
 }
 
@@ -379,15 +349,15 @@ func TestToolsChartServesWorkloadsThatWaitForRules(t *testing.T) {
 	readYAML(t, "components/wait-for-rules/kustomization.yaml", &component)
 	var patch object
 	must(t, yaml.Unmarshal([]byte(component.Patches[0].Patch), &patch))
-	waiting := at(patch, "spec", "template", "spec", "initContainers", 0)
-	address, ok := strings.CutPrefix(at(waiting, "args", 1).(string), "--wait-for=")
+	waiting := at(patch, "spec.template.spec.initContainers.0")
+	address, ok := strings.CutPrefix(at(waiting, "args.1").(string), "--wait-for=")
 	if !ok {
 		t.Fatalf("arguments %v", at(waiting, "args"))
 	}
 	want := mustHelm(t)
-	container := at(want["DaemonSet nft-masq-agent"], "spec", "template", "spec", "containers", 0).(object)
+	container := at(want["DaemonSet nft-masq-agent"], "spec.template.spec.containers.0").(object)
 	container["args"] = append(container["args"].([]any), "--http-address="+address)
-	container["env"] = append(container["env"].([]any), at(waiting, "env", 0))
+	container["env"] = append(container["env"].([]any), at(waiting, "env.0"))
 	if diff := cmp.Diff(want, mustHelm(t, "--set=waitForRules=true")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -415,9 +385,10 @@ func TestToolsComponentsCombineInAnyOrderOrFail(t *testing.T) {
 			ab, abError := kustomize(t, a, b)
 			ba, baError := kustomize(t, b, a)
 			want := conflictingPairs[a+" "+b]
-			if want == "" && abError+baError != "" || want != "" &&
-				(!strings.Contains(abError, want) || !strings.Contains(baError, want)) {
-				t.Errorf("%s and %s, want %q: %s%s", a, b, want, abError, baError)
+			for _, err := range []error{abError, baError} {
+				if want == "" && err != nil || want != "" && !strings.Contains(fmt.Sprint(err), want) {
+					t.Errorf("%s and %s, want %q: %v", a, b, want, err)
+				}
 			}
 			if diff := cmp.Diff(normalized(ab), normalized(ba)); diff != "" {
 				t.Errorf("-%s, %[2]s +%[2]s, %[1]s:\n%s", a, b, diff)
@@ -433,7 +404,7 @@ func normalized(all map[string]object) map[string]object {
 		if !strings.HasPrefix(key, "DaemonSet ") {
 			continue
 		}
-		container := at(o, "spec", "template", "spec", "containers", 0).(object)
+		container := at(o, "spec.template.spec.containers.0").(object)
 		var args []string
 		for _, arg := range container["args"].([]any) {
 			args = append(args, arg.(string))

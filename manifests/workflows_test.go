@@ -18,31 +18,28 @@ type workflow struct {
 	}
 }
 
-func workflows(t *testing.T) map[string]workflow {
-	t.Helper()
+// Anybody can run what a workflow runs, and no action changes under its name.
+func TestWorkflowsOnlyReadAndCallTargetsOfMake(t *testing.T) {
+	t.Parallel()
+	pinned := regexp.MustCompile(`(?m)^ +- uses: [^@ ]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 	files, err := filepath.Glob("../.github/workflows/*.yml")
 	if err != nil || len(files) != 3 {
 		t.Fatalf("%v %v", files, err)
 	}
-	all := map[string]workflow{}
 	for _, file := range files {
 		var w workflow
 		readYAML(t, file, &w)
-		all[file] = w
-	}
-	return all
-}
-
-// Anybody can run what a workflow runs, and no action changes under its name.
-func TestWorkflowsOnlyCallTargetsOfMake(t *testing.T) {
-	t.Parallel()
-	pinned := regexp.MustCompile(`(?m)^ +- uses: [^@ ]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
-	for file, w := range workflows(t) {
 		text := readFile(t, file)
 		if all := strings.Count(text, "uses:"); len(pinned.FindAllString(text, -1)) != all {
 			t.Errorf("%s: some of %d actions are not pinned to a commit", file, all)
 		}
+		if w.Permissions == nil || len(w.Permissions) > 0 {
+			t.Errorf("%s: permissions %v of all jobs", file, w.Permissions)
+		}
 		for name, job := range w.Jobs {
+			if len(job.Permissions) != 1 || job.Permissions["contents"] != "read" {
+				t.Errorf("%s: %s: permissions %v", file, name, job.Permissions)
+			}
 			runs := 0
 			for _, step := range job.Steps {
 				if step.Run == "" {
@@ -63,20 +60,6 @@ func TestWorkflowsOnlyCallTargetsOfMake(t *testing.T) {
 			}
 			if runs == 0 {
 				t.Errorf("%s: %s runs nothing", file, name)
-			}
-		}
-	}
-}
-
-func TestWorkflowsMayOnlyRead(t *testing.T) {
-	t.Parallel()
-	for file, w := range workflows(t) {
-		if w.Permissions == nil || len(w.Permissions) > 0 {
-			t.Errorf("%s: permissions %v of all jobs", file, w.Permissions)
-		}
-		for name, job := range w.Jobs {
-			if len(job.Permissions) != 1 || job.Permissions["contents"] != "read" {
-				t.Errorf("%s: %s: permissions %v", file, name, job.Permissions)
 			}
 		}
 	}

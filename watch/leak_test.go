@@ -1,7 +1,6 @@
 package watch
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -10,34 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"nft-masq-agent/nft/nfttest/agent"
 )
-
-// A volume is a directory that is updated as the kubelet does.
-type volume struct {
-	dir   string
-	count int
-}
-
-// swap writes a new set of files, switches "..data" to it and removes the old one.
-func (v *volume) swap(t testing.TB, content string) {
-	t.Helper()
-	v.turnTo(t, content)
-	check(t, os.RemoveAll(v.join(fmt.Sprintf("..%d", v.count-1))))
-}
-
-func (v *volume) turnTo(t testing.TB, content string) {
-	t.Helper()
-	v.count++
-	next := fmt.Sprintf("..%d", v.count)
-	check(t, os.Mkdir(v.join(next), 0o755))
-	check(t, os.WriteFile(v.join(next, "file"), []byte(content), 0o644))
-	check(t, os.Symlink(next, v.join("..data_tmp")))
-	check(t, os.Rename(v.join("..data_tmp"), v.join("..data")))
-}
-
-func (v *volume) join(names ...string) string {
-	return filepath.Join(append([]string{v.dir}, names...)...)
-}
 
 func check(t testing.TB, err error) {
 	t.Helper()
@@ -46,16 +20,10 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func newVolume(t testing.TB, content string) *volume {
-	v := &volume{dir: t.TempDir()}
-	v.turnTo(t, content)
-	check(t, os.Symlink("..data/file", v.join("file")))
-	return v
-}
-
 func TestSwapsLeakNothing(t *testing.T) {
-	v := newVolume(t, "0")
-	path := v.join("file")
+	v := agent.NewVolume(t.TempDir())
+	check(t, v.Write([]byte("0")))
+	path := v.Path()
 	warmUp(t, path) // the runtime's poller keeps descriptors
 	goroutines, descriptors := runtime.NumGoroutine(), len(links(t, "/proc/self/fd"))
 
@@ -77,7 +45,7 @@ func TestSwapsLeakNothing(t *testing.T) {
 		swaps = 100
 	}
 	for i := range swaps {
-		v.swap(t, fmt.Sprint(i+1))
+		check(t, v.Write(fmt.Append(nil, i+1)))
 		want(fmt.Sprint(i + 1))
 	}
 	// The watch of the last set's directory is gone by now, or will be at the
@@ -139,16 +107,8 @@ func inotifyWatches(t *testing.T) (count int) {
 	files, err := filepath.Glob("/proc/self/fdinfo/*")
 	check(t, err)
 	for _, file := range files {
-		f, err := os.Open(file)
-		if err != nil {
-			continue // Glob's own descriptor
-		}
-		for lines := bufio.NewScanner(f); lines.Scan(); {
-			if strings.HasPrefix(lines.Text(), "inotify ") {
-				count++
-			}
-		}
-		f.Close()
+		text, _ := os.ReadFile(file) // Glob's own descriptor is closed
+		count += strings.Count(string(text), "inotify wd:")
 	}
 	return count
 }

@@ -31,7 +31,7 @@ func timeToApplied(n *node, binary, config string) (time.Duration, error) {
 	if err := n.ns.Do(cmd.Start); err != nil {
 		return 0, err
 	}
-	_, err := log.Await(context.Background(), nil, "config_applied")
+	_, err := log.Await(context.Background(), "config_applied")
 	took := time.Since(start)
 	err = errors.Join(err, cmd.Process.Kill())
 	_ = cmd.Wait() // returns that it was killed

@@ -80,15 +80,10 @@ func (a olderAgent) install(n *testNode) {
 	nfttest.Run(n.t, n.NS, rules, a.xt+"-restore", "--noflush")
 }
 
-func (a olderAgent) targets() (all []nfttest.Target) {
-	for _, dst := range []string{"203.0.113.9", "10.244.9.9", "100.64.0.9", "8.8.8.8"} {
-		addr := netip.MustParseAddr(dst)
-		exempt := slices.ContainsFunc(a.cidrs, func(p netip.Prefix) bool { return p.Contains(addr) })
-		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-			all = append(all, nfttest.Target{Proto: proto, Dst: addr, Masqueraded: !exempt})
-		}
-	}
-	return all
+func (a olderAgent) targets() []nfttest.Target {
+	return nfttest.Targets(func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(a.cidrs, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}, "203.0.113.9", "10.244.9.9", "100.64.0.9", "8.8.8.8")
 }
 
 // mistakes are files that the agent rejects, by kind of mistake, with what it

@@ -105,9 +105,10 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"config", "nft", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/nfttest", "nft/nfttest/logged", "nft/node",
 			"nft/older",
 		},
-		"nft/nfttest/modes": {"nft", "nft/facts", "nft/layout", "nft/nfnetlink", "nft/nfttest"},
-		"nft/nfttest/cases": {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
-		"manifests/cluster": {"nft/nfttest", "nft/nfttest/netns"},
+		"nft/nfttest/mutate": {"nft/nfttest"},
+		"nft/nfttest/modes":  {"nft", "nft/facts", "nft/layout", "nft/nfnetlink", "nft/nfttest"},
+		"nft/nfttest/cases":  {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
+		"manifests/cluster":  {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
 			"cmd/nft-masq-agent/internal/report", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
 		},

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"nft-masq-agent/config"
@@ -19,16 +20,9 @@ var (
 	exempt      = []string{"10.9.0.9", "fd00:9::9"}
 )
 
-func targets() (all []nfttest.Target) {
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		for _, dst := range masqueraded {
-			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(dst), Masqueraded: true})
-		}
-		for _, dst := range exempt {
-			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(dst)})
-		}
-	}
-	return all
+func targets() []nfttest.Target {
+	return nfttest.Targets(func(a netip.Addr) bool { return slices.Contains(masqueraded, a.String()) },
+		slices.Concat(masqueraded, exempt)...)
 }
 
 // lists returns two lists of about n CIDRs that decide alike for the targets but

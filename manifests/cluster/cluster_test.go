@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
@@ -21,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	code := cluster.Main(m)
-	_ = os.RemoveAll(built.dir)
+	_ = os.RemoveAll(imageDir)
 	os.Exit(code)
 }
 
@@ -38,6 +36,9 @@ type world struct {
 	ask func(args ...string) (string, error)
 	// condition is the rule of routing by mark, on which answers of explain depend.
 	condition string
+
+	families []family
+	hosts    map[string]*nfttest.NS // by the names of rows
 
 	count
 	rows []string // of the table in nft/EVIDENCE.md
@@ -66,9 +67,21 @@ func newWorld(t *testing.T) *world {
 	}
 	w.images(p)
 	for _, n := range w.nodes {
-		w.awaitReady(n)
+		w.Eventually("node", n.Name)
+		w.Sh("kubectl wait --for=condition=Ready node/" + n.Name + " --timeout=3m")
 	}
 	w.ask = w.inPod
+	return w
+}
+
+// newCluster returns a world with pods, kube-proxy and the config of the plain policy, but without the agent.
+func newCluster(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.workload()
+	w.reachable()
+	w.startProxies("nftables")
+	w.apply(policies[0].config)
 	return w
 }
 
@@ -159,41 +172,40 @@ func (w *world) ip(ns *nfttest.NS, commands ...string) {
 	}
 }
 
-// built is the agent's image, built once for all tests.
-var built struct {
-	sync.Once
-	dir, name string
-	err       error
-}
-
 const agentImage = "registry.example/nft-masq-agent"
 
-// agentArchive builds the image with the command that README.md has, but for the
-// registry.
+// imageDir has the archive of the agent's image; "" if no test has needed it yet.
+var imageDir string
+
+// buildImage builds the image once for all tests, with the command that README.md has, but for the registry.
+var buildImage = sync.OnceValues(func() (name string, err error) {
+	if imageDir, err = os.MkdirTemp("", "image-"); err != nil {
+		return "", err
+	}
+	conf := filepath.Join(imageDir, "storage.conf")
+	text := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", imageDir)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		return "", err
+	}
+	script := `set -e; TAG=$(make -s version | tr + _); make container CONTAINER_TOOL=buildah IMAGE=$1 >&2
+buildah push --quiet $1:$TAG docker-archive:$2/agent.tar:$1:$TAG >&2; printf %s $1:$TAG`
+	cmd := exec.Command("bash", "-c", script, "build", agentImage, imageDir)
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CONTAINERS_STORAGE_CONF="+conf)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w\n%s", err, &stderr)
+	}
+	return string(out), nil
+})
+
+// agentArchive returns the archive of the agent's image, and its name.
 func agentArchive(t *testing.T) (file, name string) {
 	t.Helper()
-	built.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "image-"); built.err != nil { //nolint:usetesting // all tests share it
-			return
-		}
-		conf := filepath.Join(built.dir, "storage.conf")
-		text := fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", built.dir)
-		if built.err = os.WriteFile(conf, []byte(text), 0o600); built.err != nil {
-			return
-		}
-		script := `set -e; TAG=$(make -s version | tr + _); make container CONTAINER_TOOL=buildah IMAGE=$1 >&2
-buildah push --quiet $1:$TAG docker-archive:$2/agent.tar:$1:$TAG >&2; printf %s $1:$TAG`
-		cmd := exec.Command("bash", "-c", script, "build", agentImage, built.dir)
-		cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CONTAINERS_STORAGE_CONF="+conf)
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if built.name, built.err = string(out), err; err != nil {
-			built.err = fmt.Errorf("%w\n%s", err, &stderr)
-		}
-	})
-	must(t, built.err)
-	return filepath.Join(built.dir, "agent.tar"), built.name
+	name, err := buildImage()
+	must(t, err)
+	return filepath.Join(imageDir, "agent.tar"), name
 }
 
 // images imports the images of all pods into the nodes.
@@ -248,22 +260,6 @@ func agnhost(t *testing.T, p cluster.Programs) cluster.Image {
 	}
 	image.AddProgram(t, "/bin/nc", p.Debian("bin/nc.openbsd"))
 	return image
-}
-
-func (w *world) awaitReady(n *cluster.Node) {
-	w.t.Helper()
-	w.Await(n.Name+" is ready", func() bool {
-		var node corev1.Node
-		if !w.Get(&node, "node", n.Name) {
-			return false
-		}
-		for _, c := range node.Status.Conditions {
-			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-				return true
-			}
-		}
-		return false
-	})
 }
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }

@@ -25,12 +25,11 @@ import (
 // agent on node1 are the programs themselves.
 type lab struct {
 	*world
-	plugins  string // their directory
-	families []family
-	pods     []*labPod // near, far
-	made     int       // pods
-	agent    *agent.Agent
-	config   string // its file
+	plugins string    // their directory
+	pods    []*labPod // near, far
+	made    int       // pods
+	agent   *agent.Agent
+	config  string // its file
 }
 
 // A labPod is a network namespace that CNI plugins have connected.
@@ -197,28 +196,12 @@ func (l *lab) renew(network connector) {
 		}
 	}
 	l.Sh("kubectl apply -f " + l.Write("services.yaml", text.String()))
+	l.hosts = map[string]*nfttest.NS{
+		"outside": l.outside, "node1": l.inside[0], "near": l.pods[0].ns, "near's other interface": l.pods[0].ns,
+	}
 	l.families = l.addresses()
 	for i := range l.families {
 		l.families[i].near, l.families[i].far = l.pods[0].addrs[i], l.pods[1].addrs[i]
-	}
-	for name, at := range map[string][2]*netip.Addr{
-		"near": {&l.families[0].nearService, &l.families[1].nearService},
-		"far":  {&l.families[0].farService, &l.families[1].farService},
-	} {
-		var service struct{ Spec struct{ ClusterIPs []string } }
-		if !l.Get(&service, "service/"+name, "--namespace=default") {
-			l.t.Fatal(l.Complaint())
-		}
-		for i, ip := range service.Spec.ClusterIPs {
-			*at[i] = addr(ip)
-		}
-	}
-}
-
-// hosts are the namespaces that rows name.
-func (l *lab) hosts() map[string]*nfttest.NS {
-	return map[string]*nfttest.NS{
-		"outside": l.outside, "node1": l.inside[0], "node2": l.inside[1], "near": l.pods[0].ns, "far": l.pods[1].ns,
 	}
 }
 

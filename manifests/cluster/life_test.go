@@ -63,16 +63,16 @@ func (r *traffic) send(ns *nfttest.NS, from netip.Addr, proto string, to netip.A
 }
 
 // during counts the connections while something happens.
-func (w *world) during(what string, ns *nfttest.NS, p policy, families []family, happens func()) {
+func (w *world) during(what string, p policy, families []family, happens func()) {
 	w.t.Run(what, func(t *testing.T) {
-		w.rows = append(w.rows, fmt.Sprintf("| %s | %d |", what, w.watch(t, ns, p, families, happens)))
+		w.rows = append(w.rows, fmt.Sprintf("| %s | %d |", what, w.watch(t, p, families, happens)))
 	})
 }
 
 // watch fails if a connection fails or has a wrong source while something happens.
-func (w *world) watch(t *testing.T, ns *nfttest.NS, p policy, families []family, happens func()) (opened int) {
+func (w *world) watch(t *testing.T, p policy, families []family, happens func()) (opened int) {
 	t.Helper()
-	r := startTraffic(ns, p, families)
+	r := startTraffic(w.hosts["near"], p, families)
 	w.Await("connections", func() bool { return r.opened.Load() > 100 })
 	happens()
 	seen := r.opened.Load()
@@ -88,20 +88,14 @@ func (w *world) watch(t *testing.T, ns *nfttest.NS, p policy, families []family,
 }
 
 func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
-	w := newWorld(t)
-	families, hosts := w.hosts()
-	node := w.nodes[0]
-	w.startProxies("nftables")
-	plain := policies[0]
-	w.apply(plain.config)
+	w := newCluster(t)
+	node, plain := w.nodes[0], policies[0]
 	w.install("nftables")
 	w.configure(plain)
-	rollout := "kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m"
-	during := func(what string, happens func()) { w.during(what, hosts["near"], plain, families, happens) }
+	during := func(what string, happens func()) { w.during(what, plain, w.families, happens) }
 
 	during("rolling update", func() {
-		w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " +
-			rollout)
+		w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent; " + rollout("nft-masq-agent"))
 	})
 	during("a config that is rejected, and its repair", func() {
 		w.apply("nonMasqueradeCIDRs: [10.0.0.1/8]\n")
@@ -129,16 +123,15 @@ func TestNoWrongSourceThroughTheLifeOfAnAgent(t *testing.T) {
 	enforced.foreign = false
 	w.configure(enforced)
 	w.nft(node, kindnet)
-	w.during("kindnet's rules loaded again and again, with enforceNonMasquerade", hosts["near"], enforced, families,
-		func() {
-			for range 500 {
-				w.nft(node, "delete table inet kindnet-ipmasq\n"+kindnet)
-			}
-		})
+	w.during("kindnet's rules loaded again and again, with enforceNonMasquerade", enforced, w.families, func() {
+		for range 500 {
+			w.nft(node, "delete table inet kindnet-ipmasq\n"+kindnet)
+		}
+	})
 	w.nft(node, "delete table inet kindnet-ipmasq")
 	w.configure(plain)
 	// The built-in defaults, which then apply, have no IPv6.
-	w.during("the ConfigMap deleted", hosts["near"], plain, families[:1], func() {
+	w.during("the ConfigMap deleted", plain, w.families[:1], func() {
 		w.Sh("kubectl -n kube-system delete configmap ip-masq-agent")
 		w.touch(node)
 		w.Await("defaults", func() bool {
@@ -167,30 +160,26 @@ func (w *world) uninstall() {
 	})
 }
 
-// hosts makes the pods, and has all that are sent to answer.
-func (w *world) hosts() ([]family, map[string]*nfttest.NS) {
+// reachable has all that are sent to answer.
+func (w *world) reachable() {
 	w.t.Helper()
-	families := w.workload()
-	hosts := map[string]*nfttest.NS{
+	w.hosts = map[string]*nfttest.NS{
 		"outside": w.outside, "node1": w.nodes[0].NS, "node2": w.nodes[1].NS,
-		"near": w.nodes[0].PodNS(families[0].near), "far": w.nodes[1].PodNS(families[0].far),
+		"near": w.nodes[0].PodNS(w.families[0].near), "far": w.nodes[1].PodNS(w.families[0].far),
 	}
 	var host corev1.Pod
-	if !w.Get(&host, "pod/host", "--namespace=default") {
-		w.t.Fatal(w.Complaint())
-	}
-	hosts["host"] = w.nodes[0].ContainerNS(host.Status.ContainerStatuses[0].ContainerID)
-	for _, f := range families {
+	w.get("pod/host", &host)
+	w.hosts["host"] = w.nodes[0].ContainerNS(host.Status.ContainerStatuses[0].ContainerID)
+	for _, f := range w.families {
 		for host, addrs := range map[string][]netip.Addr{
 			"near": {f.near}, "far": {f.far},
 			"outside": {f.masqueraded, f.exempt}, "node1": {f.node1}, "node2": {f.node2},
 		} {
 			for _, a := range addrs {
-				echo(w.t, hosts[host], netip.AddrPortFrom(a, 8080))
+				echo(w.t, w.hosts[host], netip.AddrPortFrom(a, 8080))
 			}
 		}
 	}
-	return families, hosts
 }
 
 // touch changes the agent's pod, so that the kubelet reads its ConfigMap at once.

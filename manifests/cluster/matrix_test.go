@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/manifests/cluster"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // The pods: one on each node, and what is in front of them.
@@ -54,11 +55,14 @@ type family struct {
 	node1, node2, gate1                   netip.Addr
 	farService, nearService, nearBalancer netip.Addr
 	snat                                  netip.Addr // of node1
+	second                                netip.Addr // of near's other interface
 }
 
 // source is the address with which a host sends.
 func (f family) source(host string) netip.Addr {
-	return map[string]netip.Addr{"near": f.near, "node1": f.node1, "host": f.node1, "outside": f.client}[host]
+	return map[string]netip.Addr{
+		"near": f.near, "near's other interface": f.second, "node1": f.node1, "host": f.node1, "outside": f.client,
+	}[host]
 }
 
 // A place returns an address.
@@ -86,25 +90,46 @@ type row struct {
 	want       place // what the far end sees
 }
 
-// rows are those of a cluster. snatAddresses do not count for the node's own packets.
-var rows = []row{
-	{"pod to outside", "near", outside, 8080, true, masquerade},
-	{"pod to an exempt address outside", "near", exempt, 8080, true, near},
-	{"pod to another node", "near", node2, 8080, true, masquerade},
-	{"pod to its node", "near", node1, 8080, true, near},
-	{"pod to pod", "near", far, 8080, true, near},
-	{"node to outside", "node1", outside, 8080, true, node1},
-	{"node to an exempt address outside", "node1", exempt, 8080, true, node1},
-	{"hostNetwork pod to outside", "host", outside, 8080, true, node1},
-	{"hostNetwork pod to an exempt address outside", "host", exempt, 8080, true, node1},
-	{"hostNetwork pod to pod", "host", far, 8080, true, node1},
-	{"ClusterIP from a hostNetwork pod", "host", toFar, 8080, false, node1},
-	{"ClusterIP", "near", toFar, 8080, false, near},
-	{"ClusterIP from the node", "node1", toFar, 8080, false, node1},
-	{"hairpin", "near", toNear, 8080, false, gate1},
-	{"NodePort, policy Cluster", "outside", node1, 30080, false, node1},
-	{"NodePort, policy Local", "outside", node1, 30081, false, client},
-	{"LoadBalancer address, policy Local", "outside", balancer, 8080, false, client},
+// masquerades are what another program masquerades of what pods send without enforceNonMasquerade.
+type masquerades struct {
+	exempt, remote bool // destinations: outside, pods of another node
+	services       bool // connections to Services, marked
+}
+
+// commonRows are the ways of a packet in a cluster and in the lab. snatAddresses do not count for the node's own
+// packets.
+func commonRows(masq masquerades, enforced bool) []row {
+	unless := func(other bool) place {
+		if other {
+			return node1
+		}
+		return near
+	}
+	return []row{
+		{"pod to outside", "near", outside, 8080, true, masquerade},
+		{"pod to an exempt address outside", "near", exempt, 8080, true, unless(masq.exempt && !enforced)},
+		{"pod to pod", "near", far, 8080, true, unless(masq.remote && !enforced)},
+		{"node to outside", "node1", outside, 8080, true, node1},
+		{"node to an exempt address outside", "node1", exempt, 8080, true, node1},
+		{"ClusterIP", "near", toFar, 8080, false, unless(masq.services || masq.remote && !enforced)},
+		{"hairpin", "near", toNear, 8080, false, gate1},
+		{"NodePort, policy Cluster", "outside", node1, 30080, false, node1},
+		{"NodePort, policy Local", "outside", node1, 30081, false, client},
+	}
+}
+
+// rows are those of a cluster.
+func rows() []row {
+	return append(commonRows(masquerades{}, false), []row{
+		{"pod to another node", "near", node2, 8080, true, masquerade},
+		{"pod to its node", "near", node1, 8080, true, near},
+		{"hostNetwork pod to outside", "host", outside, 8080, true, node1},
+		{"hostNetwork pod to an exempt address outside", "host", exempt, 8080, true, node1},
+		{"hostNetwork pod to pod", "host", far, 8080, true, node1},
+		{"ClusterIP from a hostNetwork pod", "host", toFar, 8080, false, node1},
+		{"ClusterIP from the node", "node1", toFar, 8080, false, node1},
+		{"LoadBalancer address, policy Local", "outside", balancer, 8080, false, client},
+	}...)
 }
 
 // A policy is a config, and what it makes of the source.
@@ -153,8 +178,7 @@ add rule inet other post iifname "veth*" masquerade
 `
 
 func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
-	w := newWorld(t)
-	families, hosts := w.hosts()
+	w := newCluster(t)
 	w.ip(w.nodes[0].NS, "address add 203.0.113.11/32 dev lo", "address add 2001:db8:2::11/128 dev lo nodad")
 	for _, ns := range []*nfttest.NS{w.outside, w.nodes[1].NS} {
 		w.ip(ns, "route add 203.0.113.11 via 192.0.2.11", "-6 route add 2001:db8:2::11 via 2001:db8::11")
@@ -163,7 +187,7 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 		"route add 198.51.100.200 via 192.0.2.11", "-6 route add 2001:db8:1::200 via 2001:db8::11")
 
 	order, cells := []string(nil), map[string]string{} // rows, with a cell for each mode of kube-proxy
-	for _, proxyMode := range []string{"nftables", "iptables"} {
+	for _, proxyMode := range proxyModes() {
 		w.startProxies(proxyMode)
 		for _, mode := range []string{"nftables", "iptables-nft"} {
 			// The other policies are errors in mode iptables-nft.
@@ -178,11 +202,9 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 					w.configure(p)
 				}
 				before := w.count
-				for _, f := range families {
-					for _, proto := range []string{"tcp", "udp"} {
-						w.matrix(fmt.Sprintf("kube-proxy %s, %s, %s, %s %s", proxyMode, mode, p.name, proto, f.name), hosts, f, proto, p)
-					}
-				}
+				t.Run(fmt.Sprintf("kube-proxy %s, %s, %s", proxyMode, mode, p.name), func(t *testing.T) {
+					w.matrix(t, p.name, w.families, rows(), p)
+				})
 				row := p.name
 				if mode != "nftables" {
 					row += ", " + mode
@@ -212,36 +234,34 @@ func (w *world) version() string {
 	return v.ServerVersion.GitVersion
 }
 
-// workload makes pods and services, and returns their addresses.
-func (w *world) workload() []family {
+// workload makes pods and services.
+func (w *world) workload() {
 	w.t.Helper()
 	w.Eventually("serviceaccount", "default", "--namespace=default")
 	w.Sh("kubectl apply -f " + w.Write("workload.yaml", workload))
 	w.Sh(`kubectl patch service near --subresource=status --type=merge -p '{"status":{"loadBalancer":{"ingress":[{"ip":"198.51.100.200"},{"ip":"2001:db8:1::200"}]}}}'`)
 	w.Sh("kubectl wait --for=condition=Ready pod/near pod/far pod/host --timeout=3m")
 	var near, far corev1.Pod
-	var nearService, farService corev1.Service
-	for name, into := range map[string]any{
-		"pod/near": &near, "pod/far": &far, "service/near": &nearService,
-		"service/far": &farService,
-	} {
-		if !w.Get(into, name, "--namespace=default") {
-			w.t.Fatal(w.Complaint())
-		}
+	w.get("pod/near", &near)
+	w.get("pod/far", &far)
+	w.families = w.addresses()
+	for i := range w.families {
+		w.families[i].near, w.families[i].far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
 	}
-	families := w.addresses()
-	for i := range families {
-		f := &families[i]
-		f.near, f.far = addr(near.Status.PodIPs[i].IP), addr(far.Status.PodIPs[i].IP)
-		f.nearService, f.farService = addr(nearService.Spec.ClusterIPs[i]), addr(farService.Spec.ClusterIPs[i])
-	}
-	return families
 }
 
-// addresses returns those that are the same in each cluster.
+func (w *world) get(name string, into any) {
+	w.t.Helper()
+	if !w.Get(into, name, "--namespace=default") {
+		w.t.Fatal(w.Complaint())
+	}
+}
+
+// addresses returns those that are the same in each cluster, and those of the Services.
 func (w *world) addresses() []family {
+	w.t.Helper()
 	n1, n2 := w.nodes[0], w.nodes[1]
-	return []family{
+	families := []family{
 		{
 			name: "IPv4", client: addr("192.0.2.100"), masqueraded: addr("198.51.100.1"), exempt: addr("10.9.0.9"),
 			nearBalancer: addr("198.51.100.200"), snat: addr("203.0.113.11"), node1: n1.V4, node2: n2.V4, gate1: n1.GateV4,
@@ -251,6 +271,13 @@ func (w *world) addresses() []family {
 			nearBalancer: addr("2001:db8:1::200"), snat: addr("2001:db8:2::11"), node1: n1.V6, node2: n2.V6, gate1: n1.GateV6,
 		},
 	}
+	var near, far corev1.Service
+	w.get("service/near", &near)
+	w.get("service/far", &far)
+	for i := range families {
+		families[i].nearService, families[i].farService = addr(near.Spec.ClusterIPs[i]), addr(far.Spec.ClusterIPs[i])
+	}
+	return families
 }
 
 // install runs the command of README.md; the image is already on the nodes.
@@ -260,7 +287,12 @@ func (w *world) install(mode string, components ...string) {
 		components = append(components, mode)
 	}
 	w.Sh("make -s install" + w.imageFlags() + " COMPONENTS='" + strings.Join(components, " ") + "'")
-	w.Sh("kubectl -n kube-system rollout status daemonset/nft-masq-agent --timeout=3m")
+	w.Sh(rollout("nft-masq-agent"))
+}
+
+// rollout is the command that waits until the pods of a DaemonSet are as it says.
+func rollout(name string) string {
+	return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
 }
 
 // imageFlags name the agent's image to make.
@@ -341,18 +373,21 @@ func (w *world) nft(n *cluster.Node, rules string) {
 	}
 }
 
-// matrix opens a connection for each row.
-func (w *world) matrix(name string, hosts map[string]*nfttest.NS, f family, proto string, p policy) {
-	w.t.Run(name, func(t *testing.T) {
+// matrix opens connections for each row, and asks explain.
+func (w *world) matrix(t *testing.T, name string, families []family, rows []row, p policy) {
+	t.Helper()
+	for _, f := range families {
 		for _, row := range rows {
-			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
-			at := netip.AddrPortFrom(to, row.port)
-			w.connect(t, row.name, hosts[row.from], from, proto, at, want)
-			if row.explained && proto == "tcp" {
-				w.explains(t, row.name, from, at, want)
+			from, want := f.source(row.from), row.want(f, p)
+			at, to := name+": "+f.name+": "+row.name, netip.AddrPortFrom(row.to(f, p), row.port)
+			for _, proto := range []string{"tcp", "udp"} {
+				w.connect(t, at, w.hosts[row.from], from, proto, to, want)
+			}
+			if row.explained {
+				w.explains(t, at, from, to, want)
 			}
 		}
-	})
+	}
 }
 
 // connect opens a connection, and compares what the far end sees.
@@ -446,15 +481,11 @@ func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (see
 const patience = 20 * time.Second
 
 func dialOnce(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (netip.Addr, error) {
-	var c net.Conn
-	err := ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
-		if proto == "udp" {
-			d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
-		}
-		c, err = d.Dial(proto, to.String())
-		return err
-	})
+	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	if proto == "udp" {
+		d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
+	}
+	c, err := netns.In(ns, func() (net.Conn, error) { return d.Dial(proto, to.String()) })
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -2,7 +2,6 @@ package cluster_test
 
 import (
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -21,16 +20,10 @@ type neighbor struct {
 	// start starts it; restart starts it again, which may change its rules.
 	start, restart func(l *lab)
 	// off is the way of manifests/README.md to turn its masquerading off.
-	off func(l *lab)
-	// masquerades is what it masquerades of what pods send without enforceNonMasquerade.
+	off         func(l *lab)
 	masquerades masquerades
 	// named is what status says about its rules.
 	named []string
-}
-
-type masquerades struct {
-	exempt, remote bool // destinations: outside, pods of another node
-	services       bool // connections to Services, marked
 }
 
 // podInterface is where packets of the pods of a network arrive.
@@ -41,30 +34,14 @@ func podInterface(list []map[string]any) string {
 	return "veth*"
 }
 
-// labRows are the ways of a packet in the lab: rows with the same names as in a cluster
-// mean the same.
+// labRows are those of the lab.
 func labRows(masq masquerades, enforced bool) []row {
-	unless := func(other bool) place {
-		if other {
-			return node1
-		}
-		return near
-	}
-	return []row{
-		{"pod to outside", "near", outside, 8080, true, node1},
-		{"pod to an exempt address outside", "near", exempt, 8080, true, unless(masq.exempt && !enforced)},
-		{"pod to pod", "near", far, 8080, true, unless(masq.remote && !enforced)},
-		{"ClusterIP", "near", toFar, 8080, false, unless(masq.services || masq.remote && !enforced)},
-		{"hairpin", "near", toNear, 8080, false, gate1},
+	return append(commonRows(masq, enforced), []row{
 		{"hairpin through a host port", "near", node1, 8081, false, gate1},
 		{"pod to a host port of another node", "near", node2, 8081, false, node1},
-		{"node to outside", "node1", outside, 8080, true, node1},
-		{"node to an exempt address outside", "node1", exempt, 8080, true, node1},
 		{"node to its own host port", "node1", node1, 8081, false, node1},
-		{"NodePort, policy Cluster", "outside", node1, 30080, false, node1},
-		{"NodePort, policy Local", "outside", node1, 30081, false, client},
 		{"host port from outside", "outside", node1, 8081, false, client},
-	}
+	}...)
 }
 
 // labPolicies are configs for nodes whose pods send by an interface.
@@ -85,23 +62,10 @@ func labPolicies(podInterface string) []policy {
 	}
 }
 
-// matrix opens a connection for each row, and asks explain.
-func (l *lab) matrix(t *testing.T, name string, masq masquerades, p policy) {
+// labMatrix is matrix in the lab, where no packet is dropped.
+func (l *lab) labMatrix(t *testing.T, name string, masq masquerades, p policy) {
 	t.Helper()
-	enforced := strings.Contains(p.config, "enforceNonMasquerade")
-	hosts := l.hosts()
-	for _, f := range l.families {
-		for _, row := range labRows(masq, enforced) {
-			from, to, want := f.source(row.from), row.to(f, p), row.want(f, p)
-			at, port := name+": "+row.name, netip.AddrPortFrom(to, row.port)
-			for _, proto := range []string{"tcp", "udp"} {
-				l.connect(t, at, hosts[row.from], from, proto, port, want)
-			}
-			if row.explained {
-				l.explains(t, at, from, port, want)
-			}
-		}
-	}
+	l.matrix(t, name, l.families, labRows(masq, strings.Contains(p.config, "enforceNonMasquerade")), p)
 	if strings.Contains(p.config, "dropInvalid") {
 		for _, counter := range []string{"invalid-v4", "invalid-v6"} {
 			out := nfttest.NFT(t, l.inside[0], "", "list", "counter", "inet", "nft-masq-agent", counter)
@@ -148,7 +112,7 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 		for _, p := range list {
 			name := nb.name + ", kube-proxy " + mode + ", " + p.name
 			l.enforce(p.config)
-			l.matrix(t, name, nb.masquerades, p)
+			l.labMatrix(t, name, nb.masquerades, p)
 			var named []string
 			if !strings.Contains(p.config, "enforceNonMasquerade") {
 				named = nb.named
@@ -156,8 +120,8 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 			l.says(t, name, named...)
 		}
 		if nb.restart != nil {
-			l.watch(t, l.pods[0].ns, list[3], l.families, func() { nb.restart(l) })
-			l.matrix(t, nb.name+", started again", nb.masquerades, list[3])
+			l.watch(t, list[3], l.families, func() { nb.restart(l) })
+			l.labMatrix(t, nb.name+", started again", nb.masquerades, list[3])
 		}
 		l.cleanProxies()
 	}
@@ -165,7 +129,7 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 		nb.off(l)
 		l.startProxies(proxyModes()[0])
 		l.enforce(list[0].config)
-		l.matrix(t, nb.name+", turned off", masquerades{}, list[0])
+		l.labMatrix(t, nb.name+", turned off", masquerades{}, list[0])
 		l.says(t, nb.name+", turned off")
 		if text := l.masquerading(t); text != "" {
 			t.Errorf("%s: left:\n%s", nb.name, text)

@@ -2,11 +2,9 @@ package cluster_test
 
 import (
 	"fmt"
-	"net/netip"
+	"slices"
 	"strings"
 	"testing"
-
-	"nft-masq-agent/nft/nfttest"
 )
 
 // The kinds of the Prometheus Operator, as far as the API server has to know them.
@@ -33,11 +31,7 @@ type way struct {
 }
 
 func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
-	w := newWorld(t)
-	families, hosts := w.hosts()
-	w.startProxies("nftables")
-	plain := policies[0]
-	w.apply(plain.config)
+	w := newCluster(t)
 	w.Sh("kubectl -n kube-system create configmap non-masquerade-daemon --from-file=" + w.Dir + "/config")
 	w.Sh("kubectl label node node1 node.kubernetes.io/masq-agent-ds-ready=true")
 	w.Sh("kubectl apply -f " + w.Write("kinds.yaml", fmt.Sprintf(operatorKinds, "PodMonitor", "podmonitors", "podmonitor")+
@@ -48,9 +42,6 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	repository, tag, _ := strings.Cut(image, ":")
 	flags := w.imageFlags()
 	uninstall := []string{"make -s uninstall" + flags}
-	rollout := func(name string) string {
-		return "kubectl -n kube-system rollout status daemonset/" + name + " --timeout=3m"
-	}
 	components := func(name, daemonSet, shows string, some bool) way {
 		return way{
 			"overlay " + name,
@@ -92,14 +83,14 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 			"nft-masq-agent", table),
 	} {
 		names = append(names, way.name)
-		t.Run(way.name, func(t *testing.T) { w.try(t, way, plain, families, hosts) })
+		t.Run(way.name, func(t *testing.T) { w.try(t, way) })
 	}
 	w.rows = []string{fmt.Sprintf("| %d | %s |", w.connections/len(names), strings.Join(names, "; "))}
 	w.record("overlays", "connections of each | installed with")
 }
 
 // try installs the agent, compares what the far end sees, and removes it.
-func (w *world) try(t *testing.T, way way, p policy, families []family, hosts map[string]*nfttest.NS) {
+func (w *world) try(t *testing.T, way way) {
 	for _, line := range way.install {
 		w.Sh(line)
 	}
@@ -114,16 +105,11 @@ func (w *world) try(t *testing.T, way way, p policy, families []family, hosts ma
 		w.Sh("kubectl rollout status deployment/waiting --timeout=3m && kubectl delete deployment waiting " +
 			"--cascade=foreground")
 	}
-	for _, f := range families {
-		for _, row := range rows {
-			for _, proto := range []string{"tcp", "udp"} {
-				if row.explained && row.from != "outside" {
-					to := netip.AddrPortFrom(row.to(f, p), row.port)
-					w.connect(t, row.name, hosts[row.from], f.source(row.from), proto, to, row.want(f, p))
-				}
-			}
-		}
+	decided := slices.DeleteFunc(rows(), func(r row) bool { return !r.explained })
+	for i := range decided {
+		decided[i].explained = false // only the far end is asked
 	}
+	w.matrix(t, way.name, w.families, decided, policies[0])
 	for _, line := range way.remove {
 		w.Sh(line)
 	}

@@ -8,10 +8,7 @@ import (
 
 // Three questions of a night, with the real kubectl, by the names of nodes and pods.
 func TestPluginAnswersByPodName(t *testing.T) {
-	w := newWorld(t)
-	families, hosts := w.hosts()
-	w.startProxies("nftables")
-	w.apply(policies[0].config)
+	w := newCluster(t)
 	w.install("nftables")
 	w.configure(policies[0])
 	ask := func(question string, want ...string) {
@@ -25,11 +22,11 @@ func TestPluginAnswersByPodName(t *testing.T) {
 	}
 	ask("fleet", "all 2 nodes are in sync with ", "\n"+w.nodes[0].Name+" ", "\n"+w.nodes[1].Name+" ")
 	ask("status "+w.nodes[1].Name, "in sync: ")
-	for _, f := range families {
+	for _, f := range w.families {
 		pod := "\n" + f.near.String() + " is the pod default/near\n"
 		ask("explain --pod default/near "+f.masqueraded.String(), f.masqueraded.String()+" sees "+f.node1.String(), pod)
 		ask("explain --pod default/near "+f.exempt.String(), f.exempt.String()+" sees "+f.near.String(), pod)
-		seen, err := dialOnce(hosts["near"], f.near, "udp", netip.AddrPortFrom(f.masqueraded, 8080))
+		seen, err := dialOnce(w.hosts["near"], f.near, "udp", netip.AddrPortFrom(f.masqueraded, 8080))
 		must(t, err)
 		ask("connections --seen-as "+seen.String(), "on the node "+w.nodes[0].Name+":\n", pod)
 		ask("connections --pod default/near", f.masqueraded.String(), pod)

@@ -124,10 +124,11 @@ func (w *world) sigRun(p cluster.Programs, name, focus string) map[string]string
 		for _, spec := range suite.SpecReports {
 			switch {
 			case spec.State == "skipped" || spec.State == "pending":
-			case spec.LeafNodeType == "It" && spec.State == "passed":
-				outcome[specName(spec.ContainerHierarchyTexts, spec.LeafNodeText)] = ""
 			case spec.LeafNodeType == "It":
-				outcome[specName(spec.ContainerHierarchyTexts, spec.LeafNodeText)] = spec.State + ": " + spec.Failure.Message
+				name := strings.TrimSpace(strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " "))
+				if outcome[name] = ""; spec.State != "passed" {
+					outcome[name] = spec.State + ": " + spec.Failure.Message
+				}
 			case spec.State != "passed":
 				w.t.Errorf("%s: %s %s: %s", name, spec.LeafNodeType, spec.State, spec.Failure.Message)
 			}
@@ -140,15 +141,8 @@ func (w *world) sigRun(p cluster.Programs, name, focus string) map[string]string
 	return outcome
 }
 
-func specName(containers []string, leaf string) string {
-	return strings.TrimSpace(strings.Join(append(slices.Clone(containers), leaf), " "))
-}
-
-// plainName is a test's name without its labels.
-func plainName(spec string) string {
-	spec = regexp.MustCompile(` *\[[^\]]*\]`).ReplaceAllString(spec, "")
-	return strings.TrimSpace(spec)
-}
+// labels are those in the name of a test.
+var labels = regexp.MustCompile(` *\[[^\]]*\]`)
 
 func TestSigNetwork(t *testing.T) {
 	w := newWorld(t)
@@ -220,7 +214,7 @@ func TestSigNetwork(t *testing.T) {
 				}
 				again := w.sigRun(p, "without", regexp.QuoteMeta(spec)+"$")
 				if len(again) == 1 && failures(again) == 1 {
-					also = append(also, plainName(spec))
+					also = append(also, strings.TrimSpace(labels.ReplaceAllString(spec, "")))
 					t.Logf("%s fails without the agent, too: %s", spec, why)
 					continue
 				}

@@ -48,10 +48,10 @@ func (s *witness) since(port uint16, start time.Time) (senders [][]sighting) {
 }
 
 // newWitness listens on ports of the outside host.
-func (w *world) newWitness(families []family, ports ...uint16) *witness {
+func (w *world) newWitness(ports ...uint16) *witness {
 	w.t.Helper()
 	s := &witness{seen: map[string][]sighting{}}
-	for _, f := range families {
+	for _, f := range w.families {
 		for _, port := range ports {
 			answer(w.t, w.outside, netip.AddrPortFrom(f.masqueraded, port), func(proto string, from netip.AddrPort) {
 				s.note(port, proto, from.Addr())
@@ -115,7 +115,7 @@ func (w *world) wipe(n *cluster.Node) {
 
 func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	w := newWorld(t)
-	families := w.workload() // no namespace of a pod is kept open, which would outlive its node
+	w.workload() // no namespace of a pod is kept open, which would outlive its node
 	node := w.nodes[0]
 	w.startProxies("nftables")
 	plain := policies[0]
@@ -124,7 +124,7 @@ func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	w.configure(plain)
 	const atOnce, waits = 8081, 8082
 	w.Sh("kubectl label namespace default pod-security.kubernetes.io/enforce=restricted")
-	s := w.newWitness(families, atOnce, waits)
+	s := w.newWitness(atOnce, waits)
 	w.Sh("kubectl apply -f " + w.Write("plain.yaml", fmt.Sprintf(sender, "plain", agnhostImage, atOnce)))
 	w.kustomization("waiting", fmt.Sprintf(sender, "waiting", agnhostImage, waits), "wait-for-rules")
 
@@ -197,8 +197,7 @@ func TestPodsThatStartBeforeTheAgent(t *testing.T) {
 	node.Kill()
 	rows("node starts again, its rules kept", boot(nothing), false)
 	// An update has made the agent's pod the newest.
-	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && kubectl -n kube-system rollout status " +
-		"daemonset/nft-masq-agent --timeout=3m")
+	w.Sh("kubectl -n kube-system rollout restart daemonset/nft-masq-agent && " + rollout("nft-masq-agent"))
 	for i := range 3 {
 		node.Kill()
 		w.wipe(node)

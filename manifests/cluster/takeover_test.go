@@ -56,12 +56,9 @@ var olderVersions = []string{
 }
 
 func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
-	w := newWorld(t)
-	families, hosts := w.hosts()
-	w.startProxies("nftables")
+	w := newCluster(t)
 	w.olderImage()
 	plain := policies[0]
-	w.apply(plain.config)
 	with := w.imageFlags()
 	holds := func(chain string, held bool) {
 		w.t.Helper()
@@ -70,26 +67,26 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 		}
 	}
 	for _, version := range olderVersions {
-		chain, some := "chain IP-MASQ-AGENT", families
+		chain, some := "chain IP-MASQ-AGENT", w.families
 		if version == "ip-masq-agent-v0.3" {
 			chain = "chain NON-MASQUERADE-DAEMON"
 		}
 		if v6, _ := filepath.Glob("../../testdata/foreign/" + version + "/rules.ip6tables"); v6 == nil {
-			some = families[:1]
+			some = w.families[:1]
 		}
 		older := w.Write(version+".yaml", fmt.Sprintf(olderAgent, version))
-		w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+		w.Sh("kubectl apply -f " + older + " && " + rollout("ip-masq-agent"))
 		holds(chain, true)
-		w.during(version+" taken over", hosts["near"], plain, some, func() {
+		w.during(version+" taken over", plain, some, func() {
 			w.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent --dry-run=client -o yaml | kubectl apply -f -")
 			w.Sh("make -s manifest COMPONENTS=takeover" + with +
-				" | kubectl replace -f - && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+				" | kubectl replace -f - && " + rollout("ip-masq-agent"))
 			holds(chain, false)
 			holds("table inet nft-masq-agent", true)
 		})
-		w.during("back to "+version, hosts["near"], plain, some, func() {
+		w.during("back to "+version, plain, some, func() {
 			w.Sh("kubectl -n kube-system delete daemonset ip-masq-agent --cascade=foreground")
-			w.Sh("kubectl apply -f " + older + " && kubectl -n kube-system rollout status daemonset/ip-masq-agent --timeout=3m")
+			w.Sh("kubectl apply -f " + older + " && " + rollout("ip-masq-agent"))
 			holds(chain, true)
 			w.Sh("make -s uninstall" + with)
 			holds("nft-masq-agent", false)

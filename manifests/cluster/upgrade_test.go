@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,7 +119,7 @@ func (w *world) upgrade(t *testing.T) {
 				u := &updater{t: t, top: nfttest.NewTopology(t), dir: t.TempDir(), args: []string{"--mode", tt.mode}}
 				must(t, os.WriteFile(filepath.Join(u.dir, "config"), fmt.Appendf(nil, tt.config, ""), 0o600))
 				running := u.start(older)
-				h := nfttest.StartHammer(t, u.top, upgradeTargets()...)
+				h := nfttest.StartHammer(t, u.top, nfttest.TargetsOfBothKinds()...)
 				flows := uint64(50)
 				more := func() {
 					must(t, h.Wait(context.Background(), flows))
@@ -164,16 +163,4 @@ func (w *world) upgrade(t *testing.T) {
 			})
 		}
 	}
-}
-
-// upgradeTargets are exempt and masqueraded addresses of both families.
-func upgradeTargets() (all []nfttest.Target) {
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		for dst, masqueraded := range map[string]bool{
-			"10.9.0.9": false, "203.0.113.9": true, "fd00:9::9": false, "2001:db8:1::1": true,
-		} {
-			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(dst), Masqueraded: masqueraded})
-		}
-	}
-	return all
 }

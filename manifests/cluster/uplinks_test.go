@@ -65,7 +65,7 @@ func uplinks(t *testing.T) {
 			for _, p := range labPolicies(podInterface(pod.list())) {
 				l.enforce(p.config)
 				name := connect + ", kube-proxy " + mode + ", " + p.name
-				l.matrix(t, name, masquerades{}, p)
+				l.labMatrix(t, name, masquerades{}, p)
 				l.uplinkMatrix(t, name, at, p)
 			}
 			l.cleanProxies()
@@ -80,34 +80,25 @@ func uplinks(t *testing.T) {
 // interface.
 func (l *lab) uplinkMatrix(t *testing.T, name string, second []netip.Addr, p policy) {
 	t.Helper()
-	eth1 := []string{"198.18.0.11", "2001:db8:18::11"}
-	for i, f := range l.families {
-		onSecond := f.node1 // masqueraded, unless the policy names the sources
-		if p.config != policies[0].config {
-			onSecond = second[i]
-		}
-		for _, row := range []struct {
-			name           string
-			from, to, want netip.Addr
-		}{
-			{"by a rule with the source", f.near, addr([]string{"203.0.113.9", "2001:db8:3::9"}[i]), addr(eth1[i])},
-			{"by a mark", f.near, addr([]string{"198.51.100.7", "2001:db8:1::7"}[i]), addr(eth1[i])},
-			{"node, which the rules do not match", f.node1, addr([]string{"203.0.113.9", "2001:db8:3::9"}[i]), f.node1},
-			{"second interface to outside", second[i], f.masqueraded, onSecond},
-			{"second interface to an exempt address", second[i], f.exempt, second[i]},
-		} {
-			ns := l.pods[0].ns
-			if row.from == f.node1 {
-				ns = l.inside[0]
-			}
-			at := fmt.Sprintf("%s: %s: %s", name, row.name, f.name)
-			to := netip.AddrPortFrom(row.to, 8080)
-			for _, proto := range []string{"tcp", "udp"} {
-				l.connect(t, at, ns, row.from, proto, to, row.want)
-			}
-			l.explains(t, at, row.from, to, row.want)
-		}
+	either := func(v4, v6 string) place {
+		return func(f family, _ policy) netip.Addr { return addr(map[bool]string{true: v4, false: v6}[f.near.Is4()]) }
 	}
+	other := func(f family, _ policy) netip.Addr { return f.second }
+	eth1, bySource := either("198.18.0.11", "2001:db8:18::11"), either("203.0.113.9", "2001:db8:3::9")
+	onSecond := other
+	if p.config == policies[0].config { // the others name the sources
+		onSecond = node1
+	}
+	for i := range l.families {
+		l.families[i].second = second[i]
+	}
+	l.matrix(t, name, l.families, []row{
+		{"by a rule with the source", "near", bySource, 8080, true, eth1},
+		{"by a mark", "near", either("198.51.100.7", "2001:db8:1::7"), 8080, true, eth1},
+		{"node, which the rules do not match", "node1", bySource, 8080, true, node1},
+		{"second interface to outside", "near's other interface", outside, 8080, true, onSecond},
+		{"second interface to an exempt address", "near's other interface", exempt, 8080, true, other},
+	}, p)
 }
 
 // list are the configs that a pod's first network has.

@@ -21,22 +21,35 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpacked returns what was compressed.
+func unpacked(t *testing.T, packed string) []byte {
+	t.Helper()
+	r, err := gzip.NewReader(strings.NewReader(packed))
+	must(t, err)
+	text, err := io.ReadAll(r)
+	must(t, err)
+	return text
+}
+
 // write writes files that are as old as the test, with the modes of a umask.
 func write(t *testing.T, umask os.FileMode, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o777&^umask); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o777&^umask))
 		mode := os.FileMode(0o666)
 		if filepath.Base(name) == "nft-masq-agent" {
 			mode = 0o777
 		}
-		if err := os.WriteFile(path, []byte(text), mode&^umask); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), mode&^umask))
 	}
 	return dir
 }
@@ -45,17 +58,14 @@ func write(t *testing.T, umask os.FileMode, files map[string]string) string {
 func read(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+	must(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		data, err := os.ReadFile(name)
 		all[strings.TrimPrefix(name, dir+"/")] = string(data)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -71,16 +81,12 @@ func make1(t *testing.T, umask os.FileMode) (string, release) {
 		})
 	}
 	digest, err := r.writeImage([]string{content("amd64"), content("arm")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	chart := write(t, umask, map[string]string{
 		"Chart.yaml":  "name: nft-masq-agent\nversion: 1.0.0\nappVersion: v1.0.0\n",
 		"values.yaml": "image:\n  # comment\n  repository: nft-masq-agent\n  tag: \"\"\n",
 	})
-	if err := r.writeChart(chart); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.writeChart(chart))
 	return digest, r
 }
 
@@ -105,11 +111,7 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 		}
 		return text
 	}
-	decode := func(text string, into any) {
-		if err := json.Unmarshal([]byte(text), into); err != nil {
-			t.Fatalf("%v: %s", err, text)
-		}
-	}
+	decode := func(text string, into any) { must(t, json.Unmarshal([]byte(text), into)) }
 	var top, all spec.Index
 	decode(files["index.json"], &top)
 	if len(top.Manifests) != 1 || top.Manifests[0].Digest.String() != want ||
@@ -133,13 +135,9 @@ func TestImageIsALayoutWithTheContentOfEachArchitecture(t *testing.T) {
 			c.Config.Labels["org.opencontainers.image.version"] != "v1.2.3" {
 			t.Errorf("config %+v", c.Config)
 		}
-		unpacked, err := gzip.NewReader(strings.NewReader(get(m.Layers[0])))
-		if err != nil {
-			t.Fatal(err)
-		}
-		layer, err := io.ReadAll(unpacked)
-		if err != nil || c.RootFS.DiffIDs[0] != digest.FromBytes(layer) {
-			t.Fatalf("%v: the layer is not %v", err, c.RootFS.DiffIDs)
+		layer := unpacked(t, get(m.Layers[0]))
+		if c.RootFS.DiffIDs[0] != digest.FromBytes(layer) {
+			t.Fatalf("the layer is not %v", c.RootFS.DiffIDs)
 		}
 		wantContent := "-rwxr-xr-x nft-masq-agent, drwxr-xr-x licenses/, drwxr-xr-x licenses/go/, -rw-r--r-- " +
 			"licenses/go/LICENSE"
@@ -164,9 +162,7 @@ func listing(t *testing.T, archive []byte) string {
 		if err == io.EOF {
 			return out.String()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if h.Uid != 0 || h.Gid != 0 || !h.ModTime.Equal(time.Unix(1700000000, 0)) {
 			t.Errorf("%s: owner %d:%d, %s", h.Name, h.Uid, h.Gid, h.ModTime)
 		}
@@ -176,19 +172,7 @@ func listing(t *testing.T, archive []byte) string {
 
 func TestChartHasTheVersionAndTheImageByDigest(t *testing.T) {
 	digest, r := make1(t, 0o022)
-	packed, err := os.Open(filepath.Join(r.dist, "nft-masq-agent-1.2.3.tgz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer packed.Close()
-	unpacked, err := gzip.NewReader(packed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := unpacked(t, read(t, r.dist)["nft-masq-agent-1.2.3.tgz"])
 	for _, want := range []string{
 		"\nversion: 1.2.3\nappVersion: v1.2.3\n",
 		"\n  repository: registry.example/nft-masq-agent\n  tag: v1.2.3@" + digest + "\n",
@@ -202,25 +186,14 @@ func TestChartHasTheVersionAndTheImageByDigest(t *testing.T) {
 // The files that the chart has must have the lines that are replaced.
 func TestChartOfTheRepositoryCanBeWritten(t *testing.T) {
 	_, r := make1(t, 0o022)
-	if err := r.writeChart("../helm"); err != nil {
-		t.Error(err)
-	}
+	must(t, r.writeChart("../helm"))
 }
 
 func TestPluginHasItsChecksumAndAddressInTheManifestForKrew(t *testing.T) {
 	_, r := make1(t, 0o022)
-	if err := r.writePlugin("../kubectl-masq", "../../LICENSE"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.writePlugin("../kubectl-masq", "../../LICENSE"))
 	files := read(t, r.dist)
-	unpacked, err := gzip.NewReader(strings.NewReader(files["kubectl-masq.tar.gz"]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	archive, err := io.ReadAll(unpacked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := unpacked(t, files["kubectl-masq.tar.gz"])
 	if diff := cmp.Diff("-rw-r--r-- LICENSE\n-rwxr-xr-x kubectl-masq\n", listing(t, archive)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -235,17 +208,13 @@ func TestPluginHasItsChecksumAndAddressInTheManifestForKrew(t *testing.T) {
 		"https://git.example/nft-masq-agent/releases/download/v1.2.3/kubectl-masq.tar.gz",
 		strings.TrimPrefix(sum([]byte(files["kubectl-masq.tar.gz"])), "sha256:"), "kubectl-masq",
 	})
-	if err := yaml.Unmarshal([]byte(files["krew.yaml"]), &got); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(files["krew.yaml"]), &got))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 
 	r.source, r.dist = "", t.TempDir()
-	if err := r.writePlugin("../kubectl-masq", "../../LICENSE"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.writePlugin("../kubectl-masq", "../../LICENSE"))
 	if files := read(t, r.dist); len(files) != 1 {
 		t.Errorf("without an address: %v", files)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 func anything(*Entry) bool { return true }
@@ -55,7 +56,8 @@ func TestPassDeletesOnlyWhatWasStaleWhenItBeganAndStillIs(t *testing.T) {
 			by(judgeOf(func(*config.Config) {})),
 			func() (*Judge, error) {
 				insert(t, ns, untranslated(20, "203.0.113.4")...)
-				return judgeOf(func(c *config.Config) { c.NonMasqueradeCIDRs = cidrs("10.0.0.0/8", "203.0.113.2/32") }), nil
+				policy := cases.CIDRs("10.0.0.0/8", "203.0.113.2/32")
+				return judgeOf(func(c *config.Config) { c.NonMasqueradeCIDRs = policy }), nil
 			},
 		),
 		Listed: func(n int, _ *Judge) { listed = append(listed, n) },

@@ -37,15 +37,8 @@ func judgeOf(change func(*config.Config)) *Judge {
 }
 
 // Policies for which everything is stale that is translated, or is not.
-func exemptAll(c *config.Config)     { c.NonMasqueradeCIDRs = cidrs("0.0.0.0/0", "::/0") }
+func exemptAll(c *config.Config)     { c.NonMasqueradeCIDRs = cases.CIDRs("0.0.0.0/0", "::/0") }
 func masqueradeAll(c *config.Config) { c.NonMasqueradeCIDRs = nil }
-
-func cidrs(all ...string) (cidrs []config.CIDR) {
-	for _, s := range all {
-		cidrs = append(cidrs, config.CIDR{Prefix: netip.MustParsePrefix(s)})
-	}
-	return cidrs
-}
 
 func TestStaleConnections(t *testing.T) {
 	const pod, exempt, other, node = "10.244.1.2:4000", "10.9.0.9:53", "203.0.113.9:53", "192.0.2.1:20000"
@@ -59,7 +52,7 @@ func TestStaleConnections(t *testing.T) {
 		local = append(local, netip.MustParsePrefix(s))
 	}
 	c := config.Default(config.Defaults{EnableIPv6: true})
-	c.NonMasqueradeCIDRs = cidrs("10.0.0.0/8", "fd00::/8")
+	c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "fd00::/8")
 	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})
 	c.EnableIPv6 = false
 	off := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})

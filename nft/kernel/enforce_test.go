@@ -118,7 +118,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			}
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
 			kindnet(t, top.Node, "")
-			h := nfttest.StartHammer(t, top, hammerTargets()...)
+			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
 			for range nfttest.FullRounds(20, 2000) {
 				kindnet(t, top.Node, "delete table inet kindnet-ipmasq\n")
 			}

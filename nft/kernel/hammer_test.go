@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"net/netip"
 	"testing"
 
 	"nft-masq-agent/config"
@@ -11,19 +10,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
-
-// hammerTargets are exempt or masqueraded in both rulesets of halves.
-func hammerTargets() (all []nfttest.Target) {
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		for _, t := range []struct {
-			dst         string
-			masqueraded bool
-		}{{"10.9.0.9", false}, {"198.51.100.1", true}, {"fd00:9::9", false}, {"2001:db8:1::1", true}} {
-			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(t.dst), Masqueraded: t.masqueraded})
-		}
-	}
-	return all
-}
 
 // halves returns two configs with the same verdicts and no common set: a wide
 // CIDR of each family, and its halves.
@@ -61,7 +47,7 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
 			apply(t, k, tt.rulesets[0], layout.Ours)
-			h := nfttest.StartHammer(t, top, hammerTargets()...)
+			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
 			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads/4, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)],

@@ -81,18 +81,13 @@ func (a olderAgent) withIPv6() {
 // targets are destinations of which the agent exempts some and masquerades
 // others, in the families that it has rules for.
 func (a olderAgent) targets() []nfttest.Target {
-	var all []nfttest.Target
-	for _, dst := range []string{"10.9.0.9", "100.64.0.9", "8.8.8.8", "fd00:9::9", "2001:db8:1::1"} {
-		addr := netip.MustParseAddr(dst)
-		if addr.Is6() && !a.config.EnableIPv6 {
-			continue
-		}
-		exempt := slices.ContainsFunc(a.config.NonMasqueradeCIDRs, func(c config.CIDR) bool { return c.Contains(addr) })
-		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-			all = append(all, nfttest.Target{Proto: proto, Dst: addr, Masqueraded: !exempt})
-		}
+	destinations := []string{"10.9.0.9", "100.64.0.9", "8.8.8.8"}
+	if a.config.EnableIPv6 {
+		destinations = append(destinations, "fd00:9::9", "2001:db8:1::1")
 	}
-	return all
+	return nfttest.Targets(func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(a.config.NonMasqueradeCIDRs, func(c config.CIDR) bool { return c.Contains(addr) })
+	}, destinations...)
 }
 
 // install loads the agent's rules with iptables itself. The text in first is in

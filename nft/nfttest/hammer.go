@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // Target is a destination that a Hammer sends to, and the expected verdict for
@@ -22,6 +24,23 @@ type Target struct {
 	Proto       Proto // UDP or TCP
 	Dst         netip.Addr
 	Masqueraded bool
+}
+
+// Targets returns destinations, each over UDP and TCP.
+func Targets(masqueraded func(netip.Addr) bool, destinations ...string) (all []Target) {
+	for _, proto := range []Proto{UDP, TCP} {
+		for _, dst := range destinations {
+			addr := netip.MustParseAddr(dst)
+			all = append(all, Target{proto, addr, masqueraded(addr)})
+		}
+	}
+	return all
+}
+
+// TargetsOfBothKinds returns those of both families, of which private destinations are exempt.
+func TargetsOfBothKinds() []Target {
+	public := func(a netip.Addr) bool { return !a.IsPrivate() }
+	return Targets(public, "198.51.100.1", "10.9.0.9", "2001:db8:1::1", "fd00:9::9")
 }
 
 // Count is the result for the flows to one target. A flow is one UDP packet with
@@ -134,11 +153,6 @@ type Pods struct {
 
 // StartPods is StartHammer for several pods, to targets over UDP.
 func (t *Topology) StartPods(pods Pods, targets ...Target) (*Hammer, error) {
-	for _, pod := range pods.Addrs {
-		if err := t.AddAddr(t.Pod, pod); err != nil {
-			return nil, err
-		}
-	}
 	return t.startHammer(&Hammer{pods: pods}, nil, targets)
 }
 
@@ -158,16 +172,22 @@ func (t *Topology) StartHammerFrom(node []netip.Addr, targets ...Target) (*Hamme
 func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (*Hammer, error) {
 	h.top, h.counts = t, make([]counters, len(targets))
 	h.LeavesFrom(node...)
+	if err := Part(func() { h.start(targets) }); err != nil {
+		_, stopErr := h.Stop()
+		return nil, fmt.Errorf("hammer: %w", errors.Join(err, stopErr))
+	}
+	return h, nil
+}
+
+func (h *Hammer) start(targets []Target) {
 	for i, target := range targets {
 		h.counts[i].Target = target
-		if err := t.AddAddr(t.Outside, target.Dst); err != nil {
-			return nil, fmt.Errorf("hammer: %w", err)
-		}
+		Check(h.top.AddAddr(h.top.Outside, target.Dst))
 	}
-	var err error
-	if h.refused, err = ConntrackStat(t.Node, "drop"); err != nil {
-		return nil, err
+	for _, pod := range h.pods.Addrs {
+		Check(h.top.AddAddr(h.top.Pod, pod))
 	}
+	h.refused = Must(ConntrackStat(h.top.Node, "drop"))
 	for _, name := range []string{
 		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
 		// Otherwise an entry from the time of a change would decide for the
@@ -177,16 +197,13 @@ func (t *Topology) startHammer(h *Hammer, node []netip.Addr, targets []Target) (
 	} {
 		// A user namespace may lack them. Then Refused shows whether the table
 		// was too small.
-		_ = t.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
+		_ = h.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
 	}
 	// A connection that was started before the rules changed must not be
 	// established a second later by a retransmission.
-	err = t.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0")
-	if err := errors.Join(err, h.startUDP(), h.startTCP()); err != nil {
-		_, stopErr := h.Stop()
-		return nil, errors.Join(err, stopErr)
-	}
-	return h, nil
+	Check(h.top.Outside.Sysctl("net.ipv4.tcp_synack_retries", "0"))
+	h.startUDP()
+	h.startTCP()
 }
 
 // of returns the counters of the targets of one protocol.
@@ -306,12 +323,8 @@ func (h *Hammer) SoFar() Tally {
 // of packets, "drop" has all that it dropped, and "insert_failed" those without a free source port,
 // too.
 func ConntrackStat(n *NS, name string) (total uint64, err error) {
-	var text []byte
-	err = n.Do(func() (err error) {
-		// Not /proc/net, which shows the namespace of the process.
-		text, err = os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
-		return err
-	})
+	// Not /proc/net, which shows the namespace of the process.
+	text, err := netns.In(n, func() ([]byte, error) { return os.ReadFile("/proc/thread-self/net/stat/nf_conntrack") })
 	if err == nil {
 		total, err = sum(string(text), name)
 	}
@@ -326,13 +339,10 @@ func ConntrackStat(n *NS, name string) (total uint64, err error) {
 func sum(text, name string) (total uint64, err error) {
 	names, values, _ := strings.Cut(text, "\n")
 	column := slices.Index(strings.Fields(names), name)
-	if column < 0 {
-		return 0, fmt.Errorf("no column %s", name)
-	}
 	for line := range strings.Lines(values) {
 		fields := strings.Fields(line)
-		if len(fields) <= column {
-			return 0, fmt.Errorf("short line %q", line)
+		if column < 0 || len(fields) <= column {
+			return 0, fmt.Errorf("no column %s in %q", name, line)
 		}
 		v, err := strconv.ParseUint(fields[column], 16, 64)
 		if err != nil {

@@ -2,25 +2,10 @@ package nfttest_test
 
 import (
 	"errors"
-	"net/netip"
 	"testing"
 
 	"nft-masq-agent/nft/nfttest"
 )
-
-// targets returns one target that must be masqueraded and one that must not, for
-// each protocol and family.
-func targets() (all []nfttest.Target) {
-	for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
-		for _, t := range []struct {
-			dst         string
-			masqueraded bool
-		}{{"198.51.100.1", true}, {"10.9.0.9", false}, {"2001:db8:1::1", true}, {"fd00:9::9", false}} {
-			all = append(all, nfttest.Target{Proto: proto, Dst: netip.MustParseAddr(t.dst), Masqueraded: t.masqueraded})
-		}
-	}
-	return all
-}
 
 // stopped waits for so many flows to each target, and stops.
 func stopped(t *testing.T, h *nfttest.Hammer) nfttest.Tally {
@@ -50,7 +35,7 @@ func TestHammerSeesEveryWrongSourceAndNoOther(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			nfttest.NFT(t, top.Node, tt.ruleset, "-f", "-")
 			// Only UDP for the source that does not exist.
-			all := targets()
+			all := nfttest.TargetsOfBothKinds()
 			if tt.leaked && tt.wronged {
 				all = all[:4]
 			}

@@ -13,24 +13,18 @@ import (
 )
 
 // startUDP starts the sender and the receiver of the UDP targets.
-func (h *Hammer) startUDP() error {
+func (h *Hammer) startUDP() {
 	targets := h.of(UDP)
 	if len(targets) == 0 {
-		return nil
+		return
 	}
-	tap, err := h.top.Outside.OpenTap(netns.OfProtocol(unix.IPPROTO_UDP))
-	if err != nil {
-		return fmt.Errorf("hammer: %w", err)
-	}
-	if err := tap.SetBuffer(64 << 20); err != nil { // tens of thousands of packets
-		return fmt.Errorf("hammer: receive buffer: %w", errors.Join(err, tap.Close()))
-	}
+	tap := Must(h.top.Outside.OpenTap(netns.OfProtocol(unix.IPPROTO_UDP)))
+	Check(tap.SetBuffer(64 << 20)) // tens of thousands of packets
 	h.read(func() error {
 		err := h.readUDP(tap, targets)
 		return errors.Join(err, tap.Close())
 	})
 	h.send(func() error { return h.sendUDP(targets) })
-	return nil
 }
 
 // readUDP counts packets from the tap until the Hammer drains and no more arrive.

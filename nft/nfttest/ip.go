@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // NewNode returns a namespace in which ip has run commands.
@@ -36,12 +38,9 @@ func IP(t *testing.T, ns *NS, commands ...string) {
 }
 
 // In calls a function in a namespace.
-func In[T any](t *testing.T, ns *NS, fn func() (T, error)) (out T) {
+func In[T any](t *testing.T, ns *NS, fn func() (T, error)) T {
 	t.Helper()
-	err := ns.Do(func() (err error) {
-		out, err = fn()
-		return err
-	})
+	out, err := netns.In(ns, fn)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,14 +8,15 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // DialNetfilter opens a socket of nf_tables in a namespace, for use by any thread, with
 // buffers that hold what a test sends at once.
-func DialNetfilter(n *NS) (nl *netlink.Conn, err error) {
-	err = n.Do(func() error {
-		nl, err = netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
-		return err
+func DialNetfilter(n *NS) (*netlink.Conn, error) {
+	nl, err := netns.In(n, func() (*netlink.Conn, error) {
+		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 32 << 10})
 	})
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package nfttest
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -91,25 +89,26 @@ func (t *Topology) Send(flow Flow) (Sighting, error) {
 // protocols one packet is sent. The error is ErrNotSeen if nothing arrived. Send
 // may be called concurrently, but not for two TCP flows to the same port of a
 // namespace.
-func Send(flow Flow) (Sighting, error) {
-	var s Sighting
-	var err error
+func Send(flow Flow) (s Sighting, err error) {
 	toPort := func(protocol int) netns.Filter { return netns.ToPort(protocol, flow.Dst.Port()) }
-	switch {
-	case flow.Proto == TCP && flow.Flags != 0:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_TCP), sendSegment)
-	case flow.Proto == TCP:
-		s, err = sendTCP(flow)
-	case flow.Proto == UDP:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_UDP), sendUDP)
-	case flow.Proto == SCTP:
-		s, err = sendPacket(flow, toPort(unix.IPPROTO_SCTP), sendSCTP)
-	case flow.Proto == ICMP:
-		s, err = sendPacket(flow, netns.OfProtocol(icmpOf(flow)), sendICMP)
-	default:
-		return Sighting{}, fmt.Errorf("protocol %q unknown", flow.Proto)
-	}
-	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+	err = Part(func() {
+		switch {
+		case flow.Proto == TCP && flow.Flags != 0:
+			s = sendPacket(flow, toPort(unix.IPPROTO_TCP), sendSegment)
+		case flow.Proto == TCP:
+			s = sendTCP(flow)
+		case flow.Proto == UDP:
+			s = sendPacket(flow, toPort(unix.IPPROTO_UDP), sendUDP)
+		case flow.Proto == SCTP:
+			s = sendPacket(flow, toPort(unix.IPPROTO_SCTP), sendSCTP)
+		case flow.Proto == ICMP:
+			s = sendPacket(flow, netns.OfProtocol(icmpOf(flow)), sendICMP)
+		default:
+			Check(errors.New("protocol unknown"))
+		}
+	})
+	timeout := net.Error(nil)
+	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, unix.EINPROGRESS) {
 		err = ErrNotSeen
 	}
 	if err != nil {
@@ -118,113 +117,73 @@ func Send(flow Flow) (Sighting, error) {
 	return s, nil
 }
 
-// listenTCP listens at the destination of a flow, once the previous connection
-// has released the port.
-func listenTCP(ctx context.Context, f Flow, network string) (listener *net.TCPListener, err error) {
-	for {
-		err = f.To.Do(func() (err error) {
-			listener, err = net.ListenTCP(network, &net.TCPAddr{Port: int(f.Dst.Port())})
-			return err
-		})
-		if !errors.Is(err, unix.EADDRINUSE) || ctx.Err() != nil {
-			return listener, err
+// sendTCP opens a connection to its own listener, and resets it, so that neither end keeps it.
+func sendTCP(f Flow) Sighting {
+	at := netip.AddrPortFrom(unspecified(f.Dst.Addr()), f.Dst.Port())
+	listener := Must(netns.In(f.To, func() (int, error) { return listen(at, f.timeout()) }))
+	defer unix.Close(listener)
+	fd := Must(netns.In(f.From, func() (int, error) { return connected(f, unix.SOCK_STREAM, 0) }))
+	defer unix.Close(fd)
+	seen, from, err := accept(listener)
+	Check(err)
+	defer unix.Close(seen)
+	Check(reset(seen))
+	return Sighting{Sent: Must(sourceOf(fd)), Seen: from}
+}
+
+// listen returns a socket that listens at an address, once what had the port has released it, such as a child process
+// that is just being started. Accepting waits so long.
+func listen(at netip.AddrPort, wait time.Duration) (fd int, err error) {
+	limit := unix.NsecToTimeval(wait.Nanoseconds())
+	for deadline := time.Now().Add(arrivalTimeout); ; runtime.Gosched() {
+		if fd, err = unix.Socket(netns.Family(at.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return -1, fmt.Errorf("socket: %w", err)
 		}
-		runtime.Gosched()
+		err = errors.Join(
+			bind(fd, Flow{Src: at, Dst: at}),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+			unix.Listen(fd, 4096))
+		if err == nil {
+			return fd, nil
+		}
+		_ = unix.Close(fd)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(deadline) {
+			return -1, fmt.Errorf("listen at %s: %w", at, err)
+		}
 	}
 }
 
-// sendTCP opens a connection to its own listener.
-func sendTCP(f Flow) (Sighting, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), f.timeout())
-	defer cancel()
-	network := "tcp6"
-	if f.Dst.Addr().Is4() {
-		network = "tcp4"
+// accept returns a connection and its source. The error is EAGAIN if there is none in time.
+func accept(listener int) (fd int, from netip.AddrPort, err error) {
+	fd, peer, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	for errors.Is(err, unix.EINTR) {
+		fd, peer, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
 	}
-	listener, err := listenTCP(ctx, f, network)
-	if err != nil {
-		return Sighting{}, err
-	}
-	defer listener.Close()
-	if err := listener.SetDeadline(time.Now().Add(f.timeout())); err != nil {
-		return Sighting{}, err
-	}
-
-	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
-		return controlBind(raw, f)
-	}}
-	var conn net.Conn
-	err = f.From.Do(func() (err error) {
-		conn, err = dialer.DialContext(ctx, network, f.Dst.String())
-		return err
-	})
-	if err != nil {
-		return Sighting{}, err
-	}
-	defer abort(conn)
-	seen, err := listener.Accept()
-	if err != nil {
-		return Sighting{}, err
-	}
-	defer abort(seen)
-	return Sighting{Sent: addrPort(conn.LocalAddr()), Seen: addrPort(seen.RemoteAddr())}, nil
+	return fd, fromSockaddr(peer), err
 }
 
-func controlBind(raw syscall.RawConn, f Flow) error {
-	var err error
-	if controlErr := raw.Control(func(fd uintptr) { err = bind(int(fd), f) }); controlErr != nil {
-		return controlErr
-	}
-	return err
-}
-
-// abort resets a connection, so that neither end keeps it.
-func abort(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
-	}
-	_ = conn.Close()
-}
-
-func addrPort(addr net.Addr) netip.AddrPort {
-	if tcp, ok := addr.(*net.TCPAddr); ok {
-		ap := tcp.AddrPort()
-		return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
-	}
-	return netip.AddrPort{}
+// reset has a connection reset when it is closed.
+func reset(fd int) error {
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
 // sendPacket sends one packet and waits for it at the other end.
-func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) (Sighting, error) {
+func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) Sighting {
 	tap, done, err := f.To.BorrowTap()
-	if err != nil {
-		return Sighting{}, err
-	}
+	Check(err)
 	defer done()
-	if err := tap.Watch(watch); err != nil {
-		return Sighting{}, err
-	}
+	Check(tap.Watch(watch))
 	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
-	var sent netip.AddrPort
-	err = f.From.Do(func() (err error) {
-		sent, err = send(f, cookie)
-		return err
-	})
-	if err != nil {
-		return Sighting{}, err
-	}
-	packet, err := await(tap, cookie, f.timeout())
-	if err != nil {
-		return Sighting{}, err
-	}
+	sent := Must(netns.In(f.From, func() (netip.AddrPort, error) { return send(f, cookie) }))
+	packet := Must(await(tap, cookie, f.timeout()))
 	seen, ok := netns.Source(packet)
 	if !ok {
-		return Sighting{}, fmt.Errorf("packet of %d bytes is too short", len(packet))
+		Check(fmt.Errorf("packet of %d bytes is too short", len(packet)))
 	}
 	if f.Proto == ICMP { // the identifier, before the sequence number
 		seen = netip.AddrPortFrom(seen.Addr(), binary.BigEndian.Uint16(packet[len(packet)-len(cookie)-4:]))
 	}
-	return Sighting{Sent: sent, Seen: seen}, nil
+	return Sighting{Sent: sent, Seen: seen}
 }
 
 // await returns the first packet that ends in cookie. The error is
@@ -244,12 +203,13 @@ func await(tap *netns.Tap, cookie []byte, timeout time.Duration) ([]byte, error)
 }
 
 func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {
-	fd, sent, err := connected(f, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	fd, err := connected(f, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer unix.Close(fd)
-	return sent, unix.Send(fd, cookie, 0)
+	sent, err := sourceOf(fd)
+	return sent, errors.Join(err, unix.Send(fd, cookie, 0))
 }
 
 // sendSCTP sends the INIT chunk of RFC 9260, section 3.3.2, with the cookie as
@@ -332,49 +292,65 @@ func raw(f Flow, protocol int, packet func(sent netip.AddrPort) []byte) (netip.A
 	port := cmp.Or(f.Src.Port(), uint16(32768+rand.IntN(28232)))
 	f.Src = netip.AddrPortFrom(f.Src.Addr(), 0) // a raw socket has no ports
 	f.Dst = netip.AddrPortFrom(f.Dst.Addr(), 0)
-	fd, sent, err := connected(f, unix.SOCK_RAW, protocol)
+	fd, err := connected(f, unix.SOCK_RAW, protocol)
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer unix.Close(fd)
-	sent = netip.AddrPortFrom(sent.Addr(), port)
-	return sent, unix.Send(fd, packet(sent), 0)
+	source, err := sourceOf(fd)
+	sent := netip.AddrPortFrom(source.Addr(), port)
+	return sent, errors.Join(err, unix.Send(fd, packet(sent), 0))
 }
 
 // connected returns a socket that is bound as the flow requires and connected to
-// its destination, and its source.
-func connected(f Flow, kind, protocol int) (fd int, sent netip.AddrPort, err error) {
-	domain := netns.Family(f.Dst.Addr())
-	if fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol); err != nil {
-		return -1, sent, fmt.Errorf("socket: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = unix.Close(fd)
-		}
-	}()
-	if err = bind(fd, f); err != nil {
-		return -1, sent, err
-	}
+// its destination. A connection is reset when it is closed. The error is
+// EINPROGRESS if it is not established in time.
+func connected(f Flow, kind, protocol int) (int, error) {
 	dst, err := sockaddr(f.Dst)
 	if err != nil {
-		return -1, sent, err
+		return -1, err
 	}
-	if err = unix.Connect(fd, dst); err != nil {
-		return -1, sent, fmt.Errorf("connect: %w", err)
-	}
-	local, err := unix.Getsockname(fd)
+	fd, err := unix.Socket(netns.Family(f.Dst.Addr()), kind|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
-		return -1, sent, fmt.Errorf("source address: %w", err)
+		return -1, fmt.Errorf("socket: %w", err)
 	}
-	return fd, fromSockaddr(local), nil
+	limit := unix.NsecToTimeval(f.timeout().Nanoseconds())
+	err = errors.Join(bind(fd, f), reset(fd), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
+	if err == nil {
+		err = unix.Connect(fd, dst)
+	}
+	for errors.Is(err, unix.EINTR) { // connecting continues in the meantime
+		err = unix.Connect(fd, dst)
+	}
+	if err != nil && !errors.Is(err, unix.EISCONN) {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("connect: %w", err)
+	}
+	return fd, nil
+}
+
+// sourceOf returns the address of a socket's own end.
+func sourceOf(fd int) (netip.AddrPort, error) {
+	local, err := unix.Getsockname(fd)
+	return fromSockaddr(local), err
+}
+
+// unspecified returns the address of the same family that stands for any.
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
 }
 
 // bind binds a socket to the device and the source of the flow, and allows it to
-// send to a broadcast address.
+// send to a broadcast address, and to have the port of one that a child process
+// that is just being started keeps open.
 func bind(fd int, f Flow) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1); err != nil {
-		return fmt.Errorf("allow broadcast: %w", err)
+	for _, option := range []int{unix.SO_BROADCAST, unix.SO_REUSEADDR} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 1); err != nil {
+			return fmt.Errorf("option %d: %w", option, err)
+		}
 	}
 	if f.Foreign {
 		err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
@@ -395,11 +371,7 @@ func bind(fd int, f Flow) error {
 		if src.Port() == 0 {
 			return nil
 		}
-		unspecified := netip.IPv6Unspecified()
-		if f.Dst.Addr().Is4() {
-			unspecified = netip.IPv4Unspecified()
-		}
-		src = netip.AddrPortFrom(unspecified, src.Port())
+		src = netip.AddrPortFrom(unspecified(f.Dst.Addr()), src.Port())
 	}
 	sa, err := sockaddr(src)
 	if err != nil {

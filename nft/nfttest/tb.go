@@ -2,7 +2,6 @@ package nfttest
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"regexp"
 	"runtime"
@@ -135,23 +134,6 @@ func alone(tb testing.TB) {
 		pattern := strings.ReplaceAll(regexp.QuoteMeta(tb.Name()), "/", "$/^")
 		tb.Logf("alone: REQUIRE_KERNEL=1 go test -count=1 -run '^%s$' .", pattern)
 	}
-}
-
-// Few returns the first lines of a list that may be long, for the message of a test.
-func Few(list []string) string {
-	const lines, width = 5, 300
-	var b strings.Builder
-	for i, text := range list {
-		if i == lines {
-			fmt.Fprintf(&b, "\n\t… and %d more", len(list)-i)
-			break
-		}
-		if len(text) > width {
-			text = text[:width] + "…"
-		}
-		b.WriteString("\n\t" + text)
-	}
-	return b.String()
 }
 
 func report(tb testing.TB, err error) {

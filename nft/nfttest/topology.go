@@ -21,9 +21,18 @@ type Topology struct {
 	NodeV4, NodeV6       netip.Addr // the node, as the world sees it
 	OutsideV4, OutsideV6 netip.Addr
 
+	ends   [4]netns.End // of two cables: pod and gateway, node and outside
 	mu     sync.Mutex
 	owners map[netip.Addr]*NS
 }
+
+// The places of the ends. The other end of a cable differs in the last bit.
+const (
+	podEnd = iota
+	gatewayEnd
+	nodeEnd
+	outsideEnd
+)
 
 // OpenTopology builds a Topology.
 func OpenTopology() (*Topology, error) {
@@ -34,7 +43,7 @@ func OpenTopology() (*Topology, error) {
 		OutsideV4: netip.MustParseAddr("192.0.2.100"), OutsideV6: netip.MustParseAddr("2001:db8::100"),
 		owners: map[netip.Addr]*NS{},
 	}
-	if err := t.build(); err != nil {
+	if err := Part(t.build); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
@@ -51,33 +60,22 @@ func (t *Topology) Close() error {
 	return errors.Join(errs...)
 }
 
-func (t *Topology) build() error {
-	for _, step := range []func() error{t.namespaces, t.cables, t.addresses, t.routes, t.extraAddrs} {
-		if err := step(); err != nil {
-			return err
-		}
+func (t *Topology) build() {
+	t.Pod = Must(OpenNS("pod"))
+	t.Node = Must(OpenNS("node"))
+	t.Outside = Must(OpenNS("outside"))
+	for _, n := range []*NS{t.Pod, t.Node, t.Outside} {
+		prepare(n)
 	}
-	return nil
-}
-
-func (t *Topology) namespaces() (err error) {
-	if t.Pod, err = OpenNS("pod"); err != nil {
-		return err
-	}
-	if t.Node, err = OpenNS("node"); err != nil {
-		return err
-	}
-	if t.Outside, err = OpenNS("outside"); err != nil {
-		return err
-	}
-	return errors.Join(
-		prepare(t.Pod), prepare(t.Node), prepare(t.Outside),
-		t.Node.Sysctl("net.ipv4.ip_forward", "1"),
-		t.Node.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+	Check(t.Node.Sysctl("net.ipv4.ip_forward", "1"))
+	Check(t.Node.Sysctl("net.ipv6.conf.all.forwarding", "1"))
+	t.cables()
+	t.addresses()
+	t.routes()
 }
 
 // prepare sets what must be set before the devices exist.
-func prepare(n *NS) error {
+func prepare(n *NS) {
 	for _, s := range [][2]string{
 		{"net.ipv4.conf.all.rp_filter", "0"}, // the stricter of "all" and the device's applies
 		{"net.ipv4.conf.default.rp_filter", "0"},
@@ -88,82 +86,61 @@ func prepare(n *NS) error {
 		{"net.ipv6.conf.default.addr_gen_mode", "1"}, // no link-local addresses except ours
 		{"net.ipv6.conf.default.router_solicitations", "0"},
 	} {
-		if err := n.Sysctl(s[0], s[1]); err != nil {
-			return err
-		}
+		Check(n.Sysctl(s[0], s[1]))
 	}
-	return n.LinkUp("lo")
+	Check(n.LinkUp("lo"))
 }
 
-func (t *Topology) pod() netns.End {
-	return netns.End{NS: t.Pod, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 2}}
-}
-
-func (t *Topology) gateway() netns.End {
-	return netns.End{NS: t.Node, Dev: "pod0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 1}}
-}
-
-func (t *Topology) node() netns.End {
-	return netns.End{NS: t.Node, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 1}}
-}
-
-func (t *Topology) outside() netns.End {
-	return netns.End{NS: t.Outside, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 2}}
-}
-
-func (t *Topology) cables() error {
-	if err := netns.AddVeth(t.pod(), t.gateway()); err != nil {
-		return err
+func (t *Topology) cables() {
+	t.ends = [4]netns.End{
+		podEnd:     {NS: t.Pod, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 2}},
+		gatewayEnd: {NS: t.Node, Dev: "pod0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 1}},
+		nodeEnd:    {NS: t.Node, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 1}},
+		outsideEnd: {NS: t.Outside, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 2, 2}},
 	}
-	if err := netns.AddVeth(t.node(), t.outside()); err != nil {
-		return err
+	Check(netns.AddVeth(t.ends[podEnd], t.ends[gatewayEnd]))
+	Check(netns.AddVeth(t.ends[nodeEnd], t.ends[outsideEnd]))
+	for _, e := range t.ends {
+		Check(e.NS.LinkUp(e.Dev))
 	}
-	ends := []netns.End{t.pod(), t.gateway(), t.node(), t.outside()}
-	for _, e := range ends {
-		if err := e.NS.LinkUp(e.Dev); err != nil {
-			return err
-		}
+	for _, e := range t.ends {
+		Check(e.NS.AwaitCarrier(e.Dev))
 	}
-	for _, e := range ends {
-		if err := e.NS.AwaitCarrier(e.Dev); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-func (t *Topology) addresses() error {
-	for _, a := range []struct {
-		end, peer netns.End
-		addr      netip.Addr
-		bits      int
-	}{
+// addresses assigns those of the links, and to the outside host one of each range that an agent treats specially.
+func (t *Topology) addresses() {
+	for end, prefixes := range [4][]netip.Prefix{
 		// Only the pod itself is on the pod's link: the rest of the pod CIDR is
 		// outside.
-		{t.pod(), t.gateway(), t.PodV4, 32},
-		{t.pod(), t.gateway(), t.PodV6, 128},
-		{t.pod(), t.gateway(), netip.MustParseAddr("fe80::2"), 64},
-		{t.gateway(), t.pod(), t.GatewayV4, 32},
-		{t.gateway(), t.pod(), t.GatewayV6, 128},
-		{t.gateway(), t.pod(), netip.MustParseAddr("fe80::1"), 64},
-		{t.node(), t.outside(), t.NodeV4, 24},
-		{t.node(), t.outside(), t.NodeV6, 64},
-		{t.node(), t.outside(), netip.MustParseAddr("fe80::1"), 64},
-		{t.outside(), t.node(), t.OutsideV4, 24},
-		{t.outside(), t.node(), t.OutsideV6, 64},
-		{t.outside(), t.node(), netip.MustParseAddr("fe80::100"), 64},
+		podEnd:     {host(t.PodV4), host(t.PodV6), netip.MustParsePrefix("fe80::2/64")},
+		gatewayEnd: {host(t.GatewayV4), host(t.GatewayV6), netip.MustParsePrefix("fe80::1/64")},
+		nodeEnd: {
+			netip.PrefixFrom(t.NodeV4, 24), netip.PrefixFrom(t.NodeV6, 64), netip.MustParsePrefix("fe80::1/64"),
+		},
+		outsideEnd: {
+			netip.PrefixFrom(t.OutsideV4, 24), netip.PrefixFrom(t.OutsideV6, 64), netip.MustParsePrefix("fe80::100/64"),
+		},
 	} {
-		if err := t.assign(a.end, a.peer, netip.PrefixFrom(a.addr, a.bits)); err != nil {
-			return err
+		for _, prefix := range prefixes {
+			Check(t.assign(end, prefix))
 		}
 	}
-	return nil
+	for _, s := range []string{
+		"198.51.100.1", "203.0.113.9",
+		"10.9.0.9", "172.16.9.9", "192.168.9.9",
+		"100.64.0.9", "198.18.0.9", "169.254.169.254",
+		"2001:db8:1::1", "fd00:9::9",
+	} {
+		Check(t.assign(outsideEnd, host(netip.MustParseAddr(s))))
+	}
 }
 
 // assign gives a device an address and adds it as a neighbor at the other end of
 // the cable: the kernel needs a moment before it answers a neighbor solicitation
 // for a new IPv6 address, and the next one follows a second later.
-func (t *Topology) assign(e, peer netns.End, prefix netip.Prefix) error {
+func (t *Topology) assign(end int, prefix netip.Prefix) error {
+	e, peer := t.ends[end], t.ends[end^1]
 	if err := e.NS.AddAddr(e.Dev, prefix); err != nil {
 		return err
 	}
@@ -171,44 +148,27 @@ func (t *Topology) assign(e, peer netns.End, prefix netip.Prefix) error {
 	return peer.NS.AddNeighbour(peer.Dev, prefix.Addr(), e.MAC)
 }
 
-func (t *Topology) routes() error {
-	all4, all6 := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
+func (t *Topology) routes() {
+	none, all4, all6 := netip.Addr{}, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")
 	for _, r := range []struct {
-		ns *NS
-		netns.Route
+		ns  *NS
+		dst netip.Prefix
+		via netip.Addr
+		dev string
 	}{
-		{t.Pod, netns.Route{Dst: host(t.GatewayV4), Dev: "eth0"}},
-		{t.Pod, netns.Route{Dst: host(t.GatewayV6), Dev: "eth0"}},
-		{t.Pod, netns.Route{Dst: all4, Via: t.GatewayV4, Dev: "eth0"}},
-		{t.Pod, netns.Route{Dst: all6, Via: t.GatewayV6, Dev: "eth0"}},
-		{t.Node, netns.Route{Dst: host(t.PodV4), Dev: "pod0"}},
-		{t.Node, netns.Route{Dst: host(t.PodV6), Dev: "pod0"}},
-		{t.Node, netns.Route{Dst: all4, Via: t.OutsideV4, Dev: "eth0"}},
-		{t.Node, netns.Route{Dst: all6, Via: t.OutsideV6, Dev: "eth0"}},
-		{t.Outside, netns.Route{Dst: all4, Via: t.NodeV4, Dev: "eth0"}},
-		{t.Outside, netns.Route{Dst: all6, Via: t.NodeV6, Dev: "eth0"}},
+		{t.Pod, host(t.GatewayV4), none, "eth0"},
+		{t.Pod, host(t.GatewayV6), none, "eth0"},
+		{t.Pod, all4, t.GatewayV4, "eth0"},
+		{t.Pod, all6, t.GatewayV6, "eth0"},
+		{t.Node, host(t.PodV4), none, "pod0"},
+		{t.Node, host(t.PodV6), none, "pod0"},
+		{t.Node, all4, t.OutsideV4, "eth0"},
+		{t.Node, all6, t.OutsideV6, "eth0"},
+		{t.Outside, all4, t.NodeV4, "eth0"},
+		{t.Outside, all6, t.NodeV6, "eth0"},
 	} {
-		if err := r.ns.AddRoute(r.Route); err != nil {
-			return err
-		}
+		Check(r.ns.AddRoute(netns.Route{Dst: r.dst, Via: r.via, Dev: r.dev}))
 	}
-	return nil
-}
-
-// extraAddrs gives the outside host one address of each range that an agent
-// treats specially.
-func (t *Topology) extraAddrs() error {
-	for _, s := range []string{
-		"198.51.100.1", "203.0.113.9",
-		"10.9.0.9", "172.16.9.9", "192.168.9.9",
-		"100.64.0.9", "198.18.0.9", "169.254.169.254",
-		"2001:db8:1::1", "fd00:9::9",
-	} {
-		if err := t.AddAddr(t.Outside, netip.MustParseAddr(s)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // AddAddr gives one of the three hosts another address, which the others can
@@ -225,14 +185,11 @@ func (t *Topology) AddAddr(owner *NS, addr netip.Addr) error {
 	}
 	switch owner {
 	case t.Pod:
-		if err := t.assign(t.pod(), t.gateway(), host(addr)); err != nil {
-			return err
-		}
-		return t.Node.AddRoute(netns.Route{Dst: host(addr), Dev: t.gateway().Dev})
+		return errors.Join(t.assign(podEnd, host(addr)), t.Node.AddRoute(netns.Route{Dst: host(addr), Dev: "pod0"}))
 	case t.Node:
-		return t.assign(t.node(), t.outside(), host(addr))
+		return t.assign(nodeEnd, host(addr))
 	case t.Outside:
-		return t.assign(t.outside(), t.node(), host(addr))
+		return t.assign(outsideEnd, host(addr))
 	}
 	return fmt.Errorf("%s: not in this topology", owner)
 }
@@ -244,7 +201,7 @@ func (t *Topology) owner(from *NS, addr netip.Addr) (*NS, error) {
 	switch {
 	case addr.IsLoopback():
 		return from, nil
-	case addr.IsMulticast(), addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}), addr == broadcastOf(t.NodeV4):
+	case addr.IsMulticast(), addr == netip.MustParseAddr("255.255.255.255"), addr == netip.MustParseAddr("192.0.2.255"):
 		return t.Outside, nil
 	}
 	t.mu.Lock()
@@ -254,13 +211,6 @@ func (t *Topology) owner(from *NS, addr netip.Addr) (*NS, error) {
 		return owner, nil
 	}
 	return t.Outside, t.AddAddr(t.Outside, addr)
-}
-
-// broadcastOf returns the broadcast address of the /24 around addr.
-func broadcastOf(addr netip.Addr) netip.Addr {
-	b := addr.As4()
-	b[3] = 255
-	return netip.AddrFrom4(b)
 }
 
 // host returns the prefix that contains only addr.

@@ -36,20 +36,10 @@ func commit(t *testing.T, ns *nfttest.NS, b *nfnetlink.Batch) (generation uint32
 	return generation
 }
 
-func listenIn(t *testing.T, ns *nfttest.NS) *notify.Listener {
-	t.Helper()
-	var l *notify.Listener
-	must(t, ns.Do(func() (err error) {
-		l, err = notify.Listen()
-		return err
-	}))
-	return l
-}
-
 func TestListenerReportsTheProgram(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "listen")
-	l := listenIn(t, ns)
+	l := nfttest.In(t, ns, notify.Listen)
 	defer l.Close()
 	for range 3 {
 		b := &nfnetlink.Batch{}
@@ -73,7 +63,7 @@ func TestListenerReportsTheProgram(t *testing.T) {
 func TestListenerNamesWhatChanged(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "listen")
-	l := listenIn(t, ns)
+	l := nfttest.In(t, ns, notify.Listen)
 	defer l.Close()
 	nfttest.NFT(t, ns, `table ip nat { chain a { counter; accept; }; chain b { }; set s { type ipv4_addr; elements = { 10.0.0.1 }; }; }
 add table inet other`, "-f", "-")
@@ -94,7 +84,7 @@ add table inet other`, "-f", "-")
 func TestListenerReportsLostNotifications(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "listen")
-	l := listenIn(t, ns)
+	l := nfttest.In(t, ns, notify.Listen)
 	defer l.Close()
 	var elements []netip.Prefix
 	for at := netip.MustParseAddr("10.0.0.0"); len(elements) < 60_000; at = at.Next() {
@@ -113,7 +103,7 @@ func TestListenerReportsLostNotifications(t *testing.T) {
 }
 
 func TestReceiveReturnsWhenListenerIsClosed(t *testing.T) {
-	l := listenIn(t, nfttest.NewNS(t, "listen"))
+	l := nfttest.In(t, nfttest.NewNS(t, "listen"), notify.Listen)
 	done := make(chan error)
 	go func() {
 		_, err := l.Receive()

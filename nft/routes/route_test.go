@@ -206,8 +206,8 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 		"-6 route add fd00:7::/64 via 2001:db8::254",
 		"route add 10.247.0.0/16 nexthop via 192.0.2.254 dev eth0 nexthop dev lo",
 		"route add 10.248.0.0/16 via 192.0.2.254 proto kernel")
-	all := nfttest.In(t, top.Node, Networks)
 	var got []string
+	all := nfttest.In(t, top.Node, Networks)
 	for _, n := range all {
 		if !n.Addr().IsMulticast() && !n.Addr().IsLinkLocalUnicast() {
 			got = append(got, fmt.Sprintf("%s %s %t", n.Prefix, n.Interface, n.Connected))

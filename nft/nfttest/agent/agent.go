@@ -1,15 +1,13 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,16 +28,13 @@ type Agent struct {
 // goes to cmd.Stdout if that is set, before it is in the Log.
 func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 	a := &Agent{Log: NewLog()}
-	switch to := cmd.Stdout; {
-	case to == nil:
-		cmd.Stdout = a.Log
-	default:
-		cmd.Stdout = io.MultiWriter(to, a.Log)
-	}
-	cmd.Stderr = &a.stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(cmp.Or[io.Writer](cmd.Stdout, io.Discard), a.Log), &a.stderr
 	var err error
-	a.Process, err = n.Start(cmd)
-	return a, err
+	if a.Process, err = n.Start(cmd); err != nil {
+		return nil, err
+	}
+	a.ended, a.exit = a.Done(), a.failure
+	return a, nil
 }
 
 // Run is Start for tests. It kills the agent when the test ends, shows the log if
@@ -69,29 +64,9 @@ func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	return a
 }
 
-// Await waits for a line with one of the events, or any line if none is given,
-// and takes it.
-func (a *Agent) Await(ctx context.Context, events ...string) (Line, error) {
-	line, err := a.Log.Await(ctx, a.Done(), events...)
-	return line, a.described(err)
-}
-
-// Until waits for a condition that only a log line can change.
-func (a *Agent) Until(ctx context.Context, what string, met func() bool) error {
-	return a.described(a.Log.Until(ctx, a.Done(), what, met))
-}
-
-// described adds to an error how the agent exited.
-func (a *Agent) described(err error) error {
-	if errors.Is(err, ErrEnded) {
-		return errors.Join(err, a.exit())
-	}
-	return err
-}
-
-// exit returns how an agent that has exited failed, and what it wrote to standard
+// failure returns how an agent that has exited failed, and what it wrote to standard
 // error.
-func (a *Agent) exit() error {
+func (a *Agent) failure() error {
 	err := a.Wait()
 	if a.stderr.Len() > 0 {
 		err = errors.Join(err, errors.New(a.stderr.String()))
@@ -116,7 +91,7 @@ func (a *Agent) Ended() error {
 	case <-time.After(timeout):
 		return errors.New("the agent does not exit")
 	}
-	if err := a.exit(); err != nil {
+	if err := a.failure(); err != nil {
 		return fmt.Errorf("the agent exited: %w\n%s", err, a.Log)
 	}
 	return nil
@@ -127,26 +102,15 @@ func (a *Agent) Stderr() string { return a.stderr.String() }
 
 // Memory returns the peak and the current resident memory of the process, in
 // bytes.
-func (a *Agent) Memory() (peak, now int64, err error) { return Memory(a.Pid) }
-
-// Memory returns the peak and the current resident memory of a process, in bytes.
-func Memory(pid int) (peak, now int64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, err
+func (a *Agent) Memory() (peak, now int64, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Pid))
+	for name, into := range map[string]*int64{"\nVmHWM:": &peak, "\nVmRSS:": &now} { // see proc_pid_status(5)
+		_, value, _ := strings.Cut(string(text), name)
+		_, scanErr := fmt.Sscan(value, into)
+		err = errors.Join(err, scanErr)
+		*into <<= 10
 	}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	for lines.Scan() {
-		key, value, _ := strings.Cut(lines.Text(), ":") // see proc_pid_status(5)
-		kilobytes, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 64)
-		switch key {
-		case "VmHWM":
-			peak = kilobytes << 10
-		case "VmRSS":
-			now = kilobytes << 10
-		}
-	}
-	return peak, now, lines.Err()
+	return peak, now, err
 }
 
 // ProcessorTime returns the CPU time of the process, user and system.

@@ -39,27 +39,25 @@ func (l Line) Texts(key string) string {
 // A Log collects the log of an agent, in either format. Each line can be taken once.
 type Log struct {
 	mu      sync.Mutex
-	more    chan struct{} // closed by the next line
+	more    chan struct{}   // closed by the next line
+	ended   <-chan struct{} // closed when the agent has exited
+	exit    func() error    // how
 	partial []byte
-	text    []string // the last lines as written
-	untaken []Line
-	latest  map[string]numbered // by event
-	counts  map[string]int      // by event
-	lines   int
+	last    []entry        // the last lines
+	counts  map[string]int // of all lines, by event
 }
 
-type numbered struct {
+type entry struct {
 	Line
-	number int
+	text  string // as written
+	taken bool
 }
 
 // kept is how many lines are kept: some agents run for hours.
 const kept = 10_000
 
 // NewLog returns an empty log.
-func NewLog() *Log {
-	return &Log{more: make(chan struct{}), latest: map[string]numbered{}, counts: map[string]int{}}
-}
+func NewLog() *Log { return &Log{more: make(chan struct{}), counts: map[string]int{}} }
 
 // Write implements [io.Writer].
 func (g *Log) Write(p []byte) (int, error) {
@@ -69,27 +67,17 @@ func (g *Log) Write(p []byte) (int, error) {
 	for {
 		line, rest, ended := bytes.Cut(g.partial, []byte("\n"))
 		if !ended {
-			break
+			return len(p), nil
 		}
-		g.add(line)
+		l := parse(line)
+		g.counts[l.Event()]++
+		g.last = append(g.last, entry{Line: l, text: string(line)})
+		g.last = g.last[max(0, len(g.last)-kept):]
 		g.partial = rest
+		close(g.more)
+		g.more = make(chan struct{})
 	}
-	return len(p), nil
 }
-
-func (g *Log) add(text []byte) {
-	l := parse(text)
-	event := l.Event()
-	g.lines++
-	g.counts[event]++
-	g.latest[event] = numbered{l, g.lines}
-	g.text = last(append(g.text, string(text)), kept)
-	g.untaken = last(append(g.untaken, l), kept)
-	close(g.more)
-	g.more = make(chan struct{})
-}
-
-func last[T any](all []T, n int) []T { return all[max(0, len(all)-n):] }
 
 // parse reads a line. In the format for people, time, level and message precede
 // the fields.
@@ -110,10 +98,10 @@ func parse(text []byte) Line {
 func (g *Log) Take(events ...string) Line {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, l := range g.untaken {
-		if len(events) == 0 || slices.Contains(events, l.Event()) {
-			g.untaken = slices.Delete(g.untaken, i, i+1)
-			return l
+	for i, l := range g.last {
+		if !l.taken && (len(events) == 0 || slices.Contains(events, l.Event())) {
+			g.last[i].taken = true
+			return l.Line
 		}
 	}
 	return nil
@@ -122,36 +110,36 @@ func (g *Log) Take(events ...string) Line {
 // timeout bounds every wait. Only a failure takes that long.
 var timeout = nfttest.Patient(time.Minute)
 
-// ErrEnded reports that the agent exited during a wait.
-var ErrEnded = errors.New("the agent has exited")
-
 // Await waits for a line with one of the events, or any line if none is given,
-// and takes it. It stops waiting when the agent has exited.
-func (g *Log) Await(ctx context.Context, ended <-chan struct{}, events ...string) (Line, error) {
+// and takes it.
+func (g *Log) Await(ctx context.Context, events ...string) (Line, error) {
 	var line Line
-	err := g.Until(ctx, ended, strings.Join(events, " or "), func() bool {
+	err := g.Until(ctx, strings.Join(events, " or "), func() bool {
 		line = g.Take(events...)
 		return line != nil
 	})
 	return line, err
 }
 
-// Until waits for a condition that only a log line can change.
-func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met func() bool) error {
+// Until waits for a condition that only a log line can change. It stops waiting when
+// the agent has exited, and returns how.
+func (g *Log) Until(ctx context.Context, what string, met func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {
-		more := g.next()
+		g.mu.Lock()
+		more := g.more
+		g.mu.Unlock()
 		if met() {
 			return nil
 		}
 		select {
 		case <-more:
-		case <-ended:
+		case <-g.ended:
 			if met() {
 				return nil
 			}
-			return fmt.Errorf("wait for %s: %w\n%s", what, ErrEnded, g)
+			return errors.Join(fmt.Errorf("wait for %s: the agent has exited\n%s", what, g), g.exit())
 		case <-ctx.Done():
 			return fmt.Errorf("wait for %s: %w\n%s", what, ctx.Err(), g)
 		}
@@ -159,10 +147,15 @@ func (g *Log) Until(ctx context.Context, ended <-chan struct{}, what string, met
 }
 
 // Untaken returns the lines that have not been taken.
-func (g *Log) Untaken() []Line {
+func (g *Log) Untaken() (all []Line) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Clone(g.untaken)
+	for _, l := range g.last {
+		if !l.taken {
+			all = append(all, l.Line)
+		}
+	}
+	return all
 }
 
 // Latest returns the last line with one of the events, taken or not; nil if there
@@ -170,13 +163,12 @@ func (g *Log) Untaken() []Line {
 func (g *Log) Latest(events ...string) Line {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var latest numbered
-	for _, event := range events {
-		if l := g.latest[event]; l.number > latest.number {
-			latest = l
+	for _, l := range slices.Backward(g.last) {
+		if slices.Contains(events, l.Event()) {
+			return l.Line
 		}
 	}
-	return latest.Line
+	return nil
 }
 
 // Count returns the number of lines with an event, taken or not.
@@ -187,17 +179,13 @@ func (g *Log) Count(event string) int {
 }
 
 // Lines returns the number of lines.
-func (g *Log) Lines() int {
+func (g *Log) Lines() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.lines
-}
-
-// next returns a channel that the next line closes.
-func (g *Log) next() <-chan struct{} {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.more
+	for _, count := range g.counts {
+		n += count
+	}
+	return n
 }
 
 // Text returns the log.
@@ -209,5 +197,9 @@ func (g *Log) String() string { return g.tail(25) }
 func (g *Log) tail(n int) string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return strings.Join(last(g.text, n), "\n")
+	var lines []string
+	for _, l := range g.last[max(0, len(g.last)-n):] {
+		lines = append(lines, l.text)
+	}
+	return strings.Join(lines, "\n")
 }

@@ -1,10 +1,12 @@
 package cases
 
 import (
+	"cmp"
 	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -88,9 +90,9 @@ func (c Case) Modes() []nft.Mode {
 // EachIn runs a test for every case that a mode can express.
 func EachIn(t *testing.T, m nft.Mode, test func(*testing.T, Case)) {
 	t.Helper()
-	for _, name := range names(t) {
-		if c := Load(t, name); slices.Contains(c.Modes(), m) {
-			t.Run(name, func(t *testing.T) { test(t, c) })
+	for _, c := range all(t) {
+		if slices.Contains(c.Modes(), m) {
+			t.Run(c.Name, func(t *testing.T) { test(t, c) })
 		}
 	}
 }
@@ -111,22 +113,21 @@ func (c Case) SkipIfShort(t *testing.T) {
 // Each runs a test for every case.
 func Each(t *testing.T, test func(*testing.T, Case)) {
 	t.Helper()
-	for _, name := range names(t) {
-		t.Run(name, func(t *testing.T) { test(t, Load(t, name)) })
+	for _, c := range all(t) {
+		t.Run(c.Name, func(t *testing.T) { test(t, c) })
 	}
 }
 
-func names(t *testing.T) []string {
+func all(t *testing.T) (loaded []Case) {
 	t.Helper()
 	entries, err := os.ReadDir(dir(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := make([]string, len(entries))
-	for i, e := range entries {
-		out[i] = e.Name()
+	for _, e := range entries {
+		loaded = append(loaded, Load(t, e.Name()))
 	}
-	return out
+	return loaded
 }
 
 // dir finds testdata/cases above the directory of the test.
@@ -154,14 +155,12 @@ func Load(t testing.TB, name string) Case {
 		t.Fatal(problems)
 	}
 	if text, err := os.ReadFile(filepath.Join(c.Dir, "addresses")); err == nil {
-		for _, word := range strings.Fields(string(text)) {
-			c.Addresses = append(c.Addresses, netip.MustParseAddr(word))
-		}
+		c.Addresses = Addrs(strings.Fields(string(text))...)
 	}
 	for line := range strings.Lines(c.File(t, "packets.txt")) {
 		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
-			p := ParsePacket(t, line)
-			if p.Verdict == nft.Masqueraded && p.Seen == nil {
+			p := parsePacket(t, line)
+			if p.Verdict == nft.Masqueraded && len(p.Seen) == 0 {
 				p.Seen = SpecifiedSources(c.Config, p.Connection(), c.Addresses)
 			}
 			c.Packets = append(c.Packets, p)
@@ -211,30 +210,20 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 }
 
-// ParsePacket reads a line of packets.txt.
-func ParsePacket(t testing.TB, line string) Packet {
+var packetForm = regexp.MustCompile(`^(\S+)\s+(\S+)(?:\s+(\S+))?\s+->\s+(\S+)(?:\s+(\S+))?$`)
+
+// parsePacket reads a line of packets.txt.
+func parsePacket(t testing.TB, line string) Packet {
 	t.Helper()
-	words := strings.Fields(line)
-	p := Packet{Line: line, Proto: nfttest.UDP}
-	to := slices.Index(words, "->")
-	if to < 2 || to > 3 || len(words) < to+2 || len(words) > to+3 {
+	m := packetForm.FindStringSubmatch(line)
+	if m == nil {
 		t.Fatalf("packet %q: want SOURCE DESTINATION [PROTO] -> VERDICT [SEEN-AS]", line)
 	}
-	if to == 3 {
-		p.Proto = nfttest.Proto(words[2])
+	return Packet{
+		Line: line, Src: netip.MustParseAddr(m[1]), Dst: netip.MustParseAddr(m[2]),
+		Proto: nfttest.Proto(cmp.Or(m[3], string(nfttest.UDP))), Verdict: nft.Verdict(m[4]),
+		Seen: Addrs(strings.Fields(m[5])...),
 	}
-	p.Verdict = nft.Verdict(words[to+1])
-	if len(words) > to+2 {
-		p.Seen = append(p.Seen, netip.MustParseAddr(words[to+2]))
-	}
-	var err error
-	if p.Src, err = netip.ParseAddr(words[0]); err != nil {
-		t.Fatal(err)
-	}
-	if p.Dst, err = netip.ParseAddr(words[1]); err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // Marks returns the default of --masquerade-marks: those of kube-proxy and of the CNI

@@ -5,6 +5,8 @@ package modes
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -117,19 +119,11 @@ func (n *Node) Write(t testing.TB, s layout.State) {
 // Match compares texts. "…" in the wanted ones stands for any others, and at the end of
 // one for any rest.
 func Match(found, want []string) bool {
-	for i, w := range want {
-		if w == "…" {
-			for at := range len(found) + 1 {
-				if Match(found[at:], want[i+1:]) {
-					return true
-				}
-			}
-			return false
-		}
-		head, prefix := strings.CutSuffix(w, "…")
-		if i >= len(found) || !(found[i] == w || prefix && strings.HasPrefix(found[i], head)) {
-			return false
-		}
+	joined := func(texts []string) string {
+		return strings.Join(slices.Concat([]string{""}, texts, []string{""}), "\x00")
 	}
-	return len(found) == len(want)
+	pattern := regexp.QuoteMeta(joined(want))
+	pattern = strings.ReplaceAll(pattern, "\x00…\x00", "\x00(.*\x00)*")
+	pattern = strings.ReplaceAll(pattern, "…\x00", "[^\x00]*\x00")
+	return regexp.MustCompile("(?s)^" + pattern + "$").MatchString(joined(found))
 }

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 //go:embed survivors.txt
@@ -26,91 +28,66 @@ func main() {
 	seed := flag.Uint64("seed", 1, "draw this sample")
 	n := flag.Int("n", 60, "draw so many mutations of each package, 0: all")
 	flag.Parse()
-	left, err := leftOut(survivors)
+	err := nfttest.Part(func() {
+		left := leftOut(survivors)
+		for _, pkg := range flag.Args() {
+			mutate(filepath.Clean(pkg), left, *seed, *n)
+		}
+	})
 	if err != nil {
-		fail(err)
-	}
-	for _, pkg := range flag.Args() {
-		pkg = filepath.Clean(pkg)
-		found, err := mutations(pkg)
-		if err != nil {
-			fail(err)
-		}
-		var drawn []mutation
-		out := 0
-		for _, m := range found {
-			if left[m.String()] {
-				out++
-			} else {
-				drawn = append(drawn, m)
-			}
-		}
-		if listed := listedOf(left, pkg); listed != out {
-			fail(fmt.Errorf("survivors.txt: %d of the mutations of %s do not exist any more", listed-out, pkg))
-		}
-		random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // has to be reproducible
-		random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
-		s := sample{pkg: pkg, counts: map[string]int{}}
-		if err := s.run(drawn, *n); err != nil {
-			fail(err)
-		}
-		c := s.counts
-		tested := c[killed] + c[endless] + c[survived]
-		fmt.Printf("%s: seed %d: %d of %d killed (%d %%), %d of them because the tests did not end; "+
-			"%d do not compile; drawn from %d, of which %d are left out\n", pkg, *seed, tested-c[survived], tested,
-			100*(tested-c[survived])/max(1, tested), c[endless], c[invalid], len(found), out)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
+// mutate draws mutations of a package that are not left out, tests them, and prints what was seen.
+func mutate(pkg string, left map[string]bool, seed uint64, n int) {
+	found := mutations(pkg)
+	drawn := slices.DeleteFunc(slices.Clone(found), func(m mutation) bool { return left[m.String()] })
+	listed := 0
+	for what := range left {
+		if path, _, _ := strings.Cut(what, " "); filepath.Dir(path) == pkg {
+			listed++
+		}
+	}
+	out := len(found) - len(drawn)
+	if listed != out {
+		nfttest.Check(fmt.Errorf("survivors.txt: %d of the mutations of %s do not exist any more", listed-out, pkg))
+	}
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // has to be reproducible
+	random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
+	s := sample{pkg: pkg, counts: map[string]int{}}
+	s.run(drawn, n)
+	c := s.counts
+	tested := c[killed] + c[endless] + c[survived]
+	fmt.Printf("%s: seed %d: %d of %d killed (%d %%), %d of them because the tests did not end; "+
+		"%d do not compile; drawn from %d, of which %d are left out\n", pkg, seed, tested-c[survived], tested,
+		100*(tested-c[survived])/max(1, tested), c[endless], c[invalid], len(found), out)
 }
 
 // leftOut returns the mutations that are not drawn.
-func leftOut(text string) (map[string]bool, error) {
+func leftOut(text string) map[string]bool {
 	all := map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		class, rest, _ := strings.Cut(line, " | ")
-		what, _, ok := strings.Cut(rest, " | ")
-		if !ok || !slices.Contains([]string{"equivalent", "performance", "message"}, class) {
-			return nil, fmt.Errorf("survivors.txt: %q has not the form CLASS | MUTATION | REASON", line)
+		parts := strings.Split(line, " | ")
+		if len(parts) < 3 || !slices.Contains([]string{"equivalent", "performance", "message"}, parts[0]) {
+			nfttest.Check(fmt.Errorf("survivors.txt: %q has not the form CLASS | MUTATION | REASON", line))
 		}
-		all[what] = true
+		all[parts[1]] = true
 	}
-	return all, nil
-}
-
-// listedOf counts the mutations of a package.
-func listedOf(left map[string]bool, pkg string) (n int) {
-	for what := range left {
-		if path, _, _ := strings.Cut(what, " "); filepath.Dir(path) == pkg {
-			n++
-		}
-	}
-	return n
+	return all
 }
 
 // mutations returns those of a package's files, in order.
-func mutations(pkg string) ([]mutation, error) {
-	files, err := filepath.Glob(filepath.Join(pkg, "*.go"))
-	if err != nil {
-		return nil, err
-	}
-	var all []mutation
-	for _, path := range files {
-		if strings.HasSuffix(path, "_test.go") {
-			continue
+func mutations(pkg string) (all []mutation) {
+	for _, path := range nfttest.Must(filepath.Glob(filepath.Join(pkg, "*.go"))) {
+		if !strings.HasSuffix(path, "_test.go") {
+			all = append(all, inFile(path)...)
 		}
-		in, err := inFile(path)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, in...)
 	}
 	// What is there several times in a function is numbered.
 	seen := map[string]int{}
@@ -120,7 +97,7 @@ func mutations(pkg string) ([]mutation, error) {
 		all[i].n = seen[name]
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("%s: there is nothing to change", pkg)
+		nfttest.Check(fmt.Errorf("%s: there is nothing to change", pkg))
 	}
-	return all, nil
+	return all
 }

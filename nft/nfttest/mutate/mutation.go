@@ -6,7 +6,10 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"slices"
 	"strings"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // A mutation replaces some bytes of a file by code that does as before, unless the mutation
@@ -73,23 +76,17 @@ type finder struct {
 }
 
 // inFile returns the mutations of a file.
-func inFile(path string) (all []mutation, err error) {
-	source, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	f := finder{path: path, source: source, set: token.NewFileSet(), before: map[ast.Node]bool{}}
-	file, err := parser.ParseFile(f.set, path, source, 0)
-	if err != nil {
-		return nil, err
-	}
+func inFile(path string) []mutation {
+	f := finder{path: path, set: token.NewFileSet(), before: map[ast.Node]bool{}}
+	f.source = nfttest.Must(os.ReadFile(path))
+	file := nfttest.Must(parser.ParseFile(f.set, path, f.source, 0))
 	for _, d := range file.Decls {
 		if d, ok := d.(*ast.FuncDecl); ok && d.Body != nil {
 			f.function = nameOf(d)
 			ast.Inspect(d.Body, f.visit)
 		}
 	}
-	return f.found, nil
+	return f.found
 }
 
 func (f *finder) at(p token.Pos) int { return f.set.Position(p).Offset }
@@ -152,7 +149,7 @@ func (f *finder) visit(n ast.Node) bool {
 			f.drop(n)
 		}
 	case *ast.AssignStmt:
-		if n.Tok != token.DEFINE && !allBlank(n.Lhs) {
+		if n.Tok != token.DEFINE && slices.ContainsFunc(n.Lhs, func(e ast.Expr) bool { return fmt.Sprint(e) != "_" }) {
 			f.drop(n)
 		}
 	}
@@ -170,15 +167,6 @@ func (f *finder) compare(n *ast.BinaryExpr) {
 	}
 }
 
-func allBlank(all []ast.Expr) bool {
-	for _, e := range all {
-		if name, ok := e.(*ast.Ident); !ok || name.Name != "_" {
-			return false
-		}
-	}
-	return true
-}
-
 // nameOf returns the name of a function with that of its receiver.
 func nameOf(f *ast.FuncDecl) string {
 	if f.Recv == nil {
@@ -192,13 +180,4 @@ func nameOf(f *ast.FuncDecl) string {
 		t = generic.X
 	}
 	return fmt.Sprint(t) + "." + f.Name.Name
-}
-
-// packageName returns the name of a file's package.
-func packageName(path string) (string, error) {
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.PackageClauseOnly)
-	if err != nil {
-		return "", err
-	}
-	return file.Name.Name, nil
 }

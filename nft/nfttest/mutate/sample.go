@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // Results of a mutation.
@@ -41,11 +46,8 @@ type sample struct {
 
 // run tests the first n mutations that compile, and prints those that survive. Those that
 // overlap are in different test programs.
-func (s *sample) run(drawn []mutation, n int) error {
-	dir, err := os.MkdirTemp("", "mutate-")
-	if err != nil {
-		return err
-	}
+func (s *sample) run(drawn []mutation, n int) {
+	dir := nfttest.Must(os.MkdirTemp("", "mutate-"))
 	defer os.RemoveAll(dir)
 	for tested := 0; len(drawn) > 0 && (n == 0 || tested < n); {
 		var batch, rest []mutation
@@ -58,14 +60,8 @@ func (s *sample) run(drawn []mutation, n int) error {
 			}
 		}
 		drawn = rest
-		if batch, err = s.build(dir, batch); err != nil {
-			return err
-		}
-		for number, m := range batch {
-			result, _, err := s.test(dir, number)
-			if err != nil {
-				return fmt.Errorf("%s: %w", m, err)
-			}
+		for number, m := range s.build(dir, batch) {
+			result, _, _ := s.test(dir, number)
 			s.counts[result]++
 			tested++
 			if result != killed {
@@ -73,7 +69,6 @@ func (s *sample) run(drawn []mutation, n int) error {
 			}
 		}
 	}
-	return nil
 }
 
 // wrong is a mutation in a message of the compiler.
@@ -81,53 +76,47 @@ var wrong = regexp.MustCompile(`mutation(\d+)\.go:`)
 
 // build builds a test program with mutations, without those that do not compile, and
 // measures what it needs when none is turned on.
-func (s *sample) build(dir string, batch []mutation) ([]mutation, error) {
+func (s *sample) build(dir string, batch []mutation) []mutation {
 	for len(batch) > 0 {
-		overlay, err := s.overlay(dir, batch)
-		if err != nil {
-			return nil, err
-		}
-		out, err := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", overlay,
+		out, err := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", s.overlay(dir, batch),
 			"-o", program(dir), "./"+s.pkg).CombinedOutput()
 		if err == nil {
 			break
 		}
-		bad := map[int]bool{}
-		for _, m := range wrong.FindAllSubmatch(out, -1) {
-			number, _ := strconv.Atoi(string(m[1]))
-			bad[number] = true
+		bad := map[string]bool{}
+		for _, m := range wrong.FindAllStringSubmatch(string(out), -1) {
+			bad[m[1]] = true
 		}
 		if len(bad) == 0 {
-			return nil, fmt.Errorf("%s: %w\n%s", s.pkg, err, out)
+			nfttest.Check(fmt.Errorf("%s: %w\n%s", s.pkg, err, out))
 		}
+		s.counts[invalid] += len(bad)
 		var kept []mutation
 		for number, m := range batch {
-			if bad[number] {
-				s.counts[invalid]++
-			} else {
+			if !bad[strconv.Itoa(number)] {
 				kept = append(kept, m)
 			}
 		}
 		batch = kept
 	}
 	if len(batch) == 0 || s.limit > 0 {
-		return batch, nil
+		return batch
 	}
 	began := time.Now()
 	s.limit, s.wait = time.Hour, time.Hour
-	result, used, err := s.test(dir, -1)
-	if err != nil || result != survived {
-		return nil, fmt.Errorf("%s: the tests fail without a mutation: %s %w", s.pkg, result, err)
+	result, used, out := s.test(dir, -1)
+	if result != survived {
+		nfttest.Check(fmt.Errorf("%s: the tests fail without a mutation: %s %s", s.pkg, result, out))
 	}
 	s.limit, s.wait = spare*used+10*time.Second, spare*time.Since(began)+time.Minute
-	return batch, nil
+	return batch
 }
 
 func program(dir string) string { return filepath.Join(dir, "package.test") }
 
 // test runs the package's fast tests with one mutation turned on, in a network namespace
-// without links, and returns the processor time that they used.
-func (s *sample) test(dir string, number int) (result string, used time.Duration, err error) {
+// without links, and returns the processor time that they used, and what they print.
+func (s *sample) test(dir string, number int) (result string, used time.Duration, out []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.wait)
 	defer cancel()
 	limits := fmt.Sprintf("ulimit -v %d; ulimit -t %d; exec \"$@\"", memory, int(s.limit.Seconds()))
@@ -144,37 +133,48 @@ func (s *sample) test(dir string, number int) (result string, used time.Duration
 	out, err := cmd.CombinedOutput()
 	state := cmd.ProcessState
 	if state == nil {
-		return "", 0, err
+		nfttest.Check(err)
 	}
 	used = state.UserTime() + state.SystemTime()
 	exit := &exec.ExitError{}
 	switch status := state.Sys().(syscall.WaitStatus); {
 	case err == nil:
-		return survived, used, nil
+		return survived, used, out
 	case !errors.As(err, &exit):
-		return "", 0, err
-	case status.Signaled(), ctx.Err() != nil, strings.Contains(string(out), "panic: test timed out"):
-		return endless, used, nil
+		nfttest.Check(err)
+	case status.Signaled(), ctx.Err() != nil, bytes.Contains(out, []byte("panic: test timed out")):
+		return endless, used, out
 	}
-	if number < 0 {
-		return killed, used, fmt.Errorf("%s", out)
-	}
-	return killed, used, nil
+	return killed, used, out
 }
 
-// overlay writes the changed files, a function that tells which mutation is turned on, and
-// the overlay that names them.
-func (s *sample) overlay(dir string, batch []mutation) (string, error) {
+// added is a file that tells which mutation is turned on.
+const added = `package %s
+
+import (
+	mutationOS "os"
+	mutationStrconv "strconv"
+)
+
+var mutationOn, _ = mutationStrconv.Atoi(mutationOS.Getenv("MUTATION"))
+
+func mutationIs(number int) bool { return mutationOn == number }
+`
+
+// overlay writes the changed files, the added one, and the overlay that names them.
+func (s *sample) overlay(dir string, batch []mutation) string {
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		nfttest.Check(os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
 	replace := map[string]string{}
 	numbers := map[string][]int{}
 	for number, m := range batch {
 		numbers[m.path] = append(numbers[m.path], number)
 	}
 	for path, in := range numbers {
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return "", err
-		}
+		source := nfttest.Must(os.ReadFile(path))
 		slices.SortFunc(in, func(a, b int) int { return batch[a].from - batch[b].from })
 		var text strings.Builder
 		at := 0
@@ -186,44 +186,11 @@ func (s *sample) overlay(dir string, batch []mutation) (string, error) {
 			at = m.to
 		}
 		text.Write(source[at:])
-		if replace[path], err = write(dir, strconv.Itoa(len(replace))+".go", text.String()); err != nil {
-			return "", err
-		}
+		replace[nfttest.Must(filepath.Abs(path))] = write(strconv.Itoa(len(replace))+".go", text.String())
 	}
-	name, err := packageName(batch[0].path)
-	if err != nil {
-		return "", err
-	}
-	added := filepath.Join(s.pkg, "mutation_is_on.go")
-	replace[added], err = write(dir, "on.go", fmt.Sprintf(`package %s
-
-import (
-	mutationOS "os"
-	mutationStrconv "strconv"
-)
-
-var mutationOn, _ = mutationStrconv.Atoi(mutationOS.Getenv("MUTATION"))
-
-func mutationIs(number int) bool { return mutationOn == number }
-`, name))
-	if err != nil {
-		return "", err
-	}
-	absolute := map[string]string{}
-	for path, by := range replace {
-		if path, err = filepath.Abs(path); err != nil {
-			return "", err
-		}
-		absolute[path] = by
-	}
-	b, err := json.Marshal(map[string]map[string]string{"Replace": absolute})
-	if err != nil {
-		return "", err
-	}
-	return write(dir, "overlay.json", string(b))
-}
-
-func write(dir, name, text string) (path string, err error) {
-	path = filepath.Join(dir, name)
-	return path, os.WriteFile(path, []byte(text), 0o600)
+	first := nfttest.Must(parser.ParseFile(token.NewFileSet(), batch[0].path, nil, parser.PackageClauseOnly))
+	on := nfttest.Must(filepath.Abs(filepath.Join(s.pkg, "mutation_is_on.go")))
+	replace[on] = write("on.go", fmt.Sprintf(added, first.Name))
+	b := nfttest.Must(json.Marshal(map[string]map[string]string{"Replace": replace}))
+	return write("overlay.json", string(b))
 }

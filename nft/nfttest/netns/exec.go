@@ -2,6 +2,7 @@ package netns
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -53,15 +54,11 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{done: make(chan struct{})}
 	started := make(chan error)
 	onDedicatedThread(func() {
-		err := n.enter()
-		if err == nil {
-			err = hideMachine()
-		}
-		if err == nil {
-			err = n.prepare()
-		}
-		if err == nil {
-			err = cmd.Start()
+		var err error
+		for _, step := range []func() error{n.enter, hideMachine, n.prepare, cmd.Start} {
+			if err == nil {
+				err = step()
+			}
 		}
 		p.Process = cmd.Process
 		started <- err
@@ -153,15 +150,10 @@ func cover(path, text string) error {
 		return err
 	}
 	defer os.Remove(file.Name())
-	defer file.Close()
-	if err := file.Chmod(0o644); err != nil {
-		return err
-	}
-	if _, err := file.WriteString(text); err != nil {
-		return err
-	}
-	if err := unix.Mount(file.Name(), path, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("%s: bind mount: %w", path, err)
+	_, err = file.WriteString(text)
+	err = errors.Join(err, file.Chmod(0o644), file.Close(), unix.Mount(file.Name(), path, "", unix.MS_BIND, ""))
+	if err != nil {
+		return fmt.Errorf("cover %s: %w", path, err)
 	}
 	return nil
 }

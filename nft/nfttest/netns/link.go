@@ -33,9 +33,9 @@ func (n *NS) Netlink() (*netlink.Handle, error) {
 	if n.handle != nil {
 		return n.handle, nil
 	}
-	err := n.Do(func() (err error) {
-		n.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
-		return err
+	var err error
+	n.handle, err = In(n, func() (*netlink.Handle, error) {
+		return netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
 	})
 	return n.handle, err
 }

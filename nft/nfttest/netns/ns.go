@@ -33,24 +33,19 @@ type NS struct {
 // Open creates a namespace that has only the loopback device, which is down. The
 // name appears in error messages only.
 func Open(name string) (*NS, error) {
-	type result struct {
-		file *os.File
-		err  error
-	}
-	made := make(chan result)
+	n := &NS{name: name}
+	made := make(chan error)
 	onDedicatedThread(func() {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			made <- result{err: fmt.Errorf("new network namespace: %w", err)}
-			return
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			n.file, err = openThreadNS()
 		}
-		file, err := openThreadNS()
-		made <- result{file, err}
+		made <- err
 	})
-	r := <-made
-	if r.err != nil {
-		return nil, fmt.Errorf("%s: %w", name, r.err)
+	if err := <-made; err != nil {
+		return nil, fmt.Errorf("%s: new network namespace: %w", name, err)
 	}
-	return &NS{name: name, file: r.file}, nil
+	return n, nil
 }
 
 // OpenPath opens the namespace that a file refers to: /proc/PID/ns/net, or one
@@ -148,6 +143,15 @@ func (n *NS) Do(fn func() error) error {
 	return err
 }
 
+// In is [NS.Do] of a function with a result.
+func In[T any](n *NS, fn func() (T, error)) (out T, err error) {
+	err = n.Do(func() (err error) {
+		out, err = fn()
+		return err
+	})
+	return out, err
+}
+
 // enter moves the calling thread into the namespace.
 func (n *NS) enter() error {
 	err := unix.Setns(n.Fd(), unix.CLONE_NEWNET)
@@ -161,12 +165,7 @@ func (n *NS) enter() error {
 // DialContext connects to an address from inside the namespace. It fits
 // http.Transport; the address must be literal.
 func (n *NS) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	var conn net.Conn
-	err := n.Do(func() (err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, network, address)
-		return err
-	})
-	return conn, err
+	return In(n, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
 // Sysctl sets a kernel parameter of the namespace: Sysctl("net.ipv4.ip_forward", "1").

@@ -52,16 +52,11 @@ func Privileged() error {
 		return fmt.Errorf("capabilities: %w", err)
 	}
 	var missing []string
-	for _, c := range []struct {
-		bit  int
-		name string
-	}{
-		{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"},
-		{unix.CAP_NET_RAW, "CAP_NET_RAW"},
-		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"},
+	for name, bit := range map[string]int{
+		"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_NET_RAW": unix.CAP_NET_RAW, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN,
 	} {
-		if data[0].Effective&(1<<c.bit) == 0 {
-			missing = append(missing, c.name)
+		if data[0].Effective&(1<<bit) == 0 {
+			missing = append(missing, name)
 		}
 	}
 	if len(missing) > 0 {

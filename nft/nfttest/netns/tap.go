@@ -36,25 +36,18 @@ func (n *NS) BorrowTap() (t *Tap, done func(), err error) {
 
 // OpenTap opens a Tap for the packets that the filter accepts.
 func (n *NS) OpenTap(filter Filter) (*Tap, error) {
-	var t *Tap
-	err := n.Do(func() error {
-		// Protocol 0: nothing arrives before the filter is attached and bind sets the protocol.
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		t = &Tap{fd}
-		err = errors.Join(
-			t.filter(filter),
-			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
-			unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
-		if err != nil {
-			err = errors.Join(err, t.Close())
-		}
-		return err
-	})
+	// Protocol 0: nothing arrives before the filter is attached and bind sets the protocol.
+	fd, err := In(n, func() (int, error) { return unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) })
 	if err != nil {
 		return nil, fmt.Errorf("%s: packet socket: %w", n, err)
+	}
+	t := &Tap{fd}
+	err = errors.Join(
+		t.filter(filter),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
+	if err != nil {
+		return nil, fmt.Errorf("%s: packet socket: %w", n, errors.Join(err, t.Close()))
 	}
 	return t, nil
 }
