@@ -20,8 +20,9 @@ COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/de
 # Stamped by the linker: what Go itself stamps depends on GOFLAGS and the kind of checkout.
 # HTTP/2 needs TLS, which the agent does not serve; without it the program is 0.5 MiB smaller.
 # The kernel maps nearly the whole program, which is most of the agent's memory: calls that are not inlined save a
-# megabyte. In these packages they would take time: a config of 60,000 CIDRs half as much again.
-INLINE   = runtime/... internal/... sync/... gopkg.in/yaml.v3 nft-masq-agent/config
+# megabyte. In these packages they would take half as much time again, for a config of 60,000 CIDRs or next to
+# thousands of rules of other programs.
+INLINE   = runtime/... internal/... sync/... gopkg.in/yaml.v3 nft-masq-agent/config nft-masq-agent/nft/...
 BUILD    = CGO_ENABLED=0 go build -gcflags=all=-l $(INLINE:%=-gcflags=%=) -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -funcalign=16 -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.

@@ -121,7 +121,7 @@ func listing(r *trace.Rules) older.Listing {
 	l := r.Listing
 	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
 		c := r.ByID[nfnetlink.ChainID{Family: family, Table: table, Name: chain}]
-		if c.Rules == nil {
+		if c == nil || c.Rules == nil {
 			return r.Listing.EachRule(family, table, chain, do)
 		}
 		for _, each := range c.Rules {

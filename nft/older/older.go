@@ -77,14 +77,11 @@ func List(c *nfnetlink.Conn) (Listing, error) {
 	for _, t := range tables {
 		l.dormant[nfnetlink.ChainID{Family: t.Family, Table: t.Name}] = t.Dormant()
 	}
+	families := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet, unix.NFPROTO_NETDEV}
+	place := func(c nfnetlink.Chain) int { return slices.Index(families, c.Family) }
 	all, err := c.Chains(nfnetlink.AnyFamily)
-	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet, unix.NFPROTO_NETDEV} {
-		for _, c := range all {
-			if c.Family == f {
-				l.Chains = append(l.Chains, c)
-			}
-		}
-	}
+	l.Chains = slices.DeleteFunc(all, func(c nfnetlink.Chain) bool { return place(c) < 0 })
+	slices.SortStableFunc(l.Chains, func(a, b nfnetlink.Chain) int { return place(a) - place(b) })
 	return l, err
 }
 

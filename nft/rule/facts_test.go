@@ -48,7 +48,7 @@ func factsOf(r nfnetlink.Rule) (all []string) {
 			}
 			add("%s", words)
 		}
-		if n := s.NAT; n.Source || n.Destination {
+		if n := s.NAT; n != nil {
 			if n.Source && !translates {
 				translates, masquerades = true, n.Masquerade
 			}
@@ -73,7 +73,7 @@ func factsOf(r nfnetlink.Rule) (all []string) {
 		if m := s.NewMark; m != nil {
 			add("mark & %x ^ %x ? %x", m.Keep, m.Xor, m.Unknown)
 		}
-		if s.Write.Field != "" {
+		if s.Write != nil {
 			add("write %s %s", s.Write.Field, s.Write.To)
 		}
 		if rule.Untracks(s.Expr) {

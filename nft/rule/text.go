@@ -44,16 +44,16 @@ type Statement struct {
 	Last  []byte         // of a range that begins with Value, also up to the last one; nil: it is one value
 	Key   []Part         // what is looked up in a set or a map of verdicts
 	Set   string         // or the set in which it is looked up
-	NAT
+	NAT   *NAT           // how it translates a connection, nil: it does not
 	// NewMark is what the packet's mark is set to, nil if it is not.
 	NewMark *NewMark
-	Write   Write
+	Write   *Write // what it writes into the packet, without NAT, nil: nothing
 
 	format format
 	text   string // if the parts above are not everything
 }
 
-// NAT is how a statement translates a connection; the zero value: it does not.
+// NAT is how a statement translates a connection.
 type NAT struct {
 	Source, Destination bool             // which address
 	Masquerade          bool             // the source, to the address of the interface
@@ -82,7 +82,7 @@ type Part struct {
 // inverted. The bits in Unknown may have any value.
 type NewMark struct{ Keep, Xor, Unknown uint32 }
 
-// A Write is what a statement writes into the packet, without NAT; the zero value: nothing.
+// A Write is what a statement writes into the packet.
 type Write struct {
 	Field string     // as in a [Statement]
 	To    netip.Addr // the whole address that it becomes, the zero value if that is another
@@ -412,7 +412,7 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 	case "payload":
 		f, within := d.payload(e)
 		value := d.register(e.Uint32(unix.NFTA_PAYLOAD_SREG))
-		s.text, s.Write.Field = f.name+" set "+value.as(f.format), within
+		s.text, s.Write = f.name+" set "+value.as(f.format), &Write{Field: within}
 		if size := len(value.constant); f.format == formatIPv4 && size == 4 || f.format == formatIPv6 && size == 16 {
 			s.Write.To, _ = netip.AddrFromSlice(value.constant)
 		}
@@ -430,7 +430,8 @@ func (d *decoder) act(e nfnetlink.Expr) (s Statement) {
 }
 
 // translate decodes the expressions that translate addresses, and words them.
-func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
+func (d *decoder) translate(e nfnetlink.Expr) (n *NAT, words string) {
+	n = &NAT{}
 	to, portsAt, flagsAt := "", uint16(0), uint16(0)
 	switch e.Name {
 	case "masq":
@@ -449,7 +450,7 @@ func (d *decoder) translate(e nfnetlink.Expr) (n NAT, words string) {
 		if d.family == nfnetlink.Inet {
 			words += " " + family.String()
 		}
-		to = d.address(e, &n)
+		to = d.address(e, n)
 		portsAt, flagsAt = unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_FLAGS
 	}
 	first, last, ports := d.span(e, portsAt, formatBig)

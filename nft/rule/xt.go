@@ -138,7 +138,8 @@ func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
 	if e.Uint32(unix.NFTA_TARGET_REV) == 2 {
 		modeAt = 14
 	}
-	nat, words, mark := xtNAT[name], unknownInfo, (*NewMark)(nil)
+	nat, translates := xtNAT[name]
+	words, mark := unknownInfo, (*NewMark)(nil)
 	switch {
 	case name == "MARK" && len(info) == 8: // struct xt_mark_tginfo2
 		words = " --set-xmark " + xtMark(info)
@@ -154,10 +155,14 @@ func xtTarget(e nfnetlink.Expr, family nfnetlink.Family) Statement {
 	case nat.option != "" && nat.xtRange(info, family):
 		words = nat.xtWords(nat.option)
 	}
-	write := map[string]string{"SNPT": "ip6 saddr", "DNPT": "ip6 daddr"}[name] // of a prefix, without NAT
-	return Statement{
-		text: "-j " + nfnetlink.Printable(name) + words, NAT: nat.NAT, NewMark: mark, Write: Write{Field: write},
+	s := Statement{text: "-j " + nfnetlink.Printable(name) + words, NewMark: mark}
+	if translates {
+		s.NAT = &nat.NAT
 	}
+	if field, is := map[string]string{"SNPT": "ip6 saddr", "DNPT": "ip6 daddr"}[name]; is { // of a prefix, without NAT
+		s.Write = &Write{Field: field}
+	}
+	return s
 }
 
 // xtRange adds struct nf_nat_range or the shorter one for IPv4 only, struct nf_nat_ipv4_multi_range_compat with one

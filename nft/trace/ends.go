@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -29,9 +28,12 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 		for i := range c.Rules {
 			all := t.statements(c, i)
 			from, _ := prefixes(all)
-			for s := range all {
-				key, elements := slices.Concat(s.Key, s.ToKey), []element(nil)
-				at := idOf(c.Chain, cmp.Or(s.ToMap, s.Expr.Set()))
+			for _, s := range all {
+				key, set, elements := s.Key, s.Expr.Set(), []element(nil)
+				if s.NAT != nil {
+					key, set = s.NAT.ToKey, s.NAT.ToMap
+				}
+				at := idOf(c.Chain, set)
 				if of := t.sets[at]; of != nil {
 					e.Exact = e.Exact || of.large
 					if use := fmt.Sprint(at, key, from); !known[use] {

@@ -1,7 +1,6 @@
 package trace
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -63,8 +62,8 @@ func (t *Tracer) meets(c *Chain) []int {
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.
-func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
-	for s := range of {
+func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
+	for _, s := range of {
 		r, ok := s.Range()
 		p, is := r.Prefix()
 		switch {
@@ -81,15 +80,15 @@ func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
 }
 
 // statements returns those of a rule, of which the first rules are kept decoded.
-func (t *Tracer) statements(c *Chain, i int) iter.Seq[rule.Statement] {
-	all := &c.statements[i]
-	switch {
-	case *all != nil:
-	case t.decoded == maxDecoded:
-		return rule.Statements(c.Rules[i])
-	default:
-		t.decoded++
-		*all = slices.Collect(rule.Statements(c.Rules[i]))
+func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
+	if kept := c.statements[i]; kept != nil {
+		return kept
 	}
-	return slices.Values(*all)
+	t.scratch = slices.AppendSeq(t.scratch[:0], rule.Statements(c.Rules[i]))
+	all := slices.Clone(t.scratch)
+	if t.decoded < maxDecoded {
+		t.decoded++
+		c.statements[i] = all
+	}
+	return all
 }

@@ -24,7 +24,7 @@ type Rules struct {
 	// unknown.
 	Unread  int
 	Listing older.Listing                // of all chains
-	ByID    map[nfnetlink.ChainID]*Chain // of Listing, with the rules of those that were read
+	ByID    map[nfnetlink.ChainID]*Chain // those that were read
 	bases   []*Chain                     // in the order in which packets meet them
 	sets    map[nfnetlink.ChainID]*set   // all, of which those are read that rules refer to
 }
@@ -92,9 +92,10 @@ type reader struct {
 	*Rules
 	Scope
 	conn     *nfnetlink.Conn
-	rules    int // the number of rules read
-	memory   int // that they take, in bytes
-	elements int // in sets and maps
+	listed   map[nfnetlink.ChainID]int // where in Listing.Chains
+	rules    int                       // the number of rules read
+	memory   int                       // that they take, in bytes
+	elements int                       // in sets and maps
 }
 
 func (r *reader) read() (err error) {
@@ -109,12 +110,12 @@ func (r *reader) read() (err error) {
 		return err
 	}
 	r.ByID, r.sets = map[nfnetlink.ChainID]*Chain{}, map[nfnetlink.ChainID]*set{}
+	r.listed = map[nfnetlink.ChainID]int{}
 	for _, s := range sets {
 		r.sets[nfnetlink.ChainID{Family: s.Family, Table: s.Table, Name: s.Name}] = &set{Set: s}
 	}
-	for _, c := range r.Listing.Chains {
-		known := &Chain{Chain: c, Own: r.Own(c)}
-		r.ByID[c.ID()] = known
+	for i, c := range r.Listing.Chains {
+		r.listed[c.ID()] = i
 		switch {
 		case !r.Listing.InForce(c):
 		case c.Family == unix.NFPROTO_NETDEV, c.Hook.Number == ingress:
@@ -122,7 +123,7 @@ func (r *reader) read() (err error) {
 				r.Devices = append(r.Devices, c.ID())
 			}
 		case r.Reads(c):
-			r.bases = append(r.bases, known)
+			r.bases = append(r.bases, r.chain(c.ID()))
 		}
 	}
 	slices.SortStableFunc(r.bases, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
@@ -135,6 +136,16 @@ func (r *reader) read() (err error) {
 	}
 	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
 	return nil
+}
+
+// chain returns a chain that was listed, or nil.
+func (r *reader) chain(id nfnetlink.ChainID) *Chain {
+	i, listed := r.listed[id]
+	if listed && r.ByID[id] == nil {
+		c := r.Listing.Chains[i]
+		r.ByID[id] = &Chain{Chain: c, Own: r.Own(c)}
+	}
+	return r.ByID[id]
 }
 
 // follow reads a chain, the sets and maps of its rules, and all chains that it leads to.
@@ -163,7 +174,7 @@ func (r *reader) follow(c *Chain) error {
 			}
 		}
 		for _, name := range targets {
-			if err := r.follow(r.ByID[idOf(c.Chain, name)]); err != nil {
+			if err := r.follow(r.chain(idOf(c.Chain, name))); err != nil {
 				return err
 			}
 		}

@@ -51,13 +51,13 @@ func (t *Tracer) statement(c *Chain, s rule.Statement) (e effect, is Truth) {
 	switch is = Yes; {
 	case ends:
 		e = verdict(code, chain)
-	case s.Masquerade:
+	case s.NAT != nil && s.NAT.Masquerade:
 		e.code = Masquerades
-	case s.Source || s.Destination:
-		e.code, is = Translates, truthOf(t.ofFamily(s.Family))
+	case s.NAT != nil:
+		e.code, is = Translates, truthOf(t.ofFamily(s.NAT.Family))
 	case s.Expr.JumpsByMap():
 		e.code = chooses
-	case s.Write.Field != "":
+	case s.Write != nil:
 		e.code = Rewrites
 	case rule.Untracks(s.Expr):
 		e.code = Untracks

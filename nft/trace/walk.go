@@ -147,6 +147,7 @@ type Tracer struct {
 	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
 	Visits  int // of statements, by all packets
 	decoded int
+	scratch []rule.Statement
 	passage
 }
 
@@ -442,7 +443,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 // rule follows the packet through a rule.
 func (t *Tracer) rule(i int, w way) (to flow) {
 	maybe := flow(0)
-	for s := range t.statements(w.chain, i) {
+	for _, s := range t.statements(w.chain, i) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
@@ -485,7 +486,7 @@ func (t *Tracer) do(w way, e effect, s rule.Statement) flow {
 		}
 		return to
 	case Rewrites:
-		t.write(w, s.Write)
+		t.write(w, *s.Write)
 	case Untracks:
 		if before := t.beforeTracking(); before != No && t.Untracked != Yes {
 			t.Untracked = Yes
@@ -586,28 +587,28 @@ func (t *Tracer) choose(w way, s rule.Statement) (to flow) {
 
 // translate notes that a rule translates the packet. The kernel takes such rules only where they can.
 func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
-	source, of := t.base.ofSources(), t.packet.Dst
+	n, source, of := s.NAT, t.base.ofSources(), t.packet.Dst
 	if source {
 		of = t.packet.Src
 	}
-	to, has := []iprange.Range{s.To}, Yes
-	if s.ToMap != "" {
+	to, has := []iprange.Range{n.To}, Yes
+	if n.ToMap != "" {
 		if to, has = t.addresses(w.chain, s); has == No {
 			return on
 		}
 	}
 	f := t.find(w.under(has, s), code)
-	f.Mark, f.OfDestination, f.Keeps = t.Mark.without(t.others), !source, s.ToMap == "" && source && isSource(s.ToField)
+	f.Mark, f.OfDestination, f.Keeps = t.Mark.without(t.others), !source, n.ToMap == "" && source && isSource(n.ToField)
 	for _, r := range to {
-		if s.Flags&nfnetlink.NATPrefix != 0 {
+		if n.Flags&nfnetlink.NATPrefix != 0 {
 			r = prefixed(r, of)
 		}
 		if r.From.IsValid() {
 			f.To = append(f.To, r)
 		}
 	}
-	if !source && s.MinPort == s.MaxPort {
-		f.Port = s.MinPort
+	if !source && n.MinPort == n.MaxPort {
+		f.Port = n.MinPort
 	}
 	f.To = iprange.Normal(f.To)
 	if has == Maybe {
@@ -618,12 +619,12 @@ func (t *Tracer) translate(w way, code Code, s rule.Statement) flow {
 
 // addresses returns those to which a map may translate the packet, and whether it has one.
 func (t *Tracer) addresses(c *Chain, s rule.Statement) (all []iprange.Range, has Truth) {
-	found, has := t.lookup(c, s.ToMap, s.ToKey)
+	found, has := t.lookup(c, s.NAT.ToMap, s.NAT.ToKey)
 	for _, e := range found {
 		size := min(len(e.Value), t.packet.Dst.BitLen()/8)
 		from, _ := netip.AddrFromSlice(e.Value[:size])
 		to := from
-		if s.Flags&nfnetlink.NATPrefix != 0 { // what follows is the last one, or else a port
+		if s.NAT.Flags&nfnetlink.NATPrefix != 0 { // what follows is the last one, or else a port
 			to, _ = netip.AddrFromSlice(e.Value[size:])
 		}
 		all = append(all, iprange.Range{From: from, To: to})
