@@ -96,6 +96,7 @@ func parseChain(f Family, a Attrs) Chain {
 func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool,
 	err error,
 ) {
+	rules = []Rule{}
 	err = c.EachRule(family, table, chain, func(r Rule) error {
 		if more = enough(r); more {
 			return ErrEnough

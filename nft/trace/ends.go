@@ -26,9 +26,9 @@ func (t *Tracer) Ends(perSet int) (e Ends) {
 	for _, c := range t.Chains {
 		t.base = t.bases[0] // any, to know how long fields are
 		for i := range c.Rules {
-			all := t.statements(c, i)
+			all := rule.Statements(c.Rules[i])
 			from, _ := prefixes(all)
-			for _, s := range all {
+			for s := range all {
 				key, set, elements := s.Key, s.Expr.Set(), []element(nil)
 				if s.NAT != nil {
 					key, set = s.NAT.ToKey, s.NAT.ToMap

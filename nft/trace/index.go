@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -44,7 +45,7 @@ func (t *Tracer) meets(c *Chain) []int {
 	if c.index == nil {
 		c.index = &index{}
 		for i := range c.Rules {
-			if src, dst := prefixes(t.statements(c, i)); src.Bits() > dst.Bits() {
+			if src, dst := prefixes(rule.Statements(c.Rules[i])); src.Bits() > dst.Bits() {
 				c.index.src.add(src, i)
 			} else {
 				c.index.dst.add(dst, i)
@@ -62,8 +63,8 @@ func (t *Tracer) meets(c *Chain) []int {
 }
 
 // prefixes returns those that a rule compares addresses with before it does anything.
-func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
-	for _, s := range of {
+func prefixes(of iter.Seq[rule.Statement]) (src, dst netip.Prefix) {
+	for s := range of {
 		r, ok := s.Range()
 		p, is := r.Prefix()
 		switch {
@@ -77,18 +78,4 @@ func prefixes(of []rule.Statement) (src, dst netip.Prefix) {
 		}
 	}
 	return src, dst
-}
-
-// statements returns those of a rule, of which the first rules are kept decoded.
-func (t *Tracer) statements(c *Chain, i int) []rule.Statement {
-	if kept := c.statements[i]; kept != nil {
-		return kept
-	}
-	t.scratch = slices.AppendSeq(t.scratch[:0], rule.Statements(c.Rules[i]))
-	all := slices.Clone(t.scratch)
-	if t.decoded < maxDecoded {
-		t.decoded++
-		c.statements[i] = all
-	}
-	return all
 }

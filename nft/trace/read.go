@@ -10,7 +10,6 @@ import (
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/rule"
 )
 
 // Rules are the chains that [Read] found, with the sets and maps that their rules refer to.
@@ -49,9 +48,7 @@ type Chain struct {
 	// Unread is how many of its rules were not read, because there are too many.
 	Unread int
 
-	met        bool               // reading has come to it
-	statements [][]rule.Statement // of the rules, nil: not decoded yet
-	index      *index
+	index *index
 }
 
 // idOf names a chain or a set in the table of a chain.
@@ -111,6 +108,7 @@ func (r *reader) read() (err error) {
 	}
 	r.ByID, r.sets = map[nfnetlink.ChainID]*Chain{}, map[nfnetlink.ChainID]*set{}
 	r.listed = map[nfnetlink.ChainID]int{}
+	var bases []nfnetlink.Chain
 	for _, s := range sets {
 		r.sets[nfnetlink.ChainID{Family: s.Family, Table: s.Table, Name: s.Name}] = &set{Set: s}
 	}
@@ -123,36 +121,30 @@ func (r *reader) read() (err error) {
 				r.Devices = append(r.Devices, c.ID())
 			}
 		case r.Reads(c):
-			r.bases = append(r.bases, r.chain(c.ID()))
+			bases = append(bases, c)
 		}
 	}
-	slices.SortStableFunc(r.bases, func(a, b *Chain) int { // route, nat, filter, in case there are too many rules
+	slices.SortStableFunc(bases, func(a, b nfnetlink.Chain) int { // route, nat, filter, in case there are too many rules
 		return strings.Compare(b.Hook.Type, a.Hook.Type)
 	})
-	for _, c := range r.bases {
-		if err := r.follow(c); err != nil {
+	for _, c := range bases {
+		if err := r.follow(c.ID()); err != nil {
 			return err
 		}
+		r.bases = append(r.bases, r.ByID[c.ID()])
 	}
 	slices.SortStableFunc(r.bases, func(a, b *Chain) int { return slices.Compare(a.when(), b.when()) })
 	return nil
 }
 
-// chain returns a chain that was listed, or nil.
-func (r *reader) chain(id nfnetlink.ChainID) *Chain {
-	i, listed := r.listed[id]
-	if listed && r.ByID[id] == nil {
-		c := r.Listing.Chains[i]
-		r.ByID[id] = &Chain{Chain: c, Own: r.Own(c)}
-	}
-	return r.ByID[id]
-}
-
 // follow reads a chain, the sets and maps of its rules, and all chains that it leads to.
-func (r *reader) follow(c *Chain) error {
-	if c == nil || c.met {
+func (r *reader) follow(id nfnetlink.ChainID) error {
+	at, listed := r.listed[id]
+	if !listed || r.ByID[id] != nil {
 		return nil
 	}
+	c := &Chain{Chain: r.Listing.Chains[at]}
+	c.Own, r.ByID[id] = r.Own(c.Chain), c
 	if err := r.readChain(c); err != nil {
 		return err
 	}
@@ -174,7 +166,7 @@ func (r *reader) follow(c *Chain) error {
 			}
 		}
 		for _, name := range targets {
-			if err := r.follow(r.chain(idOf(c.Chain, name))); err != nil {
+			if err := r.follow(idOf(c.Chain, name)); err != nil {
 				return err
 			}
 		}
@@ -183,7 +175,7 @@ func (r *reader) follow(c *Chain) error {
 }
 
 func (r *reader) readChain(c *Chain) error {
-	c.met, r.Chains = true, append(r.Chains, c)
+	r.Chains = append(r.Chains, c)
 	if c.Own && !r.Ours {
 		return nil
 	}
@@ -209,7 +201,7 @@ func (r *reader) readChain(c *Chain) error {
 	others := slices.ContainsFunc(rules, func(r nfnetlink.Rule) bool { return !facts.Signed(r) })
 	c.Own = c.Own || !others && len(rules) > 0 && c.Hook == nil
 	if !c.Own || r.Ours {
-		c.Rules, c.statements = rules, make([][]rule.Statement, len(rules))
+		c.Rules = rules
 	}
 	return nil
 }

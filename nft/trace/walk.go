@@ -134,7 +134,6 @@ const (
 	maxFindings = 1000
 	maxVisits   = 500_000 // of statements, by one packet
 	maxUnknown  = 100
-	maxDecoded  = 10_000 // rules whose statements are kept
 )
 
 // TooMany is the unknown condition of a packet that met more rules than are followed.
@@ -144,10 +143,8 @@ const TooMany = "too many rules to follow"
 type Tracer struct {
 	*Rules
 	// Has asks for one element of a set that is too large to read; nil: what that has is unknown.
-	Has     func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
-	Visits  int // of statements, by all packets
-	decoded int
-	scratch []rule.Statement
+	Has    func(family nfnetlink.Family, table, set string, a netip.Addr) (has, limited bool, err error)
+	Visits int // of statements, by all packets
 	passage
 }
 
@@ -412,13 +409,13 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	switch {
 	case c == nil, len(w.Via) > maxDepth:
 		return back
-	case c.Own && c.statements == nil:
-		t.find(c.rest(w), Ours)
-		return back
 	case c.Unread > 0:
 		t.Mark = Mark{changed: allBits}
 		t.find(c.rest(w).sure(false), Unknown)
 		return anywhere &^ on
+	case c.Own && c.Rules == nil: // it was not read
+		t.find(c.rest(w), Ours)
+		return back
 	}
 	src, meets := t.packet.Src, t.meets(c)
 	for k := 0; k < len(meets); k++ {
@@ -443,7 +440,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 // rule follows the packet through a rule.
 func (t *Tracer) rule(i int, w way) (to flow) {
 	maybe := flow(0)
-	for _, s := range t.statements(w.chain, i) {
+	for s := range rule.Statements(w.chain.Rules[i]) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
