@@ -215,34 +215,3 @@ func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 		})
 	}
 }
-
-func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n, older := newNode(t), loadOlder(t, olderVersions[0])
-	says := func(text, want string) {
-		t.Helper()
-		n.swap(text)
-		d := n.start()
-		d.await("config_rejected")
-		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Errors[0].Msg, "config rejected; "+want) {
-			t.Errorf("exit code %d: %q, want %q", code, r.Errors, want)
-		}
-		d.stop()
-		n.cleanup()
-	}
-	says(badText, "the built-in defaults (")
-	says(older.mistakes()["a misspelled key"], "the older agents' reading of it (")
-	for _, version := range olderVersions[:3] {
-		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			n := newNode(t)
-			loadOlder(t, version).install(n)
-			n.swap(badText)
-			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
-			if r, _ := n.status(); !strings.HasPrefix(r.Errors[0].Msg,
-				"config rejected; the rules of an iptables-based agent are active") {
-				t.Errorf("%s: %q", version, r.Errors)
-			}
-		})
-	}
-}

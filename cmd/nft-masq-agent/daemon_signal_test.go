@@ -3,10 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -53,44 +50,6 @@ func TestRulesStayWhenTheAgentExits(t *testing.T) {
 			d.silent()
 		}
 		n.holds(wants(t, "", flag))
-	})
-}
-
-func TestHangupTriggersACheck(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap(exempting("10.1.0.0/16"))
-	other := filepath.Join(t.TempDir(), "the same file")
-	n.check(os.Link(n.path, other))
-	d := n.start("--resync-interval=3600", "--http-address", httpAddress)
-	d.began(wants(t, exempting("10.1.0.0/16")))
-	d.signal(unix.SIGHUP)
-	d.until("a look at the kernel", func() bool { return n.checks("sighup") == "1" })
-	// Inotify does not report writes through another directory.
-	n.check(os.WriteFile(other, []byte(exempting("10.2.0.0/16")), 0o644))
-	d.signal(unix.SIGHUP)
-	d.applied("config", wants(t, exempting("10.2.0.0/16")))
-	d.silent()
-}
-
-func TestNothingIsWrittenOrLoggedWithoutChanges(t *testing.T) {
-	nfttest.SkipIfShort(t) // a resync takes a second
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap("resyncInterval: 1s\nenableIPv6: true\n")
-		d := n.start(flag, "--http-address", httpAddress)
-		d.began(wants(t, "enableIPv6: true\n", flag))
-		before := n.generation()
-		d.until("some looks", func() bool {
-			looks, _ := strconv.Atoi(n.checks("resync"))
-			return looks >= 3
-		})
-		if after := n.generation(); after != before {
-			t.Errorf("generation %d, was %d", after, before)
-		}
-		d.silent()
-		d.stop()
 	})
 }
 
@@ -143,63 +102,4 @@ func TestCleanupRemovesEverythingButNotNextToARunningAgent(t *testing.T) {
 			t.Errorf("once more (-want +got):\n%s", diff)
 		}
 	})
-}
-
-func TestCleanupRemovesOlderAgentsRulesOnRequest(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	n := newTrafficNode(t)
-	n.enforce("")
-	loadLegacy(n.testNode)
-	before := n.kernelText()
-	if got := n.run("cleanup", "--legacy", "--dry-run"); got.code != exitDone ||
-		!strings.Contains(got.stdout, "would remove table inet nft-masq-agent\n") ||
-		!strings.Contains(got.stdout, "would remove another agent's chain MY-MASQ") || n.kernelText() != before {
-		t.Errorf("--dry-run: %+v", got)
-	}
-	for _, step := range []struct{ flag, removes, keeps string }{
-		{"--legacy-only", "MY-MASQ", "table inet nft-masq-agent"},
-		{"", "table inet nft-masq-agent", "MY-MASQ"},
-		{"--legacy", "MY-MASQ", ""},
-	} {
-		got := n.run(strings.Fields("cleanup " + step.flag)...)
-		left := n.kernelText()
-		if got.code != exitDone || !strings.Contains(got.stdout, step.removes) || strings.Contains(left, step.removes) ||
-			!strings.Contains(left, step.keeps) {
-			t.Errorf("%s: %+v, left:\n%s", step.flag, got, left)
-		}
-		loadLegacy(n.testNode)
-	}
-}
-
-// A comment like an agent's is no proof that a chain is one.
-func TestChainWithARuleOfAnotherProgramIsKeptAndTheRuleNamed(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n := newNode(t)
-	nfttest.Run(t, n.NS, `*nat
-:SITE - [0:0]
--A POSTROUTING -j SITE
--A SITE -d 192.0.2.9/32 -m comment --comment "ip-masq: see the wiki" -j ACCEPT
--A SITE -d 192.0.2.7/32 -j ACCEPT
-COMMIT
-`, "iptables-nft-restore")
-	before := nfttest.Save(t, n.NS, "iptables-nft-save", "nat")
-	const says = "has no comment of such an agent: ip daddr 192.0.2.7"
-	for _, args := range [][]string{{"--legacy-only", "--dry-run"}, {"--legacy-only"}, {"--legacy"}} {
-		got := n.run(append([]string{"cleanup"}, args...)...)
-		if got.code != exitDone || got.stdout != "nothing to remove\n" || !strings.Contains(unwrap(got.stderr), says) {
-			t.Errorf("%v: %+v", args, got)
-		}
-	}
-	d := n.start("--takeover")
-	if line := d.await("legacy_rules_active"); !strings.Contains(line.Texts("found"), says) {
-		t.Errorf("logged: %v", line)
-	}
-	if got := n.run("status"); !strings.Contains(unwrap(got.stdout), says) {
-		t.Errorf("status: %+v", got)
-	}
-	if diff := cmp.Diff(before, nfttest.Save(t, n.NS, "iptables-nft-save", "nat")); diff != "" {
-		t.Errorf("the chain (-before +after):\n%s", diff)
-	}
 }

@@ -2,12 +2,12 @@ package main
 
 import (
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/nft"
 )
 
 // status returns the report of status -o json, and the exit code.
@@ -32,26 +32,28 @@ func problems(r answer.Status, id string) (texts []string) {
 	return texts
 }
 
-func TestForeignChainIsRejected(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft-restore")
-	n := newNode(t)
-	const rules = "*nat\n:KUBE-POSTROUTING - [0:0]\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\nCOMMIT\n"
-	if _, err := n.Output(rules, "iptables-nft-restore", "--noflush"); err != nil {
-		t.Fatal(err)
-	}
-	flags, before := []string{"--mode=iptables-nft", "--masq-chain=KUBE-POSTROUTING"}, n.kernelText()
-	r, code := n.status(flags...)
-	want := `chain "KUBE-POSTROUTING" in table ip nat: the chain has rules that no masquerade agent wrote`
-	if code != exitFailed || len(r.Counters) > 0 || !slices.Equal(r.Kernel.Differences, []string{want}) {
-		t.Errorf("exit code %d: %+v", code, r)
-	}
-	got := n.run(append([]string{"run", "--config", n.path}, flags...)...)
-	want = "nft-masq-agent run: --masq-chain: " + want + " (see nft-masq-agent run --help)\n"
-	if got.code != exitUsage || got.stderr != want || n.kernelText() != before {
-		t.Errorf("%+v, want exit code %d and %s", got, exitUsage, want)
-	}
-}
-
 // unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// A policy is enforced since it was applied, whatever was restored after that.
+func TestStatusSaysSinceWhenAPolicyIsEnforced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.await("config_applied")
+	policy := func() report.Policy {
+		r, _ := n.status()
+		return *r.Agent.Policy
+	}
+	started := policy()
+	n.swap(exempting("10.2.0.0/16"))
+	d.await("config_applied")
+	changed := policy()
+	tamper(n, nft.ModeNFTables)
+	d.await("rules_restored")
+	restored := policy()
+	if !changed.Since.After(started.Since) || !restored.Since.Equal(changed.Since) ||
+		!restored.Changed.After(changed.Changed) {
+		t.Errorf("%+v, then %+v, then %+v", started, changed, restored)
+	}
+}

@@ -33,6 +33,8 @@ type faultyNode struct {
 	last    netip.AddrPort // as the far end saw it
 	sent    uint16         // packets whose source the far end sees
 	written uint32         // the generation that "unwritten" compares
+	dead    string         // a file system that does not answer, until it fails
+	fail    func()
 }
 
 // paths puts paths into a text.
@@ -42,7 +44,7 @@ func (n *faultyNode) paths(text string) string {
 	}
 	dir := filepath.Dir(n.path)
 	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(),
-		`\n`, "\n").Replace(text)
+		"DEAD", n.dead, `\n`, "\n").Replace(text)
 }
 
 // aWord is one of a line. In quotes it may have spaces.
@@ -96,15 +98,22 @@ func (n *faultyNode) step(word, text string) {
 			n.t.Errorf("generation %d, was %d", now, n.written)
 		}
 		n.written = now
+	case "hang":
+		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
+	case "fail":
+		n.fail()
+	case "exchange":
+		n.check(unix.Renameat2(unix.AT_FDCWD, words[0], unix.AT_FDCWD, words[1], unix.RENAME_EXCHANGE))
 	case "stop":
 		n.d.stop()
 		n.d = nil
-	case "then":
-		n.start(words)
-		n.d.await("config_applied")
-		n.load()
 	case "begin":
 		n.start(words)
+	case "then":
+		n.start(words)
+		n.d.await("starting")
+		n.d.await("config_applied")
+		n.load()
 	case "load":
 		n.load()
 	case "enforce":
@@ -120,12 +129,23 @@ func (n *faultyNode) step(word, text string) {
 		}
 	case "log":
 		event, says, _ := strings.Cut(text, " ")
-		if line := n.d.await(event); !strings.Contains(fmt.Sprint(line), says) {
-			n.t.Errorf("the agent logs %v, want %q", line, says)
+		line := n.d.await(event)
+		for _, part := range strings.Split(says, " | ") {
+			part, absent := strings.CutPrefix(part, "! ")
+			if strings.Contains(fmt.Sprint(line), part) == absent {
+				n.t.Errorf("the agent logs %v, want %q", line, part)
+			}
 		}
 	case "metric":
 		name, value, _ := strings.Cut(text, " ")
-		n.d.until(text, func() bool { return n.metric(name) == value })
+		least, err := strconv.ParseFloat(strings.TrimSuffix(value, "+"), 64)
+		n.d.until(text, func() bool {
+			got := n.metric(name)
+			if now, none := strconv.ParseFloat(got, 64); err == nil && none == nil && strings.HasSuffix(value, "+") {
+				return now >= least
+			}
+			return got == value
+		})
 	case "signal":
 		n.d.signal(unix.SignalNum("SIG" + text))
 	case "assign":
@@ -162,6 +182,11 @@ func TestEachFaultHasAFirstLine(t *testing.T) {
 func TestCommandsAnswerOnANode(t *testing.T) {
 	t.Parallel()
 	playOnNodes(t, "node")
+}
+
+func TestAgentDoesWhatEachCaseSays(t *testing.T) {
+	t.Parallel()
+	playOnNodes(t, "daemon")
 }
 
 func playOnNodes(t *testing.T, name string) {
@@ -201,7 +226,6 @@ func (n *faultyNode) start(flags []string) {
 		args = append(args, split(n.paths(a))...)
 	}
 	n.d = n.startIn(n.env, append(args, flags...)...)
-	n.d.await("starting")
 	n.d.answers()
 }
 
