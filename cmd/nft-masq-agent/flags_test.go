@@ -117,6 +117,7 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 func TestContradictoryFlagsAreWrongUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"cleanup --legacy --legacy-only":                      "--legacy",
+		"status --accept-foreign nat":                         "FAMILY TABLE CHAIN",
 		"render --mode iptables-nft -o nft":                   "--mode",
 		"render --mode nftables -o iptables":                  "--mode",
 		"render --windows-api 1":                              "--windows-api",
