@@ -131,37 +131,6 @@ func (n trafficNode) seesByRouting(of, on, to string, links [2]string, flag stri
 	}
 }
 
-func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft", "ip")
-	n := newTwoUplinks(t)
-	n.enforce("")
-	n.ip(otherTable + "route add local default dev lo table 200\nrule add priority 11 fwmark 0x1 lookup 200\n" +
-		"rule add priority 12 fwmark 0x2 unreachable\n")
-	nfttest.NFT(t, n.top.Node, `table inet marks { chain c { type filter hook prerouting priority mangle
-		th dport 9001 meta mark set 0x1
-		th dport 9002 meta mark set 0x2
-	}; }`, "-f", "-")
-	x, text := n.explained("203.0.113.9", "--from", n.top.PodV4.String(), "--config", n.path)
-	n.judge(x, n.seen(netip.MustParseAddr("203.0.113.9"), 7000))
-	const note = "Some packets do not go there, depending on ip rule 11; ip rule 12."
-	if x.Why.Code != "masqueraded" || !strings.Contains(text, note) {
-		t.Error(text)
-	}
-	// What is exempt does not depend on the route.
-	n.ip("rule add priority 10 from POD lookup 100\n")
-	for _, tt := range []struct{ dst, sees, says string }{
-		{"10.9.0.9", "10.244.1.2", "no rule of this node translates it"},
-		{"203.0.113.9", "198.18.1.1", "the address of eth1"},
-	} {
-		x, text := n.explained(tt.dst, "--config", n.path, "--from", "10.244.1.2")
-		if x.Sees != tt.sees || !strings.Contains(text, tt.says) {
-			t.Errorf("%v: %+v\n%s", tt, x.Why, text)
-		}
-	}
-}
-
 // With the SNAT of the AWS VPC CNI, a mark leads pods on a secondary interface to everything outside of
 // the VPC by the primary one (pkg/networkutils/network.go, SetupHostNetwork). The far end shows which
 // interface exempt packets leave by, and status warns if it is not that of the pod's address.

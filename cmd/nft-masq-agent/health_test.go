@@ -89,6 +89,7 @@ func (n *faultyNode) step(word, text string) {
 		if n.env != nil { // such an agent cannot tell where others run
 			n.d.forgive("second_agent")
 		}
+		n.d.forgive("node_problem") // it may look between two steps
 		n.d.silent()
 	case "holds":
 		n.holds(wants(n.t, text, append(n.flags, n.d.args...)...))
@@ -150,6 +151,12 @@ func (n *faultyNode) step(word, text string) {
 		n.d.signal(unix.SignalNum("SIG" + text))
 	case "assign":
 		n.assign(text)
+	case "fin": // a segment without a connection
+		to := netip.AddrPortFrom(netip.MustParseAddr(text), 7)
+		src := map[bool]netip.Addr{true: n.top.PodV4, false: n.top.PodV6}[to.Addr().Is4()]
+		n.check(n.top.AddAddr(n.top.Outside, to.Addr()))
+		flow := nfttest.Flow{Proto: nfttest.TCP, Flags: 1, From: n.top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: to}
+		n.check(flow.Emit())
 	case "pod":
 		n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr(text)))
 	case "sees":
