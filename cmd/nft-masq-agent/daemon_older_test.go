@@ -149,7 +149,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
+	for i, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",
 				"iptables-legacy-save")
@@ -158,8 +158,11 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 			older.install(n)
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			mistakes := older.mistakes()
-			for _, mistake := range slices.Sorted(maps.Keys(mistakes)) {
-				for _, takeOver := range []bool{true, false} {
+			for j, mistake := range slices.Sorted(maps.Keys(mistakes)) {
+				for k, takeOver := range []bool{true, false} {
+					if (i+j+k)%2 > 0 && !nfttest.Long() {
+						continue // with the other version
+					}
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config_rejected")
