@@ -146,9 +146,9 @@ func (s *stalled) try(t *testing.T) {
 	tamper(n, s.mode)
 	s.comes("rules", 10*time.Second, want)
 	if s.mode == nft.ModeNFTables {
-		nftScript("add element TABLE SET { 8.8.8.8 }")(n)
+		nfttest.NFT(t, n.NS, "", "add element inet nft-masq-agent", n.set(), "{ 8.8.8.8 }")
 	} else {
-		iptables("-D IP-MASQ-AGENT 2")(n)
+		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-D", "IP-MASQ-AGENT", "2")
 	}
 	s.comes("elements", 30*time.Second, want)
 
