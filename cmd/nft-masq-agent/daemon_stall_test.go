@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -122,7 +123,7 @@ func TestStalledAgentNextToAProgramThatCommitsDoesWhatItPromises(t *testing.T) {
 
 func (s *stalled) try(t *testing.T) {
 	n, flag := newNode(t), "--mode="+string(s.mode)
-	has := addrs("198.51.100.10", "198.51.100.11", "198.51.100.20", "198.51.100.21")
+	has := cases.Addrs("198.51.100.10", "198.51.100.11", "198.51.100.20", "198.51.100.21")
 	for _, a := range has {
 		n.check(n.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
 	}

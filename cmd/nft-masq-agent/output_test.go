@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -9,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 )
 
 func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
@@ -30,22 +27,5 @@ func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
 		if diff := cmp.Diff(want, stderr.String()); diff != "" {
 			t.Errorf("terminal %t (-want +got):\n%s", terminal, diff)
 		}
-	}
-}
-
-func TestNonRegularFileIsAnErrorInBothFormats(t *testing.T) {
-	const says = "config: /dev/null: "
-	got := runHere(t, "check", "--config", os.DevNull)
-	if got.code != exitFailed || got.stdout != "" || !strings.HasPrefix(got.stderr, "nft-masq-agent check: "+says) {
-		t.Errorf("text: %+v", got)
-	}
-	got = runHere(t, "check", "--config", os.DevNull, "-o", "json")
-	var report answer.Check
-	if err := json.Unmarshal([]byte(got.stdout), &report); err != nil || got.code != exitFailed || got.stderr != "" {
-		t.Fatalf("json: %+v: %v", got, err)
-	}
-	if len(report.Errors) != 1 || report.Errors[0].ID != "config" || !strings.HasPrefix(report.Errors[0].Msg, says) ||
-		report.Config.Accepted {
-		t.Errorf("json: %+v", report)
 	}
 }

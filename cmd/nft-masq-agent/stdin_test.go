@@ -21,17 +21,3 @@ func TestStandardInputCanBeTheConfig(t *testing.T) {
 		}
 	}
 }
-
-func TestErrorsNameFlagsWithTwoDashes(t *testing.T) {
-	for args, want := range map[string]string{
-		"explain 10.1.2.3 --from x":    "for flag --from: is not an IP address",
-		"explain 10.1.2.3 --from":      "needs an argument: --from",
-		"check --strict=maybe":         "for --strict",
-		"check --output yaml":          "for flag --output: must be text or json",
-		"monitor /etc/ip-masq-agent.x": "did you mean --config /etc/ip-masq-agent.x?",
-	} {
-		if got := runHere(t, strings.Fields(args)...); got.code != exitUsage || !strings.Contains(got.stderr, want) {
-			t.Errorf("%s: %+v, want %q", args, got, want)
-		}
-	}
-}
