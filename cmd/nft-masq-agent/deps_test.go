@@ -175,8 +175,6 @@ func TestImportsAreRestricted(t *testing.T) {
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, forTests),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),
-
-		"nft-masq-agent/cmd/nft-masq-agent/internal/logged": forTests,
 	}
 	for _, p := range allPackages(t) {
 		for _, i := range p.Imports {

@@ -91,6 +91,10 @@ func (n *faultyNode) step(word, text string) {
 		}
 		n.d.forgive("node_problem") // it may look between two steps
 		n.d.silent()
+	case "unlogged":
+		if strings.Contains(n.d.Text(), text) {
+			n.t.Errorf("%q is logged", text)
+		}
 	case "holds":
 		n.holds(wants(n.t, text, append(n.flags, n.d.args...)...))
 	case "unwritten":
