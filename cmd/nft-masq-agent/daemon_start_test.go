@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -39,53 +38,6 @@ func loadLegacy(n *testNode) {
 	rules, err := os.ReadFile(filepath.Join(root, "testdata/foreign/ip-masq-agent-custom-chain/rules.iptables"))
 	n.check(err)
 	nfttest.Run(n.t, n.NS, string(rules), "iptables-nft-restore", "--noflush")
-}
-
-// TestRejectedRulesAreRetriedUntilAccepted makes another program own the table:
-// then the kernel rejects changes until that program exits.
-func TestRejectedRulesAreRetriedUntilAccepted(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, mode nft.Mode, flag string) {
-		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
-		n := newNode(t)
-		family, table := nfnetlink.Inet, nft.TableName
-		if mode == nft.ModeIPTables {
-			family, table = nfnetlink.IPv4, "nat"
-		}
-		owner := nfttest.Own(t, n.NS, byte(family), table, owned)
-		defer func() { _ = owner.Close() }()
-
-		d := n.start(flag, "--http-address", httpAddress)
-		d.await("starting")
-		d.answers()
-		line := d.await("rules_rejected")
-		if line["level"] != "error" || !strings.Contains(line.Text("error"), "operation not permitted") ||
-			!strings.Contains(line.Text("hint"), "another process owns the table") {
-			t.Errorf("refused: %v", line)
-		}
-		d.until("a second try", func() bool {
-			return n.number(`nft_masq_agent_applies_total{reason="retry",result="refused"}`) >= 1
-		})
-		if code, body := n.get("/readyz"); code != 503 || !strings.HasPrefix(body, "the kernel rejected the rules: ") {
-			t.Errorf("readyz returned %d %s", code, body)
-		}
-		d.silent()
-		// A config from the meantime is the one that applies.
-		n.swap(exempting("10.1.0.0/16"))
-		d.until("the check of the new file", func() bool {
-			return n.number(`nft_masq_agent_applies_total{reason="config",result="refused"}`)+
-				n.number(`nft_masq_agent_applies_total{reason="start",result="refused"}`) >= 2
-		})
-		n.check(owner.Close()) // its table is deleted with it
-		d.await("rules_accepted")
-		d.await("config_applied")
-		d.await("config_file_appeared")
-		n.holds(wants(t, exempting("10.1.0.0/16"), flag))
-		d.until("it is ready", func() bool { code, _ := n.get("/readyz"); return code == 200 })
-		d.silent()
-		d.stop()
-	})
 }
 
 func TestSecondAgentIsReported(t *testing.T) {

@@ -16,10 +16,12 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -35,6 +37,7 @@ type faultyNode struct {
 	written uint32         // the generation that "unwritten" compares
 	dead    string         // a file system that does not answer, until it fails
 	fail    func()
+	owner   *netlink.Conn // of a table, which goes with it
 }
 
 // paths puts paths into a text.
@@ -103,6 +106,12 @@ func (n *faultyNode) step(word, text string) {
 			n.t.Errorf("generation %d, was %d", now, n.written)
 		}
 		n.written = now
+	case "own":
+		family := map[string]nfnetlink.Family{"inet": nfnetlink.Inet, "ip": nfnetlink.IPv4}[words[0]]
+		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
+		n.owner = nfttest.Own(n.t, n.NS, byte(family), words[1], owned)
+	case "disown":
+		n.check(n.owner.Close())
 	case "hang":
 		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
 	case "fail":
