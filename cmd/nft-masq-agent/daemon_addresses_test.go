@@ -112,7 +112,10 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		{n.assign, "198.51.100.226", cases.Addrs("198.51.100.226", "2001:db8:5::7"), "snat_addresses_found"},
 		// Of snatRules alone.
 		{n.assign, "198.51.100.77", cases.Addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77"), ""},
-		{n.assign, "2001:db8:5:1::77", cases.Addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77", "2001:db8:5:1::77"), ""},
+		{
+			n.assign, "2001:db8:5:1::77",
+			cases.Addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77", "2001:db8:5:1::77"), "",
+		},
 		{n.withdraw, "198.51.100.77/32", cases.Addrs("198.51.100.226", "2001:db8:5::7", "2001:db8:5:1::77"), ""},
 		{n.withdraw, "2001:db8:5:1::77/128", cases.Addrs("198.51.100.226", "2001:db8:5::7"), ""},
 		{n.assign, "198.51.100.212", nil, ""}, // not in the list

@@ -1,19 +1,21 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
-)
-
-// badText is a rejected config, with its problem after the file name.
-const (
-	badText    = "nonMasqueradeCIDRs: [10.0.0.1]\n"
-	badProblem = `:1:22: "10.0.0.1" is an address, not a CIDR: write "10.0.0.1/32"`
 )
 
 // kernelText returns the ruleset, to compare later that it has not changed.
@@ -30,14 +32,6 @@ func tamper(n *testNode, mode nft.Mode) {
 		return
 	}
 	nfttest.NFT(n.t, n.NS, "", "flush", "chain", "ip", "nat", "IP-MASQ-AGENT")
-}
-
-// loadLegacy loads the rules of an older agent with a different chain name.
-func loadLegacy(n *testNode) {
-	n.t.Helper()
-	rules, err := os.ReadFile(filepath.Join(root, "testdata/foreign/ip-masq-agent-custom-chain/rules.iptables"))
-	n.check(err)
-	nfttest.Run(n.t, n.NS, string(rules), "iptables-nft-restore", "--noflush")
 }
 
 func TestSecondAgentIsReported(t *testing.T) {
@@ -73,4 +67,168 @@ func TestSecondAgentIsReported(t *testing.T) {
 		t.Errorf("status after its end: %+v", got)
 	}
 	n.start().await("second_agent") // the second one has the lock now
+}
+
+// exempting returns a config that exempts only these CIDRs.
+func exempting(cidrs ...string) string {
+	return "masqLinkLocal: true\nnonMasqueradeCIDRs:\n  - " + strings.Join(cidrs, "\n  - ") + "\n"
+}
+
+// inEachMode runs a test in both modes, with the flag for it.
+func inEachMode(t *testing.T, test func(t *testing.T, mode nft.Mode, flag string)) {
+	t.Helper()
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			test(t, mode, "--mode="+string(mode))
+		})
+	}
+}
+
+func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	args := []string{
+		"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
+		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
+	}
+	n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
+	d := n.startCommand(n.command(nil, args...))
+	d.await("log_file_ignored")
+	d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
+	d.silent()
+	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
+	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
+		t.Errorf("listing:\n%s", listing)
+	}
+	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-") // it loads again
+}
+
+func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("nonMasqueradeCIDRs: [10.0.0.1]\n")
+	cmd := n.command(nil, "ready", "--wait-for", "[127.0.0.1]:9717")
+	read, write := io.Pipe()
+	cmd.Stdout = write
+	p, err := n.Start(cmd)
+	n.check(err)
+	t.Cleanup(func() { _ = p.Kill() })
+	lines := bufio.NewScanner(read)
+	if lines.Scan(); !strings.HasPrefix(lines.Text(), "waiting: ") ||
+		!strings.Contains(lines.Text(), "connection refused") {
+		t.Fatal(lines.Text())
+	}
+	n.start("--http-address", httpAddress)
+	for lines.Scan() && lines.Text() != "rules are installed" {
+		if want := "waiting: no rules are installed yet"; lines.Text() != want {
+			t.Errorf("printed %q, want %q", lines.Text(), want)
+		}
+	}
+	if err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+	got := n.run("ready", "--wait-for", "127.0.0.1:9717", "-o", "json")
+	if got.code != exitDone || !strings.Contains(got.stdout, `"asked": "started"`) {
+		t.Errorf("as JSON: %+v", got)
+	}
+	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {
+		t.Errorf("the node has %q", out)
+	}
+}
+
+// The second of two signals kills it at once: both are pending when it continues. Its successor finds the rules.
+func TestRulesStayWhenTheAgentExits(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		d := n.start(flag)
+		d.began(wants(t, "", flag))
+		before := n.kernelText()
+		for i, signals := range [][]unix.Signal{
+			{unix.SIGTERM},
+			{unix.SIGINT},
+			{unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGCONT},
+			{unix.SIGKILL},
+			{unix.SIGTERM},
+		} {
+			if i > 0 {
+				d = n.start(flag)
+				d.await("starting")
+				d.await("rules_in_place")
+			}
+			for _, s := range signals {
+				d.signal(s)
+			}
+			<-d.Done()
+			err := d.Wait()
+			var ended *exec.ExitError
+			killed := errors.As(err, &ended) && ended.ExitCode() < 0 && (i == 2 || i == 3)
+			if err != nil && !killed || d.Stderr() != "" {
+				t.Errorf("%v: ended with %v: %s", signals, err, d.Stderr())
+			}
+			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+				t.Errorf("%v: the kernel (-before +after):\n%s", signals, diff)
+			}
+			d.silent()
+		}
+		n.holds(wants(t, "", flag))
+	})
+}
+
+func TestSocketOfAnAgentKeepsCleanupFromItsRules(t *testing.T) {
+	t.Parallel()
+	n, elsewhere := newNode(t), newNode(t)
+	n.start()
+	if got := elsewhere.run("cleanup", "--probe-socket", n.socket); got.code != exitFailed || got.stdout != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// status returns the report of status -o json, and the exit code.
+func (n *testNode) status(args ...string) (r answer.Status, code int) {
+	n.t.Helper()
+	got := n.run(append([]string{"status", "-o", "json"}, args...)...)
+	d := json.NewDecoder(strings.NewReader(got.stdout))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil || got.stderr != "" {
+		n.t.Fatalf("status: %+v: %v", got, err)
+	}
+	return r, got.code
+}
+
+// problems returns the problems of a kind that status reports.
+func problems(r answer.Status, id string) (texts []string) {
+	for _, p := range r.Problems() {
+		if strings.HasPrefix(p.ID, id) {
+			texts = append(texts, p.Error())
+		}
+	}
+	return texts
+}
+
+// unwrap joins wrapped lines.
+func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// A policy is enforced since it was applied, whatever was restored after that.
+func TestStatusSaysSinceWhenAPolicyIsEnforced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.await("config_applied")
+	policy := func() report.Policy {
+		r, _ := n.status()
+		return *r.Agent.Policy
+	}
+	started := policy()
+	n.swap(exempting("10.2.0.0/16"))
+	d.await("config_applied")
+	changed := policy()
+	tamper(n, nft.ModeNFTables)
+	d.await("rules_restored")
+	restored := policy()
+	if !changed.Since.After(started.Since) || !restored.Since.Equal(changed.Since) ||
+		!restored.Changed.After(changed.Changed) {
+		t.Errorf("%+v, then %+v, then %+v", started, changed, restored)
+	}
 }
