@@ -2,9 +2,13 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // An environment without functions panics when the node is read.
@@ -37,6 +41,43 @@ func TestExamplesHaveNoWarnings(t *testing.T) {
 			environment{stdout: &stdout, stderr: &stderr})
 		if code != exitDone || stderr.Len() > 0 {
 			t.Errorf("%s: exit code %d: %s%s", dir, code, &stdout, &stderr)
+		}
+	}
+}
+
+func TestStandardInputCanBeTheConfig(t *testing.T) {
+	for _, args := range []string{
+		"check --config -", "check --config /dev/stdin", "check -", "render -", "render --config -",
+		"explain 10.1.2.3 --config -",
+	} {
+		for input, want := range map[string]int{"masqLinkLocal: true\n": exitDone, "masqLinkLocal: 5\n": exitFailed} {
+			var out strings.Builder
+			e := testEnvironment(t, &out, &out)
+			e.stdin = strings.NewReader(input)
+			if code := dispatch(t.Context(), testCommands(), strings.Fields(args), e); code != want ||
+				want == exitFailed && !strings.Contains(out.String(), "standard input:1:16: ") {
+				t.Errorf("%s, %q: exit code %d: %s", args, input, code, out.String())
+			}
+		}
+	}
+}
+
+func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c")
+	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	message := path + `:2:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"` + "\n"
+	for terminal, want := range map[bool]string{
+		false: message,
+		true:  message + "  - 10.0.0.1/8\n    ^\n",
+	} {
+		var stderr strings.Builder
+		e := testEnvironment(t, io.Discard, &stderr)
+		e.terminal = terminal
+		dispatch(t.Context(), commands(), []string{"check", "--config", path}, e)
+		if diff := cmp.Diff(want, stderr.String()); diff != "" {
+			t.Errorf("terminal %t (-want +got):\n%s", terminal, diff)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 const snatConfig = `enableIPv6: true
@@ -27,14 +28,6 @@ const ruleConfig = snatConfig + `snatRules:
   to: [203.0.113.0/24]
   addresses: [198.51.100.211]
 `
-
-// addrs are addresses of the node in snatConfig.
-func addrs(texts ...string) (all []netip.Addr) {
-	for _, text := range texts {
-		all = append(all, netip.MustParseAddr(text))
-	}
-	return all
-}
 
 // assign and withdraw add an address to the node and remove it.
 func (n trafficNode) assign(a string) {
@@ -109,19 +102,22 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		has     []netip.Addr
 		says    string // besides
 	}{
-		{n.assign, "198.51.100.211", addrs("198.51.100.211"), "snat_addresses_found"},
-		{n.assign, "198.51.100.225", addrs("198.51.100.211", "198.51.100.225"), ""},
-		{n.assign, "2001:db8:5::7", addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7"), "snat_addresses_found"},
-		{n.assign, "2001:db8:5::8", addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
-		{n.withdraw, "198.51.100.211/32", addrs("198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
-		{n.withdraw, "2001:db8:5::8/128", addrs("198.51.100.225", "2001:db8:5::7"), ""},
-		{n.withdraw, "198.51.100.225/32", addrs("2001:db8:5::7"), "snat_addresses_missing"},
-		{n.assign, "198.51.100.226", addrs("198.51.100.226", "2001:db8:5::7"), "snat_addresses_found"},
+		{n.assign, "198.51.100.211", cases.Addrs("198.51.100.211"), "snat_addresses_found"},
+		{n.assign, "198.51.100.225", cases.Addrs("198.51.100.211", "198.51.100.225"), ""},
+		{n.assign, "2001:db8:5::7", cases.Addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7"), "snat_addresses_found"},
+		{n.assign, "2001:db8:5::8", cases.Addrs("198.51.100.211", "198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
+		{n.withdraw, "198.51.100.211/32", cases.Addrs("198.51.100.225", "2001:db8:5::7", "2001:db8:5::8"), ""},
+		{n.withdraw, "2001:db8:5::8/128", cases.Addrs("198.51.100.225", "2001:db8:5::7"), ""},
+		{n.withdraw, "198.51.100.225/32", cases.Addrs("2001:db8:5::7"), "snat_addresses_missing"},
+		{n.assign, "198.51.100.226", cases.Addrs("198.51.100.226", "2001:db8:5::7"), "snat_addresses_found"},
 		// Of snatRules alone.
-		{n.assign, "198.51.100.77", addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77"), ""},
-		{n.assign, "2001:db8:5:1::77", addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77", "2001:db8:5:1::77"), ""},
-		{n.withdraw, "198.51.100.77/32", addrs("198.51.100.226", "2001:db8:5::7", "2001:db8:5:1::77"), ""},
-		{n.withdraw, "2001:db8:5:1::77/128", addrs("198.51.100.226", "2001:db8:5::7"), ""},
+		{n.assign, "198.51.100.77", cases.Addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77"), ""},
+		{
+			n.assign, "2001:db8:5:1::77",
+			cases.Addrs("198.51.100.226", "2001:db8:5::7", "198.51.100.77", "2001:db8:5:1::77"), "",
+		},
+		{n.withdraw, "198.51.100.77/32", cases.Addrs("198.51.100.226", "2001:db8:5::7", "2001:db8:5:1::77"), ""},
+		{n.withdraw, "2001:db8:5:1::77/128", cases.Addrs("198.51.100.226", "2001:db8:5::7"), ""},
 		{n.assign, "198.51.100.212", nil, ""}, // not in the list
 	} {
 		step.do(step.address)
@@ -156,10 +152,10 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	n.assign("198.51.100.227")
 	d = n.start("--resync-interval=3600")
 	d.await("config_applied")
-	d.holds(want.On(addrs("198.51.100.226", "198.51.100.227", "2001:db8:5::7")))
+	d.holds(want.On(cases.Addrs("198.51.100.226", "198.51.100.227", "2001:db8:5::7")))
 	n.withdraw("198.51.100.226/32")
 	d.await("snat_addresses_changed")
-	has := want.On(addrs("198.51.100.227", "2001:db8:5::7"))
+	has := want.On(cases.Addrs("198.51.100.227", "2001:db8:5::7"))
 	d.holds(has)
 	n.podsSee(has)
 	if r, _ := n.status("--config", n.path); len(r.SNAT) != 2 ||
@@ -214,7 +210,7 @@ func TestConnectionsFromTemporaryAddressesOfTheNodeAreRight(t *testing.T) {
 				t.Fatalf("seen from %s, want %s", seen, temporary)
 			}
 			text := base + strings.ReplaceAll(tt.config, "TEMPORARY", "'"+temporary+"'")
-			has := addrs("2001:db8:5::7")
+			has := cases.Addrs("2001:db8:5::7")
 			n.swap(text)
 			d.applied("config", wants(t, text).On(has))
 			for _, c := range n.connections() {
@@ -245,17 +241,17 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 	n.swap(snatConfig)
 	want := wants(t, snatConfig)
 	d := n.start("--resync-interval=3600")
-	d.began(want.On(addrs("198.51.100.211", "2001:db8:5::7")))
-	n.podsSee(want.On(addrs("198.51.100.211", "2001:db8:5::7")))
+	d.began(want.On(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
+	n.podsSee(want.On(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
 	open := n.open(nfttest.TCP, "203.0.113.9:7001").Seen.Addr()
 	for i, gone := range []string{
 		"198.51.100.211/24 dev eth0", "198.51.100.211/32 dev lo", "2001:db8:5::7/64 dev eth0", "198.51.100.211/32 dev eth0",
 	} {
 		// Another address shows when the agent has heard of it.
-		has := addrs("198.51.100.211", "2001:db8:5::7")
+		has := cases.Addrs("198.51.100.211", "2001:db8:5::7")
 		if i%2 == 0 {
 			ip("address del "+gone, "address add 198.51.100.225/32 dev lo")
-			has = append(has, addrs("198.51.100.225")...)
+			has = append(has, cases.Addrs("198.51.100.225")...)
 		} else {
 			ip("address del "+gone, "address del 198.51.100.225/32 dev lo")
 		}
@@ -273,44 +269,4 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 		d.await("snat_addresses_missing")
 	}
 	d.holds(want)
-}
-
-// Each mistake in an entry is an error with its place, and the entries before stay in force.
-func TestBadEntriesKeepTheLastGoodRules(t *testing.T) {
-	t.Parallel()
-	n := newTrafficNode(t)
-	n.assign("198.51.100.211")
-	const good = "snatRules: [{from: [10.244.1.0/24], addresses: [198.51.100.211]}]\n"
-	n.swap(good)
-	d := n.start("--resync-interval=3600")
-	d.began(wants(t, good).On(addrs("198.51.100.211")))
-	bad := []string{"{from: [10.244.1.0/24]}", "{from: [10.244.1.1/24], addresses: [198.51.100.212]}", "198.51.100.212"}
-	for i, entry := range bad {
-		n.swap("snatRules: [" + entry + "]\n")
-		if line := d.await("config_rejected").Text("error"); !strings.HasPrefix(line, n.path+":1:") {
-			t.Errorf("%s: no place in %q", entry, line)
-		}
-		seen := n.open(nfttest.UDP, fmt.Sprint("203.0.113.9:", 7001+i)).Seen.Addr()
-		if seen != netip.MustParseAddr("198.51.100.211") {
-			t.Errorf("%s: seen from %s", entry, seen)
-		}
-	}
-	n.swap(good)
-	d.await("config_accepted")
-}
-
-// A connection from a removed address of the node gets no replies.
-func TestConnectionsFromARemovedAddressAreStale(t *testing.T) {
-	t.Parallel()
-	n := newTrafficNode(t)
-	n.assign("198.51.100.211")
-	n.swap(snatConfig + "staleConnections: udp\n")
-	d := n.start("--resync-interval=3600")
-	d.await("config_applied")
-	if seen := n.open(nfttest.UDP, "203.0.113.9:7001").Seen.Addr(); seen != netip.MustParseAddr("198.51.100.211") {
-		t.Fatalf("seen from %s", seen)
-	}
-	n.withdraw("198.51.100.211/32")
-	d.await("snat_addresses_changed")
-	d.until("it is forgotten", func() bool { return len(n.connections("203.0.113.9")) == 0 })
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,35 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// A tampering is another program's change of our rules, in one transaction.
-type tampering struct {
-	name  string
-	do    func(*testNode)
-	finds string // part of the text in log and status
-}
-
-// nftScript returns a tampering that runs a transaction. TABLE stands for our
-// table, SET for the set of IPv4 destinations, FIRST and LAST for handles of our
-// rules.
-func nftScript(text string) func(*testNode) {
-	return func(n *testNode) {
-		n.t.Helper()
-		words := []string{"TABLE", "inet " + nft.TableName}
-		if strings.Contains(text, "SET") {
-			words = append(words, "SET", n.set())
-		}
-		if strings.Contains(text, "FIRST") || strings.Contains(text, "LAST") {
-			c := n.connect()
-			defer c.Close()
-			rules, _, err := c.FirstRules(nfnetlink.Inet, nft.TableName, "postrouting",
-				func(nfnetlink.Rule) bool { return false })
-			n.check(err)
-			words = append(words, "FIRST", fmt.Sprint(rules[1].Handle), "LAST", fmt.Sprint(rules[len(rules)-1].Handle))
-		}
-		nfttest.NFT(n.t, n.NS, strings.NewReplacer(words...).Replace(text), "-f", "-")
-	}
-}
 
 // set returns the name of the set of IPv4 destinations in the kernel.
 func (n *testNode) set() string {
@@ -62,68 +32,6 @@ func (n *testNode) set() string {
 	return ""
 }
 
-func iptables(args string) func(*testNode) {
-	return func(n *testNode) {
-		n.t.Helper()
-		nfttest.Run(n.t, n.NS, "", "iptables-nft", append([]string{"-t", "nat"}, strings.Fields(args)...)...)
-	}
-}
-
-// firewalldReload does what firewalld up to version 0.9 does on reload, in one
-// transaction.
-const firewalldReload = `flush ruleset
-table inet firewalld {
-	chain filter_INPUT { type filter hook input priority 10; ct state established,related accept; iifname "lo" accept; reject with icmpx admin-prohibited; }
-	chain nat_POSTROUTING { type nat hook postrouting priority 110; jump nat_POST_public; }
-	chain nat_POST_public { }
-}
-`
-
-// tamperings returns all ways to change the rules of a mode.
-func tamperings(mode nft.Mode) []tampering {
-	if mode == nft.ModeIPTables {
-		return []tampering{
-			{"flush ruleset", nftScript("flush ruleset"), "has no chain POSTROUTING"},
-			{"firewalld reload", nftScript(firewalldReload), "has no chain POSTROUTING"},
-			{"iptables -F", iptables("-F"), "has no jump to IP-MASQ-AGENT"},
-			{"iptables -D of a rule", iptables("-D IP-MASQ-AGENT 2"), "missing rule"},
-			{"iptables -D of the jump", iptables("-D POSTROUTING 1"), "has no jump to IP-MASQ-AGENT"},
-			{"iptables -A", iptables("-A IP-MASQ-AGENT -d 198.51.100.8 -j RETURN"), "unexpected rule"},
-			{"iptables -I", iptables("-I IP-MASQ-AGENT -j ACCEPT"), "unexpected rule"},
-			{"dormant", nftScript("add table ip nat { flags dormant; }"), "is dormant"},
-		}
-	}
-	const chain = "flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting "
-	return []tampering{
-		{"flush ruleset", nftScript("flush ruleset"), "is missing"},
-		{"firewalld reload", nftScript(firewalldReload), "is missing"},
-		{"flush chain", nftScript("flush chain TABLE postrouting"), "missing rule"},
-		{
-			"delete chain", nftScript("flush chain TABLE postrouting; delete chain TABLE postrouting"),
-			"chain postrouting is missing",
-		},
-		{"delete element", nftScript("delete element TABLE SET { 10.0.0.0/24 }"), "lacks 10.0.0.0/24"},
-		{
-			"exchange element", nftScript("delete element TABLE SET { 10.0.0.0/24 }; add element TABLE SET { 8.8.8.0/24 }"),
-			"contains 8.8.8.0/24",
-		},
-		{"add rule", nftScript("insert rule TABLE postrouting accept"), "unexpected rule: accept"},
-		{"delete rule", nftScript("delete rule TABLE postrouting handle LAST"), "missing rule"},
-		{
-			"move rule", nftScript("delete rule TABLE postrouting handle FIRST; add rule TABLE postrouting ip daddr @SET " +
-				"counter name exempt-v4 return"),
-			"in another order",
-		},
-		{
-			"add set", nftScript("add set TABLE foreign { type ipv4_addr; elements = { 1.1.1.1 }; }"),
-			"set foreign is not in the config",
-		},
-		{"policy", nftScript("add chain TABLE postrouting { policy drop; }"), "another policy than accept"},
-		{"priority", nftScript(chain + "{ type nat hook postrouting priority 50; }"), "priority 50"},
-		{"dormant", nftScript("add table TABLE { flags dormant; }"), "is dormant"},
-	}
-}
-
 // slash24s returns a config that exempts n networks, starting with 10.0.0.0/24.
 func slash24s(n int) string {
 	var b strings.Builder
@@ -132,49 +40,6 @@ func slash24s(n int) string {
 		fmt.Fprintf(&b, "- 10.%d.%d.0/24\n", i>>7, i<<1&0xff)
 	}
 	return b.String()
-}
-
-func TestTamperingIsReverted(t *testing.T) {
-	t.Parallel()
-	for _, cidrs := range []int{10, 990}[:nfttest.Rounds(1, 2, 2)] {
-		for _, mode := range modes {
-			t.Run(fmt.Sprintf("%d CIDRs, %s", cidrs, mode), func(t *testing.T) {
-				t.Parallel()
-				n, flag := newNode(t), "--mode="+string(mode)
-				n.swap(slash24s(cidrs))
-				// No timer may help.
-				d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
-				want := wants(t, slash24s(cidrs), flag)
-				d.began(want)
-				all := tamperings(mode)
-				if cidrs == 10 { // from the thirtieth repair on one a second
-					all = slices.Concat(all, slices.Repeat(all[:1], nfttest.Rounds(0, 25, 200)))
-				}
-				all = all[:nfttest.Rounds(4, len(all), len(all))]
-				for _, a := range all {
-					t.Run(a.name, func(t *testing.T) {
-						a.do(n)
-						line := d.await("rules_restored")
-						if mode == nft.ModeNFTables && (a.name == "dormant" || a.name == "add set") {
-							d.await("table_recreated")
-						}
-						n.holds(want)
-						if line["level"] != "warn" || !strings.Contains(line.Texts("what"), a.finds) || line["duration_ms"] == nil {
-							t.Errorf("logged: %v, want %q", line, a.finds)
-						}
-						d.forgive("repairs_slowed")
-						d.silent()
-					})
-				}
-				if got := n.metric("nft_masq_agent_drift_repairs_total"); got != fmt.Sprint(len(all)) {
-					t.Errorf("%s repairs counted, want %d", got, len(all))
-				}
-				d.stop()
-				d.forgive("repairs_slowed") // which follows the log line of the repair
-				d.silent()                  // one line each
-			})
-		}
-	}
 }
 
 func TestConflictingAgentsBackOff(t *testing.T) {
@@ -236,7 +101,7 @@ func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
 			t.Errorf("%d transactions, want %d", total, commits)
 		}
 		d.silent()
-		tamperings(nft.ModeNFTables)[0].do(n)
+		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
 		d.await("rules_restored")
 		n.holds(want)
 		d.stop()

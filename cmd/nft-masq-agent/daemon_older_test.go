@@ -144,7 +144,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
+	for i, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",
 				"iptables-legacy-save")
@@ -153,8 +153,11 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 			older.install(n)
 			h := nfttest.StartHammer(t, top, older.targets()...)
 			mistakes := older.mistakes()
-			for _, mistake := range slices.Sorted(maps.Keys(mistakes)) {
-				for _, takeOver := range []bool{true, false} {
+			for j, mistake := range slices.Sorted(maps.Keys(mistakes)) {
+				for k, takeOver := range []bool{true, false} {
+					if (i+j+k)%2 > 0 && !nfttest.Long() {
+						continue // with the other version
+					}
 					n.swap(mistakes[mistake])
 					d := n.start(flag, fmt.Sprintf("--takeover=%t", takeOver))
 					line := d.await("config_rejected")
@@ -207,37 +210,6 @@ func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 				}
 			}
 			noneWrong(t, h)
-		})
-	}
-}
-
-func TestStatusShowsWhatIsEnforcedInsteadOfARejectedFile(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	n, older := newNode(t), loadOlder(t, olderVersions[0])
-	says := func(text, want string) {
-		t.Helper()
-		n.swap(text)
-		d := n.start()
-		d.await("config_rejected")
-		if r, code := n.status(); code != exitFailed || !strings.HasPrefix(r.Errors[0].Msg, "config rejected; "+want) {
-			t.Errorf("exit code %d: %q, want %q", code, r.Errors, want)
-		}
-		d.stop()
-		n.cleanup()
-	}
-	says(badText, "the built-in defaults (")
-	says(older.mistakes()["a misspelled key"], "the older agents' reading of it (")
-	for _, version := range olderVersions[:3] {
-		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-			n := newNode(t)
-			loadOlder(t, version).install(n)
-			n.swap(badText)
-			n.start(flag).awaitRejection("the rules of an iptables-based agent stay active")
-			if r, _ := n.status(); !strings.HasPrefix(r.Errors[0].Msg,
-				"config rejected; the rules of an iptables-based agent are active") {
-				t.Errorf("%s: %q", version, r.Errors)
-			}
 		})
 	}
 }

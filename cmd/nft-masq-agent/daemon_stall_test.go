@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -122,7 +123,7 @@ func TestStalledAgentNextToAProgramThatCommitsDoesWhatItPromises(t *testing.T) {
 
 func (s *stalled) try(t *testing.T) {
 	n, flag := newNode(t), "--mode="+string(s.mode)
-	has := addrs("198.51.100.10", "198.51.100.11", "198.51.100.20", "198.51.100.21")
+	has := cases.Addrs("198.51.100.10", "198.51.100.11", "198.51.100.20", "198.51.100.21")
 	for _, a := range has {
 		n.check(n.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
 	}
@@ -146,9 +147,9 @@ func (s *stalled) try(t *testing.T) {
 	tamper(n, s.mode)
 	s.comes("rules", 10*time.Second, want)
 	if s.mode == nft.ModeNFTables {
-		nftScript("add element TABLE SET { 8.8.8.8 }")(n)
+		nfttest.NFT(t, n.NS, "", "add element inet nft-masq-agent", n.set(), "{ 8.8.8.8 }")
 	} else {
-		iptables("-D IP-MASQ-AGENT 2")(n)
+		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-D", "IP-MASQ-AGENT", "2")
 	}
 	s.comes("elements", 30*time.Second, want)
 

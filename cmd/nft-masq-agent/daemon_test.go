@@ -164,18 +164,6 @@ func (n *testNode) write(text string) {
 	n.check(os.WriteFile(n.path, []byte(text), 0o644))
 }
 
-// overwrite writes a shorter config in place, at once. The file is never empty, which
-// would be a config, too, if the writer was slow.
-func (n *testNode) overwrite(text string) {
-	n.t.Helper()
-	f, err := os.OpenFile(n.path, os.O_WRONLY, 0)
-	n.check(err)
-	info, err := f.Stat()
-	n.check(err)
-	_, err = f.WriteString(text + strings.Repeat("\n", max(0, int(info.Size())-len(text))))
-	n.check(errors.Join(err, f.Close()))
-}
-
 // swap replaces the config by a rename.
 func (n *testNode) swap(text string) {
 	n.t.Helper()
@@ -337,17 +325,6 @@ func (d *daemon) await(events ...string) agent.Line {
 	d.t.Helper()
 	line, err := d.Await(d.t.Context(), events...)
 	d.check(err)
-	return line
-}
-
-// awaitRejection waits until a config is rejected, and checks what the log
-// reports as enforced instead.
-func (d *daemon) awaitRejection(enforced string) agent.Line {
-	d.t.Helper()
-	line := d.await("config_rejected")
-	if want := "config rejected; " + enforced; !strings.HasPrefix(line.Message(), want) {
-		d.t.Errorf("the agent logs %q, want %q", line.Message(), want)
-	}
 	return line
 }
 

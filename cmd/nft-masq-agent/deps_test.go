@@ -85,19 +85,8 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
 		"nft/kernel":    {"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts"},
 		"nft/neighbors": {
-			"nft/facts", "nft/rule", "nft/trace",
-			"config",
-			"nft",
-			"nft/conntrack",
-			"nft/iprange",
-			"nft/judge",
-			"nft/kernel",
-			"nft/layout",
-			"nft/nfnetlink",
-			"nft/node",
-			"nft/older",
-			"nft/routes",
-			"nft/xtables",
+			"config", "nft", "nft/facts", "nft/rule", "nft/trace", "nft/conntrack", "nft/iprange", "nft/judge", "nft/kernel",
+			"nft/layout", "nft/nfnetlink", "nft/node", "nft/older", "nft/routes", "nft/xtables",
 		},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
@@ -114,12 +103,9 @@ func TestPackagesDependOneWay(t *testing.T) {
 		},
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
-			"cmd/nft-masq-agent/internal/health",
-			"config", "nft", "nft/conntrack", "nft/judge", "nft/kernel", "nft/layout", "nft/neighbors",
-			"nft/routes",
-			"nft/older",
+			"cmd/nft-masq-agent/internal/health", "config", "nft", "nft/conntrack", "nft/judge", "nft/kernel", "nft/layout",
+			"nft/neighbors", "nft/routes", "nft/older",
 		},
-
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
 		"cmd/nft-masq-agent/internal/report":  {"config"},
@@ -190,8 +176,6 @@ func TestImportsAreRestricted(t *testing.T) {
 		"log":                                 {"cmd"},
 		"os/exec":                             slices.Concat(tools, forTests),
 		"nft-masq-agent/nft/nfttest":          slices.Concat(tools, forTests),
-
-		"nft-masq-agent/cmd/nft-masq-agent/internal/logged": forTests,
 	}
 	for _, p := range allPackages(t) {
 		for _, i := range p.Imports {

@@ -131,37 +131,6 @@ func (n trafficNode) seesByRouting(of, on, to string, links [2]string, flag stri
 	}
 }
 
-func TestHeadlineLeavesOutRoutesOnWhichNothingReachesTheDestination(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	nfttest.Require(t, "nft", "ip")
-	n := newTwoUplinks(t)
-	n.enforce("")
-	n.ip(otherTable + "route add local default dev lo table 200\nrule add priority 11 fwmark 0x1 lookup 200\n" +
-		"rule add priority 12 fwmark 0x2 unreachable\n")
-	nfttest.NFT(t, n.top.Node, `table inet marks { chain c { type filter hook prerouting priority mangle
-		th dport 9001 meta mark set 0x1
-		th dport 9002 meta mark set 0x2
-	}; }`, "-f", "-")
-	x, text := n.explained("203.0.113.9", "--from", n.top.PodV4.String(), "--config", n.path)
-	n.judge(x, n.seen(netip.MustParseAddr("203.0.113.9"), 7000))
-	const note = "Some packets do not go there, depending on ip rule 11; ip rule 12."
-	if x.Why.Code != "masqueraded" || !strings.Contains(text, note) {
-		t.Error(text)
-	}
-	// What is exempt does not depend on the route.
-	n.ip("rule add priority 10 from POD lookup 100\n")
-	for _, tt := range []struct{ dst, sees, says string }{
-		{"10.9.0.9", "10.244.1.2", "no rule of this node translates it"},
-		{"203.0.113.9", "198.18.1.1", "the address of eth1"},
-	} {
-		x, text := n.explained(tt.dst, "--config", n.path, "--from", "10.244.1.2")
-		if x.Sees != tt.sees || !strings.Contains(text, tt.says) {
-			t.Errorf("%v: %+v\n%s", tt, x.Why, text)
-		}
-	}
-}
-
 // With the SNAT of the AWS VPC CNI, a mark leads pods on a secondary interface to everything outside of
 // the VPC by the primary one (pkg/networkutils/network.go, SetupHostNetwork). The far end shows which
 // interface exempt packets leave by, and status warns if it is not that of the pod's address.
@@ -241,4 +210,26 @@ func TestMarkThatLeadsExemptPacketsOutByAnotherInterfaceIsReported(t *testing.T)
 			}
 		})
 	}
+}
+
+// newBridgeNode returns a node whose pod is connected as bridge CNI plugins do it: its link
+// is a port of cni0, which has the node's addresses for pods.
+func newBridgeNode(t *testing.T) trafficNode {
+	t.Helper()
+	n := newTrafficNode(t)
+	nfttest.Run(t, n.top.Node, `link add cni0 address 02:00:00:00:01:01 type bridge
+link set pod0 address 02:00:00:00:01:09
+address flush dev pod0
+link set cni0 up
+link set pod0 master cni0
+address add 10.244.1.1/32 dev cni0
+address add fd00:10:244:1::1/128 dev cni0 nodad
+route replace 10.244.1.2/32 dev cni0
+route del fd00:10:244:1::2/128 dev pod0
+route add fd00:10:244:1::2/128 dev cni0
+neighbor replace 10.244.1.2 lladdr 02:00:00:00:01:02 dev cni0
+neighbor replace fd00:10:244:1::2 lladdr 02:00:00:00:01:02 dev cni0
+`, "ip", "-batch", "-")
+	n.check(n.top.Node.AwaitCarrier("cni0"))
+	return n
 }

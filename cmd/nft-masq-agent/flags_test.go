@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"flag"
 	"slices"
 	"strings"
@@ -60,16 +58,6 @@ func TestPolicyCommandsAcceptAllPolicyFlags(t *testing.T) {
 	}
 }
 
-// runBriefly is runHere for commands that must not begin to wait.
-func runBriefly(t *testing.T, args ...string) result {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
-	defer cancel()
-	code := dispatch(ctx, testCommands(), args, testEnvironment(t, &stdout, &stderr))
-	return result{stdout.String(), stderr.String(), code}
-}
-
 func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 	// What these take as it is: a path, a name, or "" for what is off or the default.
 	anything := []string{"config", "probe-socket"}
@@ -82,7 +70,7 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 				args = append([]string{"192.0.2.9"}, args...)
 			}
 			args = append([]string{c.name}, args...)
-			got := runBriefly(t, args...)
+			got := runHere(t, args...)
 			if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
 				!strings.HasPrefix(got.stderr, program+" "+c.name+": ") || !strings.Contains(got.stderr, name) {
 				t.Errorf("%s: %q: %+v", what, args, got)
@@ -114,9 +102,10 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 	}
 }
 
-func TestContradictoryFlagsAreWrongUsage(t *testing.T) {
+func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 	for args, want := range map[string]string{
 		"cleanup --legacy --legacy-only":                      "--legacy",
+		"status --accept-foreign nat":                         "FAMILY TABLE CHAIN",
 		"render --mode iptables-nft -o nft":                   "--mode",
 		"render --mode nftables -o iptables":                  "--mode",
 		"render --windows-api 1":                              "--windows-api",
@@ -140,11 +129,41 @@ func TestContradictoryFlagsAreWrongUsage(t *testing.T) {
 		"run --to-ports=0-0":                                  "--to-ports",
 		"run --resync-interval=99999999999999999999":          "--resync-interval",
 		"run --http-address=127.0.0.1:70000":                  "--http-address",
+		"explain 10.1.2.3 --from x":                           "for flag --from: is not an IP address",
+		"explain 10.1.2.3 --from":                             "needs an argument: --from",
+		"check --strict=maybe":                                "for --strict",
+		"check --output yaml":                                 "for flag --output: must be text or json",
+		"monitor /etc/ip-masq-agent.x":                        "did you mean --config /etc/ip-masq-agent.x?",
 	} {
-		got := runBriefly(t, strings.Fields(args)...)
+		got := runHere(t, strings.Fields(args)...)
 		if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||
 			!strings.Contains(got.stderr, want) {
 			t.Errorf("%s: %+v", args, got)
+		}
+	}
+}
+
+// A command's own flags come first; those of all commands are listed once.
+func TestHelpListsSharedFlagsOnceUnderTheirOwnHeading(t *testing.T) {
+	const heading = "\nFlags of all commands that read the config:\n"
+	policy := flag.NewFlagSet("", flag.ContinueOnError)
+	options.AddPolicyFlags(policy)
+	for _, c := range commands() {
+		fs, _ := c.flagSet()
+		own, shared, found := strings.Cut(c.help(), heading)
+		if found != (fs.Lookup("config") != nil) {
+			t.Errorf("%s: heading: %t", c.name, found)
+		}
+		policy.VisitAll(func(f *flag.Flag) {
+			in := func(text string) bool {
+				return strings.Contains(strings.ReplaceAll(text, "\n  --"+f.Name+" ", "\n  --"+f.Name+"\n"), "\n  --"+f.Name+"\n")
+			}
+			if !options.IsKlogFlag(f.Name) && (in(own) || in("\n"+shared) != found) {
+				t.Errorf("%s: --%s:\n%s", c.name, f.Name, c.help())
+			}
+		})
+		if fs.Lookup("output") != nil && strings.Count(c.help(), "  -o, --output ") != 1 {
+			t.Errorf("%s: --output:\n%s", c.name, c.help())
 		}
 	}
 }

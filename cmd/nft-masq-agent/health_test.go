@@ -16,10 +16,12 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -27,26 +29,49 @@ import (
 type faultyNode struct {
 	trafficNode
 	situation
-	d     *daemon // nil if none runs
-	env   []string
-	flags []string       // of agent and commands
-	last  netip.AddrPort // as the far end saw it
+	d       *daemon // nil if none runs
+	env     []string
+	flags   []string       // of agent and commands
+	last    netip.AddrPort // as the far end saw it
+	sent    uint16         // packets whose source the far end sees
+	written uint32         // the generation that "unwritten" compares
+	dead    string         // a file system that does not answer, until it fails
+	fail    func()
+	owner   *netlink.Conn // of a table, which goes with it
 }
 
 // paths puts paths into a text.
 func (n *faultyNode) paths(text string) string {
+	if strings.Contains(text, "SET") {
+		text = strings.ReplaceAll(text, "SET", n.set())
+	}
 	dir := filepath.Dir(n.path)
 	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(),
-		`\n`, "\n").Replace(text)
+		"DEAD", n.dead, `\n`, "\n").Replace(text)
+}
+
+// aWord is one of a line. In quotes it may have spaces.
+var aWord = regexp.MustCompile(`'[^']*'|\S+`)
+
+func split(text string) (all []string) {
+	for _, word := range aWord.FindAllString(text, -1) {
+		all = append(all, strings.Trim(word, "'"))
+	}
+	return all
 }
 
 // step does what a line says.
 func (n *faultyNode) step(word, text string) {
 	n.t.Helper()
-	switch text = n.paths(text); word {
+	text = n.paths(text)
+	switch words := split(text); word {
 	case "run":
-		words := strings.Fields(text)
 		nfttest.Run(n.t, n.NS, "", words[0], words[1:]...)
+	case "foreign":
+		dir := filepath.Join(root, "testdata/foreign", words[0])
+		nfttest.LoadForeign(n.t, n.NS, dir, strings.NewReplacer(words[1:]...).Replace)
+	case "caps":
+		n.env = append(n.env, withCaps+"="+text)
 	case "sysctl":
 		name, value, _ := strings.Cut(text, " ")
 		n.check(n.NS.Sysctl(name, value))
@@ -63,19 +88,54 @@ func (n *faultyNode) step(word, text string) {
 		n.swap(text + "\n")
 	case "await":
 		n.d.await(text)
+	case "silent":
+		if n.env != nil { // such an agent cannot tell where others run
+			n.d.forgive("second_agent")
+		}
+		n.d.forgive("node_problem") // it may look between two steps
+		n.d.silent()
+	case "unlogged":
+		if strings.Contains(n.d.Text(), text) {
+			n.t.Errorf("%q is logged", text)
+		}
+	case "holds":
+		n.holds(wants(n.t, text, append(n.flags, n.d.args...)...))
+	case "unwritten":
+		now := n.generation()
+		if n.written != 0 && now != n.written {
+			n.t.Errorf("generation %d, was %d", now, n.written)
+		}
+		n.written = now
+	case "own":
+		family := map[string]nfnetlink.Family{"inet": nfnetlink.Inet, "ip": nfnetlink.IPv4}[words[0]]
+		const owned = 2 // NFT_TABLE_F_OWNER, since Linux 5.12
+		n.owner = nfttest.Own(n.t, n.NS, byte(family), words[1], owned)
+	case "disown":
+		n.check(n.owner.Close())
+	case "hang":
+		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
+	case "fail":
+		n.fail()
+	case "exchange":
+		n.check(unix.Renameat2(unix.AT_FDCWD, words[0], unix.AT_FDCWD, words[1], unix.RENAME_EXCHANGE))
 	case "stop":
 		n.d.stop()
 		n.d = nil
+	case "begin":
+		n.start(words)
 	case "then":
-		n.start()
+		n.start(words)
+		n.d.await("starting")
+		n.d.await("config_applied")
+		n.load()
 	case "load":
 		n.load()
 	case "enforce":
 		config, err := os.ReadFile(n.path)
 		n.check(err)
-		n.enforce(string(config), append(n.flags, strings.Fields(text)...)...)
+		n.enforce(string(config), append(n.flags, words...)...)
 	case "open":
-		words := append(strings.Fields(text), "1")
+		words = append(words, "1")
 		times, err := strconv.Atoi(words[2])
 		n.check(err)
 		for range times {
@@ -83,24 +143,47 @@ func (n *faultyNode) step(word, text string) {
 		}
 	case "log":
 		event, says, _ := strings.Cut(text, " ")
-		if line := n.d.await(event); !strings.Contains(fmt.Sprint(line), says) {
-			n.t.Errorf("the agent logs %v, want %q", line, says)
+		line := n.d.await(event)
+		for _, part := range strings.Split(says, " | ") {
+			part, absent := strings.CutPrefix(part, "! ")
+			if strings.Contains(fmt.Sprint(line), part) == absent {
+				n.t.Errorf("the agent logs %v, want %q", line, part)
+			}
 		}
 	case "metric":
 		name, value, _ := strings.Cut(text, " ")
-		n.d.until(text, func() bool { return n.metric(name) == value })
+		least, err := strconv.ParseFloat(strings.TrimSuffix(value, "+"), 64)
+		n.d.until(text, func() bool {
+			got := n.metric(name)
+			if now, none := strconv.ParseFloat(got, 64); err == nil && none == nil && strings.HasSuffix(value, "+") {
+				return now >= least
+			}
+			return got == value
+		})
 	case "signal":
 		n.d.signal(unix.SignalNum("SIG" + text))
 	case "assign":
 		n.assign(text)
+	case "fin": // a segment without a connection
+		to := netip.AddrPortFrom(netip.MustParseAddr(text), 7)
+		src := map[bool]netip.Addr{true: n.top.PodV4, false: n.top.PodV6}[to.Addr().Is4()]
+		n.check(n.top.AddAddr(n.top.Outside, to.Addr()))
+		flow := nfttest.Flow{Proto: nfttest.TCP, Flags: 1, From: n.top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: to}
+		n.check(flow.Emit())
 	case "pod":
 		n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr(text)))
+	case "sees":
+		n.explainsWhatIsSeen(append(words, ""))
 	}
 }
 
-// ask runs a command next to the agent, or with the file.
+// ask runs a command next to the agent, or with the file. GET asks the agent by HTTP.
 func (n *faultyNode) ask(words ...string) result {
 	n.t.Helper()
+	if words[0] == "GET" {
+		code, body := n.get(words[1])
+		return result{stdout: body, code: code}
+	}
 	if n.d == nil && words[0] != "cleanup" && words[0] != "ready" {
 		if words = append(words, n.flags...); !slices.Contains(words, "--config") {
 			words = append(words, "--config", n.path)
@@ -121,6 +204,11 @@ func TestCommandsAnswerOnANode(t *testing.T) {
 	playOnNodes(t, "node")
 }
 
+func TestAgentDoesWhatEachCaseSays(t *testing.T) {
+	t.Parallel()
+	playOnNodes(t, "daemon")
+}
+
 func playOnNodes(t *testing.T, name string) {
 	t.Helper()
 	nfttest.SkipIfShort(t)
@@ -135,23 +223,30 @@ func playOnNodes(t *testing.T, name string) {
 			}
 			t.Run(fmt.Sprint(s.place, " ", mode), func(t *testing.T) {
 				t.Parallel()
-				n := &faultyNode{trafficNode: newTrafficNode(t), situation: s, flags: flags}
+				n := &faultyNode{situation: s, flags: flags}
+				switch {
+				case s.of("bridge") != nil:
+					n.trafficNode = newBridgeNode(t)
+				case s.of("uplinks") != nil:
+					n.trafficNode = newTwoUplinks(t)
+				default:
+					n.trafficNode = newTrafficNode(t)
+				}
 				n.play()
 			})
 		}
 	}
 }
 
-// start starts the agent, and loads the rules of other programs.
-func (n *faultyNode) start() {
+// start starts the agent.
+func (n *faultyNode) start(flags []string) {
 	n.t.Helper()
 	args := append([]string{"--http-address", httpAddress}, n.flags...)
 	for _, a := range n.of("agent") {
-		args = append(args, strings.Fields(n.paths(a))...)
+		args = append(args, split(n.paths(a))...)
 	}
-	n.d = n.startIn(n.env, args...)
-	n.d.await("config_applied")
-	n.load()
+	n.d = n.startIn(n.env, append(args, flags...)...)
+	n.d.answers()
 }
 
 func (n *faultyNode) load() {
@@ -176,9 +271,15 @@ func (n *faultyNode) play() {
 	if n.config != "" {
 		n.swap(n.config)
 	}
-	starts := !slices.ContainsFunc(n.lines, func(line [2]string) bool { return line[0] == "then" || line[0] == "alone" })
+	starts := !slices.ContainsFunc(n.lines, func(line [2]string) bool {
+		return slices.Contains([]string{"then", "begin", "alone"}, line[0])
+	})
 	q := question{command: "status"}
 	for _, line := range n.lines {
+		if starts && slices.Contains([]string{"$", "exit", ">", "~", "!", "sees"}, line[0]) {
+			n.step("then", "")
+			starts = false
+		}
 		switch text := line[1]; line[0] {
 		case "$":
 			n.answered(q)
@@ -193,20 +294,16 @@ func (n *faultyNode) play() {
 			q.lacks = append(q.lacks, text)
 		case "asked":
 			q.asked = text
-		case "agent", "alone", "modes", "id", "sees": // about the whole case
+		case "agent", "alone", "modes", "bridge", "uplinks", "id": // about the whole case
 		default:
 			if n.answered(q) {
-				q = question{command: "status"}
+				q = question{command: q.command}
 			}
 			n.step(line[0], text)
 		}
 	}
-	if starts {
-		n.start()
-	}
 	n.answered(q)
 	n.hasProblem(q.command)
-	n.explainsWhatIsSeen()
 }
 
 // answered compares the answer to a question, and is false if nothing is said of it.
@@ -215,7 +312,7 @@ func (n *faultyNode) answered(q question) bool {
 	if q.next == nil && q.has == nil && q.lacks == nil && q.code == "" {
 		return false
 	}
-	got := n.ask(strings.Fields(n.paths(q.command))...)
+	got := n.ask(split(n.paths(q.command))...)
 	output := got.stdout + got.stderr
 	if q.asked != "" && got.stdout != "" {
 		output = got.stdout
@@ -238,7 +335,7 @@ func (n *faultyNode) answered(q question) bool {
 		}
 	}
 	if q.asked != "" {
-		n.documented(q.asked, strings.Fields(n.paths(q.command)), q.next[0])
+		n.documented(q.asked, split(n.paths(q.command)), q.next[0])
 	}
 	return true
 }
@@ -271,38 +368,37 @@ func (n *faultyNode) hasProblem(command string) {
 	}
 }
 
-// explainsWhatIsSeen compares explain with the far end.
-func (n *faultyNode) explainsWhatIsSeen() {
+// explainsWhatIsSeen compares explain with what the far end sees of a packet: a destination, the source, and what
+// explain says of it if it does not know that.
+func (n *faultyNode) explainsWhatIsSeen(words []string) {
 	n.t.Helper()
-	for _, text := range n.of("sees") {
-		words := append(strings.Fields(text), "")
-		args, src := []string{"explain", words[0]}, n.top.PodV4
-		to, err := netip.ParseAddrPort(words[0])
-		if err != nil {
-			to = netip.AddrPortFrom(netip.MustParseAddr(words[0]), 5002)
-		} else {
-			args = append(args, "--protocol", "udp")
-		}
-		if to.Addr().Is6() {
-			src = n.top.PodV6
-		}
-		var x answer.Explanation
-		got := n.ask(append(args, "--from", src.String(), "-o", "json")...)
-		n.check(json.Unmarshal([]byte(got.stdout), &x))
-		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: to}
-		sees := words[1]
-		if sees == "nothing" {
-			sees, flow.Timeout = "", 500*time.Millisecond // on a busy machine it sees less, not more
-		}
-		s, err := n.top.Send(flow)
-		switch unknown := words[2] != ""; {
-		case err != nil && !errors.Is(err, nfttest.ErrNotSeen):
-			n.t.Fatal(err)
-		case err == nil && s.Seen.Addr().String() != sees || (err != nil) != (sees == ""):
-			n.t.Errorf("the far end sees %s (%v), want %q", s.Seen, err, sees)
-		case (x.Why.Code == "unknown") != unknown || !unknown && x.Sees != sees:
-			n.t.Errorf("the far end sees %q, but explain says %q: %s", sees, x.Sees, x.Headline)
-		}
+	args, src := []string{"explain", words[0]}, n.top.PodV4
+	to, err := netip.ParseAddrPort(words[0])
+	if err != nil {
+		n.sent++
+		to = netip.AddrPortFrom(netip.MustParseAddr(words[0]), 5800+n.sent)
+	} else {
+		args = append(args, "--protocol", "udp")
+	}
+	if to.Addr().Is6() {
+		src = n.top.PodV6
+	}
+	var x answer.Explanation
+	got := n.ask(append(args, "--from", src.String(), "-o", "json")...)
+	n.check(json.Unmarshal([]byte(got.stdout), &x))
+	flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: to}
+	sees := words[1]
+	if sees == "nothing" {
+		sees, flow.Timeout = "", 500*time.Millisecond // on a busy machine it sees less, not more
+	}
+	s, err := n.top.Send(flow)
+	switch unknown := words[2] != ""; {
+	case err != nil && !errors.Is(err, nfttest.ErrNotSeen):
+		n.t.Fatal(err)
+	case err == nil && s.Seen.Addr().String() != sees || (err != nil) != (sees == ""):
+		n.t.Errorf("the far end sees %s (%v), want %q", s.Seen, err, sees)
+	case (x.Why.Code == "unknown") != unknown || !unknown && x.Sees != sees:
+		n.t.Errorf("the far end sees %q, but explain says %q: %s", sees, x.Sees, x.Headline)
 	}
 }
 

@@ -91,11 +91,13 @@ func withoutCapabilities(start func() error) error {
 }
 
 // runHere runs the program in this process, on a node with the addresses
-// 192.0.2.1/24 and 2001:db8::1/64 on which no agent runs.
+// 192.0.2.1/24 and 2001:db8::1/64 on which no agent runs. It must not begin to wait.
 func runHere(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	code := dispatch(t.Context(), testCommands(), args, testEnvironment(t, &stdout, &stderr))
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	code := dispatch(ctx, testCommands(), args, testEnvironment(t, &stdout, &stderr))
 	validate(t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), code}
 }

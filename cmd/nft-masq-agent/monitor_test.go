@@ -75,20 +75,6 @@ func TestMonitorNamesTheProgramOfEachChange(t *testing.T) {
 	}
 }
 
-func TestMonitorEndsByItself(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	if got := n.run("monitor", "--for", "1ms"); got.code != exitDone || got.stdout != "" {
-		t.Errorf("%+v", got)
-	}
-	for _, wrong := range []string{"0s", "-1s", "soon"} {
-		if got := n.run("monitor", "--for="+wrong); got.code != exitUsage ||
-			!strings.Contains(got.stderr, "must be a duration such as 10m") {
-			t.Errorf("--for=%s: %+v", wrong, got)
-		}
-	}
-}
-
 func TestChangesAreALineOfText(t *testing.T) {
 	c := rulesetChange{
 		Time: "2026-01-02T03:04:05.006Z", Program: "nft", PID: 7, Tables: []string{"ip nat", "inet x"},

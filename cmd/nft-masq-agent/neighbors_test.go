@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -407,55 +406,4 @@ func (nb neighbor) cell() string {
 		return "none"
 	}
 	return "`" + nb.rules + "`"
-}
-
-// Submariner keeps the sources of pods by a chain before that of OVN-Kubernetes: enforceNonMasquerade does
-// the same, for its list.
-func TestEnforcedExemptionsReplaceTheChainOfSubmariner(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	for _, tt := range []struct {
-		rules, config string
-		kept          bool
-	}{
-		{"ovn-kubernetes", "", false},
-		{"submariner", "", true},
-		{"ovn-kubernetes", labEnforces, true},
-		{"submariner", labEnforces, true},
-	} {
-		l := newLab(t, "ptp", neighbor{rules: tt.rules})
-		l.enforce(labExempts + labCIDRs + tt.config)
-		for dst, kept := range map[string]bool{"10.9.0.9": tt.kept, "203.0.113.9": false} {
-			a := netip.MustParseAddr(dst)
-			seen := l.seen(a, 9000)
-			if want := map[bool]netip.Addr{true: l.top.PodV4, false: l.top.NodeV4}[kept]; seen != want {
-				t.Errorf("%s, %q: %s sees %s, want %s", tt.rules, tt.config, dst, seen, want)
-			}
-			x, _ := l.explained(dst, "--from", "10.244.1.2", "--config", l.path)
-			l.judge(x, seen)
-		}
-	}
-}
-
-// Pods that are in no zone of firewalld reach nothing outside if the default zone does not forward.
-func TestExplainNamesTheRuleOfFirewalldThatRejects(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	l := newLab(t, "ptp", neighbor{
-		rules: "firewalld", replace: []string{
-			"ip saddr 10.244.0.0/16 goto filter_FWD_trusted", "", "\t\toifname \"eth0\" accept\n", "", // forward: no
-		},
-	})
-	l.enforce(labExempts)
-	src := netip.AddrPortFrom(l.top.PodV4, 4000)
-	dst := netip.MustParseAddrPort("203.0.113.9:9000")
-	flow := nfttest.Flow{Proto: nfttest.UDP, From: l.top.Pod, To: l.top.Outside, Src: src, Dst: dst, Timeout: time.Second}
-	if s, err := nfttest.Send(flow); err == nil {
-		t.Errorf("outside sees %s", s.Seen)
-	}
-	const want = "inet firewalld filter_FWD_public"
-	got := unwrap(l.run("explain", "203.0.113.9", "--from", "10.244.1.2", "--live").stdout)
-	if !strings.Contains(got, want) {
-		t.Errorf("explain does not name %s: %s", want, got)
-	}
 }

@@ -20,6 +20,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 const root = "../.." // of the repository
@@ -258,7 +259,7 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 " +
 					"masquerade; }; }"
 			}
-			want := wants(t, text).On(addrs("198.51.100.11", "198.51.100.21"))
+			want := wants(t, text).On(cases.Addrs("198.51.100.11", "198.51.100.21"))
 			k := n.kernel()
 			_, err := k.Apply(t.Context(), want, layout.Ours)
 			n.check(errors.Join(err, k.Close()))

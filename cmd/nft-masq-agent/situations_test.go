@@ -84,10 +84,7 @@ func (n trafficNode) here(answer any, args ...string) {
 // explained runs explain on the node, and returns its answer and its text.
 func (n trafficNode) explained(args ...string) (x answer.Explanation, text string) {
 	n.t.Helper()
-	got := n.run(append(append([]string{"explain"}, args...), "-o", "json")...)
-	if err := json.Unmarshal([]byte(got.stdout), &x); err != nil {
-		n.t.Fatalf("%v: %+v: %v", args, got, err)
-	}
+	n.here(&x, append([]string{"explain"}, args...)...)
 	return x, unwrap(x.String())
 }
 
