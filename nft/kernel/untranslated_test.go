@@ -607,8 +607,8 @@ func (k packetKind) packetOf(src, dst netip.Addr, cookie []byte) []byte {
 	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, hops}, src.AsSlice(), dst.AsSlice(), payload)
 }
 
-// sendRaw sends an IP packet from a namespace.
-func sendRaw(ns *nfttest.NS, dst netip.Addr, packet []byte) error {
+// sendRaw sends IP packets from a namespace.
+func sendRaw(ns *nfttest.NS, dst netip.Addr, packets ...[]byte) error {
 	return ns.Do(func() error {
 		fd, err := unix.Socket(netns.Family(dst), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
@@ -619,7 +619,12 @@ func sendRaw(ns *nfttest.NS, dst netip.Addr, packet []byte) error {
 		if dst.Is4() {
 			to = &unix.SockaddrInet4{Addr: dst.As4()}
 		}
-		return unix.Sendto(fd, packet, 0, to)
+		for _, packet := range packets {
+			if err := unix.Sendto(fd, packet, 0, to); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
