@@ -74,7 +74,7 @@ func manyForeignRules() map[string]func(n int) string {
 
 func TestManyForeignRulesFitTheMemoryLimit(t *testing.T) {
 	nfttest.SkipIfShort(t)
-	sizes := []int{1_000}
+	sizes := []int{400}
 	if nfttest.Long() {
 		sizes = []int{50_000, 120_000}
 	}
