@@ -77,7 +77,9 @@ func (n *faultyNode) step(word, text string) {
 		n.check(n.NS.Sysctl(name, value))
 	case "file":
 		name, content, _ := strings.Cut(text, " ")
-		n.check(os.WriteFile(filepath.Join(filepath.Dir(n.path), name), []byte(content), 0o644))
+		complete := filepath.Join(n.test().TempDir(), "file") // on a slow machine the agent would see it before its content
+		n.check(os.WriteFile(complete, []byte(content), 0o644))
+		n.check(os.Rename(complete, filepath.Join(filepath.Dir(n.path), name)))
 	case "mount":
 		source := filepath.Join(n.test().TempDir(), "source")
 		n.check(os.WriteFile(source, []byte(n.config), 0o644))
