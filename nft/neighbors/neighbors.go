@@ -56,7 +56,7 @@ func (n *Node) OthersTranslate(ctx context.Context) (others bool, err error) {
 		l, err := older.List(c)
 		for _, base := range l.Chains {
 			ours := base.Family == nfnetlink.Inet && base.Table == nft.TableName
-			if err != nil || ours || !l.InForce(base) || base.Hook.Type != "nat" {
+			if err != nil || others || ours || !l.InForce(base) || base.Hook.Type != "nat" {
 				continue
 			}
 			err = c.EachRule(base.Family, base.Table, base.Name, func(r nfnetlink.Rule) error {

@@ -9,6 +9,7 @@ import (
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/trace"
 )
 
 // Others are rules of other programs that concern masquerading on this node.
@@ -63,6 +64,9 @@ func (s *State) Others() (o Others, err error) {
 	o.Legacy, o.Devices = s.older, names(s.others.Devices)
 	if o.XTables, err = n.XTables(); err != nil {
 		return Others{}, err
+	}
+	if !slices.ContainsFunc(s.others.Chains, func(c *trace.Chain) bool { return !c.Own }) {
+		return o, nil // what is on the node does not matter
 	}
 	links, err := n.interfaces()
 	if err != nil {

@@ -1,6 +1,7 @@
 package neighbors
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/routes"
 )
 
 // Of other programs, one masquerades what 172.17.0.0/16 sends, one translates what
@@ -70,4 +72,12 @@ func TestOthersAreComparedWithWhatThePolicyMasquerades(t *testing.T) {
 			t.Errorf("%s: %s, want %s, and exempting %v", tt.name, got, tt.want, o.Of(Exempts))
 		}
 	}
+}
+
+// A change of the config asks for few things: without rules of others, what is on the node does not matter.
+func TestNodeIsNotAskedWithoutRulesOfOthers(t *testing.T) {
+	t.Parallel()
+	n := open(t, nfttest.NewNS(t, "node"))
+	n.interfaces = func() ([]routes.Interface, error) { return nil, errors.New("asked") }
+	others(t, n, exempting("10.0.0.0/8"))
 }

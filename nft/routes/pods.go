@@ -44,7 +44,12 @@ func (r reader) pods(ipv6 bool) (pods []netip.Addr) {
 			add(n.Addr(), n.Interface)
 		}
 	}
-	for _, m := range r.Request(unix.RTM_GETNEIGH, netlink.Dump, make([]byte, unix.SizeofNdMsg)) {
+	head := make([]byte, unix.SizeofNdMsg)
+	head[0] = unix.AF_INET
+	if ipv6 {
+		head[0] = unix.AF_INET6
+	}
+	for _, m := range r.Request(unix.RTM_GETNEIGH, netlink.Dump, head) {
 		if binary.NativeEndian.Uint16(m.Head[stateAt:])&known != 0 {
 			add(m.Address(unix.NDA_DST), links[node.Number(m.Head[indexAt:])].Name)
 		}
