@@ -92,7 +92,7 @@ func parseChain(f Family, a Attrs) Chain {
 }
 
 // FirstRules lists rules like [Conn.EachRule], up to the first for which enough
-// returns true; more reports whether there was one.
+// returns true; more reports whether there was one. Of a chain without rules they are empty, not nil.
 func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool,
 	err error,
 ) {

@@ -424,7 +424,7 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 			return anywhere &^ on
 		}
 		w.chain, w.Rule = c, c.Rules[i]
-		next := t.rule(i, w)
+		next := t.rule(w)
 		if to |= next &^ on; next&on == 0 {
 			return to
 		}
@@ -437,10 +437,10 @@ func (t *Tracer) walk(c *Chain, w way) (to flow) {
 	return to | back
 }
 
-// rule follows the packet through a rule.
-func (t *Tracer) rule(i int, w way) (to flow) {
+// rule follows the packet through the rule that a way has come to.
+func (t *Tracer) rule(w way) (to flow) {
 	maybe := flow(0)
-	for s := range rule.Statements(w.chain.Rules[i]) {
+	for s := range rule.Statements(w.Rule) {
 		t.Visits++
 		e, is := t.statement(w.chain, s)
 		if is == No {
