@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // The addresses that connections leave from. They are on the loopback device: on eth0
@@ -65,13 +66,13 @@ func fixedChanges(ctx context.Context, b *bench) {
 // settle expects connections only from the addresses that are right now.
 func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
-	b.inSync(ctx, want.On(addresses(has)))
+	b.inSync(ctx, want.On(cases.Addrs(has...)))
 	b.flows(ctx, 20)
 }
 
 // sources returns the addresses from which the pod's connections leave.
 func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
-	p := want.On(addresses(has)).Policy
+	p := want.On(cases.Addrs(has...)).Policy
 	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
 		dst := netip.MustParseAddr(masqueraded[i])
@@ -81,13 +82,6 @@ func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
 		}
 	}
 	return from
-}
-
-func addresses(texts []string) (all []netip.Addr) {
-	for _, text := range texts {
-		all = append(all, netip.MustParseAddr(text))
-	}
-	return all
 }
 
 // floatAll assigns all of the addresses to the node.
@@ -119,7 +113,7 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64) {
 		config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
 	nfttest.Check(problems.Err())
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
-	with := without.On(addresses([]string{onTheLink}))
+	with := without.On(cases.Addrs(onTheLink))
 	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, layout.Ours)) }
 	b.float(onTheLink, true)
 	apply(with)

@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -84,7 +85,7 @@ func policiesWith(n int, keys [2][]string) (both [2]policy) {
 				nft.Options{
 					Layout: native.Layout{}, RandomFully: true,
 					Marks: []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}},
-				}).On(addresses(floating)),
+				}).On(cases.Addrs(floating...)),
 			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
 		}}
 	}

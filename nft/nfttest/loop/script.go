@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +21,7 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 )
@@ -173,12 +173,12 @@ var steps = Steps{
 	"older": func(w *World, what string) string { w.Locked(func() { w.Older = OlderChains(what) }); return "" },
 
 	"addresses": func(w *World, list string) string {
-		w.Locked(func() { w.Listed, w.Unlisted = Addresses(list), nil })
+		w.Locked(func() { w.Listed, w.Unlisted = cases.Addrs(strings.Fields(list)...), nil })
 		return ""
 	},
 	"moved": func(w *World, list string) string {
-		w.Locked(func() { w.Listed, w.Unlisted = Addresses(list), nil })
-		w.Moves <- node.Change{Addresses: Addresses(list)}
+		w.Locked(func() { w.Listed, w.Unlisted = cases.Addrs(strings.Fields(list)...), nil })
+		w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...)}
 		return ""
 	},
 	"unfollowed": func(w *World, _ string) string { w.Moves <- node.Change{Err: unix.EMFILE}; return "" },
@@ -233,12 +233,4 @@ func OlderChains(what string) []older.Chain {
 		c.Base = &nfnetlink.Chain{Name: "POSTROUTING"}
 	}
 	return []older.Chain{c}
-}
-
-// Addresses parses a list of them.
-func Addresses(list string) (all []netip.Addr) {
-	for a := range strings.FieldsSeq(list) {
-		all = append(all, netip.MustParseAddr(a))
-	}
-	return all
 }

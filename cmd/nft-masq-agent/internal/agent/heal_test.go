@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/loop"
 	"nft-masq-agent/nft/node"
 )
@@ -149,17 +150,17 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 	for _, cost := range []time.Duration{time.Millisecond, 10 * time.Millisecond, time.Second} {
 		t.Run(cost.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				w.Listed = loop.Addresses("198.51.100.11")
+				w.Listed = cases.Addrs("198.51.100.11")
 				w.Deliver([]config.Source{{Name: "config", Data: []byte(snat)}}, nil)
 				synctest.Wait()
 				w.Locked(func() { w.Cost, w.FrameCost, w.Used = cost, cost, 0 })
 				deliver := func(list string) {
-					w.Locked(func() { w.Listed = loop.Addresses(list) })
+					w.Locked(func() { w.Listed = cases.Addrs(strings.Fields(list)...) })
 					select {
 					case <-w.Moves:
 					default:
 					}
-					w.Moves <- node.Change{Addresses: loop.Addresses(list)}
+					w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...)}
 					synctest.Wait()
 				}
 				writes, begun := len(w.Writes), time.Now()

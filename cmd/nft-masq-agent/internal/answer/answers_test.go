@@ -23,6 +23,7 @@ import (
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/loop"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
@@ -49,7 +50,7 @@ var questions = map[string]func(r *row, about string){
 			r.pods = append(r.pods, netip.MustParsePrefix(p))
 		}
 	},
-	"node": func(r *row, list string) { r.policy = r.policy.On(loop.Addresses(list)) },
+	"node": func(r *row, list string) { r.policy = r.policy.On(cases.Addrs(strings.Fields(list)...)) },
 	"snat": func(r *row, _ string) {
 		for _, s := range NodeSNAT(r.policy) {
 			r.say(s)
@@ -93,7 +94,7 @@ var questions = map[string]func(r *row, about string){
 	},
 	"blocks": func(r *row, pods string) {
 		var c Connections
-		notes, ok := c.SetBlocks(r.policy, loop.Addresses(pods), 2)
+		notes, ok := c.SetBlocks(r.policy, cases.Addrs(strings.Fields(pods)...), 2)
 		r.say(ok)
 		r.problems(notes)
 		r.say(c.String())
@@ -104,7 +105,7 @@ var questions = map[string]func(r *row, about string){
 		ask := func() (config.Problems, bool) { return c.OfAnotherNode(r.policy, seen, r.pods) }
 		if len(words) > 1 {
 			ask = func() (config.Problems, bool) {
-				return c.SetBlock(r.policy, seen, loop.Addresses(strings.Join(words[1:], " ")), r.pods)
+				return c.SetBlock(r.policy, seen, cases.Addrs(words[1:]...), r.pods)
 			}
 		}
 		notes, ok := ask()
@@ -147,7 +148,7 @@ var questions = map[string]func(r *row, about string){
 		other := k
 		other.To = netip.MustParseAddrPort("203.0.113.9:80")
 		r.status.SetPorts(conntrack.Tally{k: 95, other: 90}, func(conntrack.PortKey) []netip.Addr {
-			return loop.Addresses("10.244.1.2")
+			return cases.Addrs("10.244.1.2")
 		})
 	},
 	"unread": func(r *row, _ string) {
@@ -162,7 +163,7 @@ var questions = map[string]func(r *row, about string){
 	"at-devices": func(r *row, sources string) { // of open connections
 		x := Explanation{Headline: "203.0.113.9 sees 192.0.2.1."}
 		open := map[netip.Addr]int{}
-		for i, a := range loop.Addresses(sources) {
+		for i, a := range cases.Addrs(strings.Fields(sources)...) {
 			open[a] = i + 1
 		}
 		r.say(x.SetDevices([]string{"netdev t c", "netdev t d"}, open))
