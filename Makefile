@@ -57,7 +57,7 @@ bin/linux_%/nft-masq-agent: FORCE
 
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
-	go test -count=1 -timeout $(TIMEOUT) ./...
+	go test -vet=off -count=1 -timeout $(TIMEOUT) ./...
 
 # As many busy processes as CI runners have at their worst. Each ends after an hour, whatever becomes of make.
 .PHONY: test-busy
