@@ -342,6 +342,7 @@ func (l *lab) states(t *testing.T, nb neighbor, p labPolicy) {
 // the host keep the translation of their own program, explain says what the far end sees, and
 // status names those rules that can meet a pod, and no others. nft/EVIDENCE.md has the table.
 func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
+	t.Parallel()
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "ip", "iptables-nft-restore", "ip6tables-nft-restore")
 	rows := append([]neighbor{{}, {v6Only: true}}, beside()...)
