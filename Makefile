@@ -55,18 +55,21 @@ all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARC
 bin/linux_%/nft-masq-agent: FORCE
 	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
+# With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
+GOTEST = CGO_ENABLED=0 go test -tags nethttpomithttp2 -vet=off -count=1
+
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
-	go test -vet=off -count=1 -timeout $(TIMEOUT) ./...
+	$(GOTEST) -timeout $(TIMEOUT) ./...
 
 # As many busy processes as CI runners have at their worst. Each ends after an hour, whatever becomes of make.
 .PHONY: test-busy
 test-busy: export LONG =
 test-busy: deps ## test: Run all tests next to 16 busy processes
-	@go test -count=1 -run '^$$' ./... >/dev/null; \
+	@$(GOTEST) -run '^$$' ./... >/dev/null; \
 	pids=; trap 'kill $$pids 2>/dev/null || true' EXIT; \
 	for n in {1..16}; do timeout 3600 sh -c 'while :; do :; done' & pids="$$pids $$!"; done; \
-	go test -count=1 -timeout 60m ./...
+	$(GOTEST) -timeout 60m ./...
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.

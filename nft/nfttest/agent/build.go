@@ -25,7 +25,7 @@ var build = sync.OnceValues(func() (program string, err error) {
 		return "", err
 	}
 	program = filepath.Join(builtIn, "nft-masq-agent")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags=nethttpomithttp2", "-ldflags=-s -w",
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-tags=nethttpomithttp2", "-ldflags=-s -w",
 		"-o", program, "nft-masq-agent/cmd/nft-masq-agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
