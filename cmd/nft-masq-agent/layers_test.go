@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"io/fs"
+	"encoding/json"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,45 +15,24 @@ import (
 	"nft-masq-agent/nft/nfttest/agent"
 )
 
-// withoutLooking copies the repository, without the packages that look at the node and without
-// the files of this one that import them: the wiring and the commands. The tests of this
-// package go as well, because they are about the whole program.
-func withoutLooking(t *testing.T) (dir string) {
+// withoutLooking writes an overlay of go build: the repository without the packages that look at
+// the node and without the files of this one that import them: the wiring and the commands. The
+// tests of this package go as well, because they are about the whole program.
+func withoutLooking(t *testing.T) (file string) {
 	t.Helper()
-	const here = "cmd/nft-masq-agent"
-	gone := map[string]bool{".git": true, "bin": true, "dist": true}
-	for _, p := range looksAtTheNode() {
-		gone[p] = true
+	gone := map[string]string{}
+	for _, p := range append(looksAtTheNode(), "cmd/nft-masq-agent") {
+		dir := nfttest.Must(filepath.Abs(filepath.Join(root, p)))
+		for _, path := range nfttest.Must(filepath.Glob(filepath.Join(dir, "*.go"))) {
+			text := nfttest.Must(os.ReadFile(path))
+			if p != "cmd/nft-masq-agent" || strings.HasSuffix(path, "_test.go") || looks(string(text)) {
+				gone[path] = ""
+			}
+		}
 	}
-	dir = t.TempDir()
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(root, path)
-		switch {
-		case err != nil:
-			return err
-		case gone[name] && d.IsDir():
-			return fs.SkipDir
-		case d.IsDir():
-			return os.MkdirAll(filepath.Join(dir, name), 0o755)
-		case !d.Type().IsRegular():
-			return nil
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if filepath.Dir(name) == here && (strings.HasSuffix(name, "_test.go") || looks(string(text))) {
-			return nil
-		}
-		return os.WriteFile(filepath.Join(dir, name), text, 0o644)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	file = filepath.Join(t.TempDir(), "overlay.json")
+	nfttest.Check(os.WriteFile(file, nfttest.Must(json.Marshal(map[string]any{"Replace": gone})), 0o644))
+	return file
 }
 
 // looks reports whether a file of Go imports what looks at the node.
@@ -71,20 +50,20 @@ func looks(text string) bool {
 func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	dir := withoutLooking(t)
-	program := filepath.Join(dir, "program")
-	commands := []string{"build -tags agentonly -o program ./cmd/nft-masq-agent"}
+	overlay, program := withoutLooking(t), filepath.Join(t.TempDir(), "program")
+	const tags = "agentonly,nethttpomithttp2"
+	commands := []string{"build -buildvcs=false -o " + program + " ./cmd/nft-masq-agent"}
 	if nfttest.Long() {
 		// The tests of the other packages word rules as package rule does.
 		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/... ./config ./watch "+
 			"./nft ./nft/iprange ./nft/nfnetlink ./nft/node")
 	}
 	for _, args := range commands {
-		// Without -trimpath, the cache has nothing for this directory.
 		command, rest, _ := strings.Cut(args, " ")
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		cmd := exec.CommandContext(ctx, "go", append([]string{command, "-trimpath"}, strings.Fields(rest)...)...)
-		cmd.Dir = dir
+		cmd := exec.CommandContext(ctx, "go",
+			append([]string{command, "-overlay", overlay, "-tags", tags}, strings.Fields(rest)...)...)
+		cmd.Dir = root
 		out, err := cmd.CombinedOutput()
 		cancel()
 		if err != nil {
