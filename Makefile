@@ -56,7 +56,8 @@ bin/linux_%/nft-masq-agent: FORCE
 	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
 # With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
-GOTEST = CGO_ENABLED=0 go test -tags nethttpomithttp2 -vet=off -count=1
+# Three packages at a time, because many tests wait.
+GOTEST = CGO_ENABLED=0 go test -tags nethttpomithttp2 -vet=off -count=1 -p 3
 
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)

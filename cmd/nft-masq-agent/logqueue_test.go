@@ -102,20 +102,21 @@ func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 			_ = p.Kill()
 			<-p.Done()
 		})
+		want := wants(t, "", flag)
 		heals := func(when string, times int) {
 			t.Helper()
 			for range times {
 				tamper(n, mode)
 				late := time.Now().Add(timeout)
-				for len(n.differences(wants(t, "", flag))) > 0 {
+				for len(n.differences(want)) > 0 {
 					if time.Now().After(late) {
 						t.Fatalf("not restored while the log is %s", when)
 					}
-					time.Sleep(time.Millisecond)
+					time.Sleep(5 * time.Millisecond)
 				}
 			}
 		}
-		for late := time.Now().Add(timeout); len(n.differences(wants(t, "", flag))) > 0 && time.Now().Before(late); {
+		for late := time.Now().Add(timeout); len(n.differences(want)) > 0 && time.Now().Before(late); {
 			time.Sleep(time.Millisecond)
 		}
 		for i := range 200 { // more than pipe and queue can buffer
