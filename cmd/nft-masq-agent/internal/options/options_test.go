@@ -3,6 +3,7 @@ package options_test
 import (
 	"flag"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
@@ -27,4 +28,176 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 			o.IgnoredLogFile())
 		return line + nfttest.Marked(said+strings.Join(options.Warnings(fs), "\n"))
 	})
+}
+
+// Each wrong value of a flag is an error that says what would be right.
+func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
+	for arg, want := range map[string]string{
+		"--config=":                          "is empty",
+		"--mode=iptables":                    "must be nftables or iptables-nft",
+		"--log-format=JSON":                  "must be json or text",
+		"--random-fully=perhaps":             "is neither true nor false",
+		"--resync-interval=x":                "is not a whole number of seconds",
+		"--resync-interval=90s":              "is not a whole number of seconds; write 90",
+		"--resync-interval=1s":               "write 1",
+		"--conntrack-interval=-1s":           "is not a number of seconds",
+		"--conntrack-interval=999ms":         "is not a number of seconds",
+		"--conntrack-interval=x":             "is not a number of seconds",
+		"--http-address=9717":                "is not a HOST:PORT",
+		"--http-address=:65536":              `has port "65536"`,
+		"--http-address=a b:1":               `has "a b", which is not a host`,
+		"--probe-socket=/" + long(107):       "is 108 bytes long",
+		"--pod-cidr=10.0.0.0":                `"10.0.0.0" is not a CIDR`,
+		"--pod-cidr=10.0.0.0/8,10.1.0.0/8":   "has host bits set, the network is 10.0.0.0/8",
+		"--pod-cidr=::ffff:10.0.0.0/104":     "is an IPv4-mapped CIDR",
+		"--accept-foreign=ip nat":            "is not FAMILY TABLE CHAIN",
+		"--accept-foreign=bridge nat OUTPUT": "is not FAMILY TABLE CHAIN",
+		"--masquerade-marks=x":               "x",
+		"--masq-chain=" + long(29):           "29",
+		"--v=high":                           "invalid",
+	} {
+		_, _, err := parsed(arg)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", arg, err, want)
+		}
+	}
+	for _, arg := range []string{
+		"--conntrack-interval=0", "--conntrack-interval=0s", "--conntrack-interval=1s", "--http-address=", "--http-address=:0",
+		"--probe-socket=/" + long(106), "--pod-cidr=10.0.0.0/8,fd00::/8", "--accept-foreign=ip6 nat X", "--random-fully",
+	} {
+		if _, fs, err := parsed(arg); err != nil || options.Warnings(fs) != nil {
+			t.Errorf("%s: %v, %q", arg, err, options.Warnings(fs))
+		}
+	}
+}
+
+func long(n int) string { return strings.Repeat("x", n) }
+
+func parsed(args ...string) (*options.Options, *flag.FlagSet, error) {
+	fs := flag.NewFlagSet("run", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	o := options.AddRunFlags(fs)
+	_, err := options.Parse(fs, args)
+	return o, fs, err
+}
+
+func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
+	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s", "--log-format=text",
+		"--pod-cidr=10.0.0.0/8,fd00::/8", "--accept-foreign= ip  nat X", "--accept-foreign=inet a b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat, o.PodCIDRs,
+		o.AcceptForeign))
+	if want := "true 1m30s :1 /s text [10.0.0.0/8 fd00::/8] [ip nat X inet a b]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestFlagsMayFollowOperands(t *testing.T) {
+	for line, want := range map[string]string{
+		"":                 "[] 0",
+		"a --v=1 b":        "[a b] 1",
+		"--v=1 a -- --v=2": "[a --v=2] 1",
+		"-- a --v=2":       "[a --v=2] 0",
+		"a b -v 3 - c":     "[a b - c] 3",
+	} {
+		fs := flag.NewFlagSet("check", flag.ContinueOnError)
+		o := options.AddPolicyFlags(fs)
+		operands, err := options.Parse(fs, strings.Fields(line))
+		if got := fmt.Sprint(operands, " ", o.Verbosity); err != nil || got != want {
+			t.Errorf("%q: %s, %v, want %s", line, got, err, want)
+		}
+	}
+}
+
+func TestConfigIsAFlagOrAnOperand(t *testing.T) {
+	for line, want := range map[string]string{
+		"":                  "/etc/config/ip-masq-agent, false",
+		"file":              "file, true",
+		"--config=file":     "file, true",
+		"--config=a b":      "\"b\" and --config both name the config: omit one",
+		"--mode=nftables a": "a, true",
+	} {
+		fs := flag.NewFlagSet("check", flag.ContinueOnError)
+		o := options.AddPolicyFlags(fs)
+		operands, err := options.Parse(fs, strings.Fields(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprint(o.UseFile(operands))
+		if got == "<nil>" {
+			in := strings.NewReader("")
+			o.ForCommand(in)
+			got = fmt.Sprintf("%s, %t", o.ConfigPath, o.MustExist)
+			if o.Input != in {
+				t.Errorf("%q: standard input is %v", line, o.Input)
+			}
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", line, got, want)
+		}
+	}
+	if err := options.AddPolicyFlags(flag.NewFlagSet("", flag.ContinueOnError)).UseFile([]string{""}); err == nil {
+		t.Error("the name of a file may be empty")
+	}
+}
+
+// A command on the node of an agent uses the agent's flags, except where its own say otherwise.
+func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
+	agents := []string{
+		"--mode=iptables-nft", "--masq-chain=A", "--pod-cidr=10.0.0.0/8", "--accept-foreign=ip nat A", "--probe-socket=/a",
+	}
+	for line, want := range map[string]string{
+		"":                               "[] iptables-nft A /agents [10.0.0.0/8] [ip nat A] 0",
+		"--mode=iptables-nft -v 1":       "[] iptables-nft A /agents [10.0.0.0/8] [ip nat A] 1",
+		"--mode=nftables --masq-chain=B": "[--masq-chain --mode] nftables B /agents [10.0.0.0/8] [ip nat A] 0",
+		"--config=/other":                "[--config] iptables-nft A /other [10.0.0.0/8] [ip nat A] 0",
+		"/other":                         "[] iptables-nft A /other [10.0.0.0/8] [ip nat A] 0",
+		"--pod-cidr=fd00::/8":            "[] iptables-nft A /agents [fd00::/8] [ip nat A] 0",
+		"--probe-socket=/b --only=x":     "[] iptables-nft A /agents [10.0.0.0/8] [ip nat A] 0",
+	} {
+		fs := flag.NewFlagSet("status", flag.ContinueOnError)
+		o := options.AddNodeFlags(fs)
+		o.AddPodCIDRs(fs)
+		fs.String("only", "", "a flag that run does not have")
+		operands, err := options.Parse(fs, strings.Fields(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.UseFile(operands); err != nil {
+			t.Fatal(err)
+		}
+		given := len(operands) > 0 || o.Given("config")
+		o.ForCommand(strings.NewReader(""))
+		theirs, others, err := o.Follow(agents, "/agents")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.TrimSpace(fmt.Sprintln(others, o.Mode, o.Chain, o.ConfigPath, o.PodCIDRs, o.AcceptForeign, o.Verbosity))
+		if got != want {
+			t.Errorf("%q: %s, want %s", line, got, want)
+		}
+		if o.Input == nil || o.MustExist != given || o.Given("config") != given {
+			t.Errorf("%q: %+v does not know its own command line", line, o)
+		}
+		got = strings.TrimSpace(fmt.Sprintln(theirs.Mode, theirs.Chain, theirs.ConfigPath, theirs.PodCIDRs))
+		if got != "iptables-nft A /agents [10.0.0.0/8]" {
+			t.Errorf("%q: the agent has %s", line, got)
+		}
+	}
+	if _, _, err := options.AddNodeFlags(flag.NewFlagSet("", flag.ContinueOnError)).Follow([]string{"--newer"}, "/a"); err == nil {
+		t.Error("an unknown flag of the agent is no error")
+	}
+}
+
+func TestFlagsOfOlderAgentsAreKnown(t *testing.T) {
+	for name, want := range map[string]bool{
+		"masq-chain": true, "to-ports": true, "v": true, "logtostderr": true, "log_file": true, "one_output": true,
+		"mode": false, "config": false, "takeover": false,
+	} {
+		if got := options.OfOlderAgents(name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }

@@ -1,0 +1,135 @@
+package running_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// serve answers on a unix socket in place of an agent, until the test ends.
+func serve(t *testing.T, answer http.HandlerFunc) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "socket")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: answer} //nolint:gosec // of one test
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close(); <-ended })
+	return socket
+}
+
+func TestReportNamesTheProcessThatAnswers(t *testing.T) {
+	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/agent" {
+			_ = json.NewEncoder(w).Encode(report.Report{PID: 1, Source: "file"})
+		}
+	})
+	err := nfttest.NewNS(t, "agent").Do(func() error {
+		r, err := running.Ask(socket)
+		if err != nil || r.PID != os.Getpid() || r.Source != "file" || r.SecondAgent != 0 {
+			t.Errorf("alone: %+v, %v", r, err)
+		}
+		second, err := running.Later()
+		if err != nil {
+			return err
+		}
+		if r, err = running.Ask(socket); err != nil || r.SecondAgent != os.Getpid() {
+			t.Errorf("next to a second agent: %+v, %v", r, err)
+		}
+		for range 2 { // the queue of the socket stays empty
+			c, err := net.Dial("unix", "@nft-masq-agent-later")
+			if err != nil {
+				return err
+			}
+			_ = c.SetDeadline(time.Now().Add(nfttest.Patient(10 * time.Second)))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+				t.Errorf("a connection is not closed: %v", err)
+			}
+			_ = c.Close()
+		}
+		if _, err := running.Later(); err == nil {
+			t.Error("a third one says so, too")
+		}
+		return second.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSecondAgentOfTheReportStays(t *testing.T) {
+	socket := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"secondAgent": 7}`)) })
+	if r, err := running.Ask(socket); err != nil || r.SecondAgent != 7 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestAnswersThatAreNoReportAreErrors(t *testing.T) {
+	for answer, want := range map[string]string{
+		"404 no":               "answers Not Found: it is another version",
+		"200 no":               "read the agent's report: ",
+		"200 {\"pid\": \"x\"}": "read the agent's report: ",
+	} {
+		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			status, text, _ := strings.Cut(answer, " ")
+			w.WriteHeader(nfttest.Must(strconv.Atoi(status)))
+			_, _ = w.Write([]byte(text))
+		})
+		if _, err := running.Ask(socket); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", answer, err, want)
+		}
+	}
+}
+
+func TestProbeSaysWhyNot(t *testing.T) {
+	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			http.Error(w, "config rejected", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = w.Write([]byte("ok"))
+	})
+	for path, want := range map[string]string{"/readyz": "config rejected", "/healthz": ""} {
+		if reason, err := running.Probe(socket, path); err != nil || reason != want {
+			t.Errorf("%s: %q, %v", path, reason, err)
+		}
+	}
+}
+
+func TestWithoutAnAgentTheErrorNamesTheSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "socket")
+	want := "no agent answers at " + socket + ": connect: no such file or directory"
+	if _, err := running.Probe(socket, "/readyz"); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if _, err := running.Ask(socket); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+func TestAgentThatDoesNotAnswerInTimeIsToldApart(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, err = running.Probe(l.Addr().String(), "/readyz")
+	if !errors.Is(err, running.ErrNoAnswer) || err.Error() != "no answer from the agent within 1s" {
+		t.Errorf("%v", err)
+	}
+}
