@@ -87,9 +87,11 @@ func (w *World) play(step string, more Steps) string {
 		nfttest.Check(err)
 		say("%s: %s %s", e.Level, e.Message, text)
 	}
-	for ; w.wrote < len(w.Writes); w.wrote++ {
-		say("wrote %s", w.Writes[w.wrote])
-	}
+	w.Locked(func() { // below, time may pass
+		for ; w.wrote < len(w.Writes); w.wrote++ {
+			say("wrote %s", w.Writes[w.wrote])
+		}
+	})
 	state := "ready"
 	if err := w.Agent.Ready(); err != nil {
 		state = "not ready: " + err.Error()
@@ -127,7 +129,7 @@ var steps = Steps{
 		w.give("10.0.0.0/8", File("10.0.0.0/8"), nil)
 		synctest.Wait()
 		w.Settle()
-		w.wrote = len(w.Writes)
+		w.Locked(func() { w.wrote = len(w.Writes) })
 		return ""
 	},
 	"config": func(w *World, text string) string {
@@ -141,7 +143,7 @@ var steps = Steps{
 	"hangup": func(w *World, _ string) string { w.Hangup <- unix.SIGHUP; return "" },
 	"commit": func(w *World, _ string) string { w.Commit(); return "" },
 	"tamper": func(w *World, _ string) string { w.Tamper(); return "" },
-	"pass":   func(_ *World, long string) string { Pass(nfttest.Must(time.ParseDuration(long))); return "" },
+	"pass":   func(w *World, long string) string { w.Pass(nfttest.Must(time.ParseDuration(long))); return "" },
 	"vanish": func(w *World, _ string) string { w.Locked(func() { w.Held = "" }); return "" }, // without a generation
 	"next": func(w *World, rest string) string {
 		long, every, _ := strings.Cut(rest, " ")

@@ -254,7 +254,8 @@ func (w *World) Tamper() {
 func (w *World) Refuse(err error) { w.Locked(func() { w.Refuses = err }) }
 
 // Pass lets time pass, and what is due then happen.
-func Pass(d time.Duration) {
+func (w *World) Pass(d time.Duration) {
+	w.Locked(func() {}) // what the test has read comes before what the loop then writes
 	time.Sleep(d)
 	synctest.Wait()
 }

@@ -101,7 +101,7 @@ func TestBusyNeighborIsPolledFourTimesASecond(t *testing.T) {
 			t.Errorf("%d checks in a minute", w.Looks)
 		}
 		w.Tamper()
-		loop.Pass(restoredWithin + time.Millisecond)
+		w.Pass(restoredWithin + time.Millisecond)
 		if w.Held == "tampered" {
 			t.Error("not repaired")
 		}
@@ -119,9 +119,9 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 				t.Errorf("%d checks of 100 ms in four minutes", w.Looks)
 			}
 		})
-		time.Sleep(time.Minute)
+		w.Pass(time.Minute)
 		w.Tamper() // after a quiet time
-		loop.Pass(restoredWithin + w.Cost)
+		w.Pass(restoredWithin + w.Cost)
 		if w.Held == "tampered" {
 			t.Error("not repaired at once")
 		}
@@ -151,7 +151,7 @@ func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
 			t.Errorf("%d checks without elements in a minute, of 10 ms each, want at most %d", w.Frames, most)
 		}
 		w.Locked(func() { w.Looks, w.Frames = 0, 0 })
-		time.Sleep(5 * time.Second) // the last commit was followed by a check without elements
+		w.Pass(5 * time.Second) // the last commit was followed by a check without elements
 		w.Locked(func() {
 			if w.Looks != 1 || w.Frames > 1 {
 				t.Errorf("%d and %d checks after the last commit", w.Looks, w.Frames)
@@ -183,7 +183,7 @@ func TestRejectionIsRetriedWithBackoffWhateverOthersDo(t *testing.T) {
 			t.Errorf("the file was read %d times", w.Rereads)
 		}
 		w.Locked(func() { w.Looks = 0 })
-		loop.Pass(30 * time.Minute)
+		w.Pass(30 * time.Minute)
 		if w.Looks < 180 || w.Looks > 220 { // the last one is at most ten seconds ago
 			t.Errorf("%d tries within 30 minutes", w.Looks)
 		}

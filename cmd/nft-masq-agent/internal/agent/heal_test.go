@@ -175,7 +175,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					}
 				})
 				deliver("198.51.100.66")
-				loop.Pass(addressesPause + 3*cost) // a check may be under way, and another one due
+				w.Pass(addressesPause + 3*cost) // a check may be under way, and another one due
 				if !strings.HasSuffix(w.Held, "[198.51.100.66]") {
 					t.Errorf("the kernel has %s", w.Held)
 				}
@@ -199,7 +199,7 @@ func TestAgentThatEndsDuringACheckLogsNothing(t *testing.T) {
 				w.Locked(func() { w.Ends, w.Cost = true, time.Second })
 				w.Refuse(err)
 				w.Gets("11.0.0.0/8")
-				loop.Pass(2 * time.Second)
+				w.Pass(2 * time.Second)
 				w.WantLines()
 			})
 		})
