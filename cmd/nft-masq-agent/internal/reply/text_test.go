@@ -98,7 +98,8 @@ func TestLinesAreWrappedAtEightyColumns(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"":                            "",
-		"a  b":                        "a  b\n",
+		"a  b\nc":                     "a  b\nc\n",
+		words(16, 4) + "x":            words(16, 4) + "x\n",
 		words(1, 100):                 words(1, 100) + "\n",
 		words(27, 2):                  words(27, 2) + "\n",
 		words(28, 2):                  words(27, 2) + "\n" + words(1, 2) + "\n",
