@@ -88,8 +88,8 @@ func (s transcript) String() string {
 	return b.String()
 }
 
-// play runs the command lines next to the files.
-func (s transcript) play(t *testing.T) transcript {
+// play runs the command lines on a node, next to the files.
+func (s transcript) play(t *testing.T, node *nfttest.NS) transcript {
 	t.Helper()
 	dir := t.TempDir()
 	for _, f := range s.files {
@@ -103,7 +103,7 @@ func (s transcript) play(t *testing.T) transcript {
 	}
 	played := transcript{intro: s.intro, files: s.files}
 	for _, r := range s.runs {
-		played.runs = append(played.runs, transcriptRun{r.args, runProgram(t, dir, strings.Fields(r.args)...)})
+		played.runs = append(played.runs, transcriptRun{r.args, runProgram(t, node, dir, strings.Fields(r.args)...)})
 	}
 	return played
 }
@@ -114,6 +114,7 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 	if err != nil || len(paths) == 0 {
 		t.Fatal("no transcripts", err)
 	}
+	node := nodeOfTranscripts(t)
 	for i, path := range paths {
 		if i%nfttest.Rounds(3, 1, 1) > 0 {
 			continue
@@ -124,7 +125,7 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := parseTranscript(t, string(want)).play(t).String()
+			got := parseTranscript(t, string(want)).play(t, node).String()
 			if *update {
 				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 					t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 	"nft-masq-agent/nft/routes"
 )
@@ -51,9 +52,17 @@ type result struct {
 	code           int
 }
 
-// runProgram runs the program in a directory, without capabilities: it answers by
+// nodeOfTranscripts has the addresses that transcripts show.
+func nodeOfTranscripts(t *testing.T) *nfttest.NS {
+	t.Helper()
+	return nfttest.NewNode(t, nfttest.Links("eth0")+"link set eth0 addrgenmode none", "addr add 192.0.2.2/24 dev eth0",
+		"-6 addr add fd00::2/64 dev eth0 nodad", "-6 addr add fe80::fc:ff:fe00:1/64 dev eth0 nodad",
+		"route add default via 192.0.2.1", "-6 route add default via fd00::1")
+}
+
+// runProgram runs the program on a node in a directory, without capabilities: it answers by
 // the files alone.
-func runProgram(t *testing.T, dir string, args ...string) result {
+func runProgram(t *testing.T, node *nfttest.NS, dir string, args ...string) result {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -65,7 +74,7 @@ func runProgram(t *testing.T, dir string, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var ended *exec.ExitError
-	err = withoutCapabilities(cmd.Start)
+	err = withoutCapabilities(node, cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -75,13 +84,16 @@ func runProgram(t *testing.T, dir string, args ...string) result {
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// withoutCapabilities starts a program that has no capabilities, on a thread that
+// withoutCapabilities starts a program that has no capabilities on a node, on a thread that
 // ends with its empty bounding set.
-func withoutCapabilities(start func() error) error {
+func withoutCapabilities(node *nfttest.NS, start func() error) error {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		err := limitCapabilities(nil)
+		err := unix.Setns(node.Fd(), unix.CLONE_NEWNET)
+		if err == nil {
+			err = limitCapabilities(nil)
+		}
 		if err == nil {
 			err = start()
 		}
@@ -158,11 +170,12 @@ func testRoutes(q routes.Query) (r routes.Routes, err error) {
 }
 
 func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {
+	node := nodeOfTranscripts(t)
 	for _, line := range []string{
 		"status", "diff", "connections", "connections --stale", "connections --ports", "explain 203.0.113.9",
 		"explain 203.0.113.9 --live", "cleanup", "cleanup --dry-run", "cleanup --legacy-only", "monitor",
 	} {
-		got := runProgram(t, t.TempDir(), strings.Fields(line)...)
+		got := runProgram(t, node, t.TempDir(), strings.Fields(line)...)
 		first, _, _ := strings.Cut(got.stdout+got.stderr, "\n")
 		if done := got.code == exitDone; done != (line == "explain 203.0.113.9") ||
 			!strings.Contains(first, "NET_ADMIN in the network namespace of the node is missing: run as root there") {

@@ -79,7 +79,7 @@ var wrong = regexp.MustCompile(`mutation(\d+)\.go:`)
 func (s *sample) build(dir string, batch []mutation) []mutation {
 	for len(batch) > 0 {
 		out, err := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-overlay", s.overlay(dir, batch),
-			"-o", program(dir), "./"+s.pkg).CombinedOutput()
+			"-o", s.program(dir), "./"+s.pkg).CombinedOutput()
 		if err == nil {
 			break
 		}
@@ -112,7 +112,8 @@ func (s *sample) build(dir string, batch []mutation) []mutation {
 	return batch
 }
 
-func program(dir string) string { return filepath.Join(dir, "package.test") }
+// program is named as by go test.
+func (s *sample) program(dir string) string { return filepath.Join(dir, filepath.Base(s.pkg)+".test") }
 
 // test runs the package's fast tests with one mutation turned on, in a network namespace
 // without links, and returns the processor time that they used, and what they print.
@@ -120,7 +121,7 @@ func (s *sample) test(dir string, number int) (result string, used time.Duration
 	ctx, cancel := context.WithTimeout(context.Background(), s.wait)
 	defer cancel()
 	limits := fmt.Sprintf("ulimit -v %d; ulimit -t %d; exec \"$@\"", memory, int(s.limit.Seconds()))
-	cmd := exec.CommandContext(ctx, "sh", "-c", limits, "sh", program(dir), "-test.short", "-test.failfast",
+	cmd := exec.CommandContext(ctx, "sh", "-c", limits, "sh", s.program(dir), "-test.short", "-test.failfast",
 		"-test.timeout", s.wait.String())
 	cmd.Dir = s.pkg
 	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(number))
