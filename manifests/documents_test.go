@@ -251,6 +251,7 @@ func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
 // A tag may be moved, the digest of what was pushed is what it is.
 func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
 	for tool, script := range map[string]string{
 		"docker": "echo 'v1: digest: " + digest + " size: 527'\n",
@@ -355,6 +356,7 @@ table ip6 flannel-ipv6 { chain postrtg { }; }
 
 func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	n := newDocumentNode(t, top.Node)
 	nfttest.NFT(t, top.Node, nodeOfTheDocuments, "-f", "-")

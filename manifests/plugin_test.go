@@ -117,6 +117,7 @@ node-3  -         -                     no    "10.0.0.0/33" has an invalid prefi
 // An agent answers with times to the nanosecond, and has a policy while it rejects the file.
 func TestFleetShowsWhatARealAgentEnforces(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newDocumentNode(t, nfttest.NewNS(t, "node"))
 	const status = "nft-masq-agent status -o json"
 	before, err := n.run(status)
@@ -162,6 +163,7 @@ esac
 
 func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	n := newDocumentNode(t, top.Node)
 	kubectl := strings.NewReplacer("NODE4", top.NodeV4.String(), "NODE6", top.NodeV6.String(), "POD4",

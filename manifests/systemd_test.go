@@ -32,6 +32,7 @@ func setting(t *testing.T, unit, name string) string {
 
 func TestUnitIsValidAndItsAgentInstallsRules(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "systemd-analyze", "setpriv", "nft")
 	program, dir := agent.Program(t), t.TempDir()
 	unit := strings.ReplaceAll(readFile(t, unitFile), "/usr/local/bin/nft-masq-agent", program)

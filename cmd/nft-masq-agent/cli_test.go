@@ -115,7 +115,10 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 		t.Fatal("no transcripts", err)
 	}
 	node := nodeOfTranscripts(t)
-	for _, path := range paths {
+	for i, path := range paths {
+		if i%nfttest.Rounds(3, 1, 1) > 0 {
+			continue
+		}
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
 			t.Parallel()
 			want, err := os.ReadFile(path)

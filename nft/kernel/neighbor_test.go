@@ -124,6 +124,7 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 // What never comes through ends with an error that is no rejection, and changes nothing.
 func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t) // it waits until the agent gives up
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()

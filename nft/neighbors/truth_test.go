@@ -35,7 +35,7 @@ func TestTheFarEndSeesWhatIsTraced(t *testing.T) {
 			tracer, err := s.Tracer(t.Context(), want)
 			must(t, err)
 			l := lab{t, top, tracer, tracer.rules.Ends(perSet), rand.New(rand.NewPCG(47, 1)), map[string]int{}}
-			for range nfttest.Rounds(10, 50, 3000) {
+			for range nfttest.Rounds(5, 50, 3000) {
 				l.try()
 			}
 			t.Log(l.seen)

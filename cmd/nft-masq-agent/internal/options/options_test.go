@@ -62,7 +62,8 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 		}
 	}
 	for _, arg := range []string{
-		"--conntrack-interval=0", "--conntrack-interval=0s", "--conntrack-interval=1s", "--http-address=", "--http-address=:0",
+		"--conntrack-interval=0", "--conntrack-interval=0s", "--conntrack-interval=1s", "--http-address=",
+		"--http-address=:0",
 		"--probe-socket=/" + long(106), "--pod-cidr=10.0.0.0/8,fd00::/8", "--accept-foreign=ip6 nat X", "--random-fully",
 	} {
 		if _, fs, err := parsed(arg); err != nil || options.Warnings(fs) != nil {
@@ -82,13 +83,14 @@ func parsed(args ...string) (*options.Options, *flag.FlagSet, error) {
 }
 
 func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
-	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s", "--log-format=text",
+	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s",
+		"--log-format=text",
 		"--pod-cidr=10.0.0.0/8,fd00::/8", "--accept-foreign= ip  nat X", "--accept-foreign=inet a b")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat, o.PodCIDRs,
-		o.AcceptForeign))
+	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat,
+		o.PodCIDRs, o.AcceptForeign))
 	if want := "true 1m30s :1 /s text [10.0.0.0/8 fd00::/8] [ip nat X inet a b]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -174,7 +176,8 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := strings.TrimSpace(fmt.Sprintln(others, o.Mode, o.Chain, o.ConfigPath, o.PodCIDRs, o.AcceptForeign, o.Verbosity))
+		got := strings.TrimSpace(fmt.Sprintln(others, o.Mode, o.Chain, o.ConfigPath, o.PodCIDRs, o.AcceptForeign,
+			o.Verbosity))
 		if got != want {
 			t.Errorf("%q: %s, want %s", line, got, want)
 		}
@@ -186,7 +189,8 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 			t.Errorf("%q: the agent has %s", line, got)
 		}
 	}
-	if _, _, err := options.AddNodeFlags(flag.NewFlagSet("", flag.ContinueOnError)).Follow([]string{"--newer"}, "/a"); err == nil {
+	o := options.AddNodeFlags(flag.NewFlagSet("", flag.ContinueOnError))
+	if _, _, err := o.Follow([]string{"--newer"}, "/a"); err == nil {
 		t.Error("an unknown flag of the agent is no error")
 	}
 }
