@@ -630,6 +630,7 @@ func sendRaw(ns *nfttest.NS, dst netip.Addr, packets ...[]byte) error {
 
 func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t) // it waits for packets that never arrive
 	w := newWire(t)
 	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), layout.Ours)
 	for _, k := range kinds() {
@@ -647,6 +648,7 @@ func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 // nor what leaves with the pod's IP anyway, nor any of it without dropInvalid.
 func TestDiscoveryIsDroppedOnlyWhereConnectionsOfPodsAreMasqueraded(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t) // it waits for packets that never arrive
 	w := newWire(t)
 	k := open(t, w.Node)
 	pod, node := w.PodV6, netip.MustParseAddr("2001:db8::1")

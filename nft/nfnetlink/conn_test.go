@@ -264,7 +264,7 @@ func TestConnectionIsSharedAndRedialed(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			name := fmt.Sprint("t", i)
-			for range 20 {
+			for range nfttest.Rounds(5, 20, 20) {
 				if err := c.Commit(createTable(name), 0); err != nil {
 					t.Error(err)
 				}
