@@ -144,10 +144,16 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 	if err != nil || len(n.jumps)+n.rest >= int(post.Use) {
 		return err
 	}
-	// It has rules that the kernel does not list, unless another program has just
-	// deleted some.
+	// It has rules that the kernel does not list, unless other programs have just deleted and added some.
+	begun, err := c.Generation()
+	if err != nil {
+		return err
+	}
 	now, err := c.Chain(n.Family, NATTable, Postrouting)
-	if err != nil || now.Use != post.Use {
+	listed := 0
+	counted := c.EachRule(n.Family, NATTable, Postrouting, func(nfnetlink.Rule) error { listed++; return nil })
+	ended, failed := c.Generation()
+	if errors.Join(err, counted, failed) != nil || begun != ended || now.Use != post.Use || listed != len(n.jumps)+n.rest {
 		return nfnetlink.ErrInterrupted
 	}
 	return nil
