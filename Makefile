@@ -19,11 +19,12 @@ VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || 
 COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null)
 # Stamped by the linker: what Go itself stamps depends on GOFLAGS and the kind of checkout.
 # HTTP/2 needs TLS, which the agent does not serve; without it the program is 0.5 MiB smaller.
+TAGS     = nethttpomithttp2
 # The kernel maps nearly the whole program, which is most of the agent's memory: calls that are not inlined save a
 # megabyte. In these packages they would take half as much time again, for a config of 60,000 CIDRs or next to
 # thousands of rules of other programs.
 INLINE   = runtime/... internal/... sync/... gopkg.in/yaml.v3 nft-masq-agent/config nft-masq-agent/nft/...
-BUILD    = CGO_ENABLED=0 go build -gcflags=all=-l $(INLINE:%=-gcflags=%=) -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -funcalign=16 -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
+BUILD    = CGO_ENABLED=0 go build -gcflags=all=-l $(INLINE:%=-gcflags=%=) -trimpath -buildvcs=false -tags $(TAGS) -ldflags '-s -w -funcalign=16 -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
 # With 1, a kernel test that cannot run fails; with 0 it is skipped.
 REQUIRE_KERNEL ?= 1
@@ -57,7 +58,7 @@ bin/linux_%/nft-masq-agent: FORCE
 
 # With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
 # Three packages at a time, because many tests wait.
-GOTEST = CGO_ENABLED=0 go test -tags nethttpomithttp2 -vet=off -count=1 -p 3
+GOTEST = CGO_ENABLED=0 go test -tags $(TAGS) -vet=off -count=1 -p 3
 
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
