@@ -52,9 +52,9 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 		"--pod-cidr=::ffff:10.0.0.0/104":     "is an IPv4-mapped CIDR",
 		"--accept-foreign=ip nat":            "is not FAMILY TABLE CHAIN",
 		"--accept-foreign=bridge nat OUTPUT": "is not FAMILY TABLE CHAIN",
-		"--masquerade-marks=x":               "x",
-		"--masq-chain=" + long(29):           "29",
-		"--v=high":                           "invalid",
+		"--masquerade-marks=x":               `"x" is not a mark such as 0x4000/0x4000`,
+		"--masq-chain=" + long(29):           "has 29 characters, iptables takes at most 28",
+		"--v=high":                           "invalid syntax",
 	} {
 		_, _, err := parsed(arg)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -74,12 +74,25 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 
 func long(n int) string { return strings.Repeat("x", n) }
 
+// parsed parses the arguments of run.
 func parsed(args ...string) (*options.Options, *flag.FlagSet, error) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	o := options.AddRunFlags(fs)
 	_, err := options.Parse(fs, args)
 	return o, fs, err
+}
+
+// parsedCheck parses the command line of check.
+func parsedCheck(t *testing.T, line string) (o *options.Options, operands []string) {
+	t.Helper()
+	fs := flag.NewFlagSet("check", flag.ContinueOnError)
+	o = options.AddPolicyFlags(fs)
+	operands, err := options.Parse(fs, strings.Fields(line))
+	if err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	return o, operands
 }
 
 func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
@@ -104,11 +117,9 @@ func TestFlagsMayFollowOperands(t *testing.T) {
 		"-- a --v=2":       "[a --v=2] 0",
 		"a b -v 3 - c":     "[a b - c] 3",
 	} {
-		fs := flag.NewFlagSet("check", flag.ContinueOnError)
-		o := options.AddPolicyFlags(fs)
-		operands, err := options.Parse(fs, strings.Fields(line))
-		if got := fmt.Sprint(operands, " ", o.Verbosity); err != nil || got != want {
-			t.Errorf("%q: %s, %v, want %s", line, got, err, want)
+		o, operands := parsedCheck(t, line)
+		if got := fmt.Sprint(operands, " ", o.Verbosity); got != want {
+			t.Errorf("%q: %s, want %s", line, got, want)
 		}
 	}
 }
@@ -121,12 +132,7 @@ func TestConfigIsAFlagOrAnOperand(t *testing.T) {
 		"--config=a b":      "\"b\" and --config both name the config: omit one",
 		"--mode=nftables a": "a, true",
 	} {
-		fs := flag.NewFlagSet("check", flag.ContinueOnError)
-		o := options.AddPolicyFlags(fs)
-		operands, err := options.Parse(fs, strings.Fields(line))
-		if err != nil {
-			t.Fatal(err)
-		}
+		o, operands := parsedCheck(t, line)
 		got := fmt.Sprint(o.UseFile(operands))
 		if got == "<nil>" {
 			in := strings.NewReader("")
