@@ -144,7 +144,8 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 	if err != nil || len(n.jumps)+n.rest >= int(post.Use) {
 		return err
 	}
-	// It has rules that the kernel does not list, unless other programs have just deleted and added some.
+	// It has rules that the kernel does not list, unless other programs have just deleted and added some, or
+	// are about to: the count includes the rules of a transaction that is not finished.
 	begun, err := c.Generation()
 	if err != nil {
 		return err
