@@ -103,15 +103,20 @@ func (n *NS) Run(cmd *exec.Cmd) error {
 }
 
 // Output runs a program inside the namespace with stdin and returns what it
-// printed to standard output. The error includes what it printed to standard
-// error.
+// printed to standard output. The error includes what it printed first to standard
+// error, at most 10 lines of 200 bytes: nft repeats the line that it refuses.
 func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := Command(name, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	if err := n.Run(cmd); err != nil {
-		return stdout.String(), fmt.Errorf("%s: %s: %w\n%s", n.name, strings.Join(append([]string{name}, args...), " "), err,
-			&stderr)
+		var said strings.Builder
+		for i, line := range strings.Split(strings.TrimSpace(stderr.String()), "\n") {
+			if i < 10 {
+				fmt.Fprintf(&said, "\n%.200s", line)
+			}
+		}
+		return stdout.String(), fmt.Errorf("%s: %s: %w%s", n.name, strings.Join(append([]string{name}, args...), " "), err, &said)
 	}
 	return stdout.String(), nil
 }
