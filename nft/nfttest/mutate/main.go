@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,11 +28,12 @@ var survivors string
 func main() {
 	seed := flag.Uint64("seed", 1, "draw this sample")
 	n := flag.Int("n", 60, "draw so many mutations of each package, 0: all")
+	in := flag.String("in", "", "draw only from files whose names match this pattern")
 	flag.Parse()
 	err := nfttest.Part(func() {
 		left := leftOut(survivors)
 		for _, pkg := range flag.Args() {
-			mutate(filepath.Clean(pkg), left, *seed, *n)
+			mutate(filepath.Clean(pkg), left, regexp.MustCompile(*in), *seed, *n)
 		}
 	})
 	if err != nil {
@@ -40,8 +42,8 @@ func main() {
 	}
 }
 
-// mutate draws mutations of a package that are not left out, tests them, and prints what was seen.
-func mutate(pkg string, left map[string]bool, seed uint64, n int) {
+// mutate draws mutations of a package's files that are not left out, tests them, and prints what was seen.
+func mutate(pkg string, left map[string]bool, in *regexp.Regexp, seed uint64, n int) {
 	found := mutations(pkg)
 	drawn := slices.DeleteFunc(slices.Clone(found), func(m mutation) bool { return left[m.String()] })
 	listed := 0
@@ -54,6 +56,7 @@ func mutate(pkg string, left map[string]bool, seed uint64, n int) {
 	if listed != out {
 		nfttest.Check(fmt.Errorf("survivors.txt: %d of the mutations of %s do not exist any more", listed-out, pkg))
 	}
+	drawn = slices.DeleteFunc(drawn, func(m mutation) bool { return !in.MatchString(filepath.Base(m.path)) })
 	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // has to be reproducible
 	random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
 	s := sample{pkg: pkg, counts: map[string]int{}}
