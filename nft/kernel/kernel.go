@@ -134,7 +134,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		if diffs = s.differences(first); len(diffs) == 0 {
 			return nil
 		}
-		now, err := k.conn.Generation()
+		now, err := k.ended(diffs)
 		if found := texts(diffs); err == nil && now != s.generation && !slices.Equal(found, last) {
 			last = found
 			return nfnetlink.ErrInterrupted
@@ -166,7 +166,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 		case len(diffs) == 0:
 			return nil
 		case odd || stuck != nil:
-			if now, err := k.conn.Generation(); err != nil {
+			if now, err := k.ended(diffs); err != nil {
 				return err
 			} else if now != s.generation {
 				return nfnetlink.ErrInterrupted
@@ -183,7 +183,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 				return err
 			}
 		}
-		// A transaction of another agent, unfinished, counts in what was read: only the second such read decides.
+		// A transaction that is then aborted counts in what was read, too: only the second such read decides.
 		if unfit++; unfit >= 2 && stuck == nil {
 			if err := replacer.Replace(s.commitNow); err != nil {
 				return err
@@ -197,6 +197,17 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 	}
 	k.describe(&a, found)
 	return a, nil
+}
+
+// ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished
+// have ended then: the kernel counts at once what they add, and lists it from the next generation on.
+func (k *Kernel) ended(diffs []layout.Difference) (uint32, error) {
+	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd || d.Kind == layout.Prevented }) {
+		if err := k.conn.Settle(); err != nil {
+			return 0, err
+		}
+	}
+	return k.conn.Generation()
 }
 
 // mayComeFromTheTable reports whether a rejection may be due to what another

@@ -70,8 +70,8 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range diffs {
-		t.Errorf("differs: %s", d)
+	if len(diffs) > 0 {
+		t.Errorf("%d differences, the first is %s", len(diffs), diffs[0])
 	}
 	before := generation(t, ns)
 	for _, look := range []layout.Depth{everything, layout.Ours} {

@@ -239,6 +239,56 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 	}
 }
 
+// The kernel counts what a transaction adds before it is finished, and lists it afterwards. That is no reason to
+// replace our table, nor to refuse a change.
+func TestUnfinishedTransactionIsAwaited(t *testing.T) {
+	t.Parallel()
+	for _, mode := range cases.Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			before, after := neighborConfigs(mode, 10)
+			k, other, looks := open(t, ns), connect(t, ns), connect(t, ns)
+			apply(t, k, before, layout.Ours)
+			b, table := &nfnetlink.Batch{}, before.Tables[0]
+			count := func() uint32 {
+				c, err := looks.Chain(table.Family, table.Name, xtables.Postrouting)
+				if mode == nft.ModeNFTables {
+					var of nfnetlink.Table
+					of, err = looks.Table(table.Family, table.Name)
+					c.Use = of.Use
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return c.Use
+			}
+			if mode == nft.ModeNFTables {
+				b.AddSet(table.Sets[0].KernelSet(table, table.Sets[0].Name+nft.SideB))
+			} else {
+				b.AddRule(nfnetlink.Rule{Family: table.Family, Table: table.Name, Chain: xtables.Postrouting})
+			}
+			b.AddTable(nfnetlink.Inet, "other") // the rest of the transaction takes long
+			set := nfnetlink.Set{Family: nfnetlink.Inet, Table: "other", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4}
+			b.AddSet(set)
+			many := make([]netip.Prefix, 50_000)
+			for i := range many {
+				many[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 15), byte(i >> 7), byte(i << 1)}), 32)
+			}
+			b.AddElements(set.Family, set.Table, set.Name, many)
+			was, done := count(), make(chan error, 1)
+			go func() { done <- other.Commit(b, 0) }()
+			for count() == was {
+			}
+			a, err := k.Apply(t.Context(), after, layout.Ours)
+			if failed := <-done; failed != nil || err != nil || a.Recreated {
+				t.Fatalf("%v; recreated %t, %v", failed, a.Recreated, err)
+			}
+			inSync(t, ns, after)
+		})
+	}
+}
+
 // A busyNode is a Kernel of a namespace; while busy is set, another program commits to its own
 // table as often as a long list of ours is read.
 type busyNode struct {

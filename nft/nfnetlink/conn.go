@@ -66,8 +66,8 @@ func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 // must not wait for those of c.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
-// Settle waits until the kernel has destroyed what earlier transactions deleted. From
-// Linux 5.12 on it does so before it closes a socket.
+// Settle waits until other programs' transactions that have begun are finished or aborted, and the kernel has
+// destroyed what earlier ones deleted. From Linux 5.12 on it does so before it closes a socket.
 func (c *Conn) Settle() error {
 	nl, err := c.dial()
 	if err != nil {

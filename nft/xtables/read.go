@@ -128,7 +128,7 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 		return fmt.Errorf("read chain POSTROUTING: %w", err)
 	}
 	n.post = &post
-	err = c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
+	return c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
 		to, _ := facts.Target(r)
 		_, ours := JumpOf(r)
 		if !ours && !slices.Contains(names, to) {
@@ -141,23 +141,6 @@ func (n *shared) readPostrouting(c *nfnetlink.Conn, names []string) error {
 		}
 		return nil
 	})
-	if err != nil || len(n.jumps)+n.rest >= int(post.Use) {
-		return err
-	}
-	// It has rules that the kernel does not list, unless other programs have just deleted and added some, or
-	// are about to: the count includes the rules of a transaction that is not finished.
-	begun, err := c.Generation()
-	if err != nil {
-		return err
-	}
-	now, err := c.Chain(n.Family, NATTable, Postrouting)
-	listed := 0
-	counted := c.EachRule(n.Family, NATTable, Postrouting, func(nfnetlink.Rule) error { listed++; return nil })
-	ended, failed := c.Generation()
-	if errors.Join(err, counted, failed) != nil || begun != ended || now.Use != post.Use || listed != len(n.jumps)+n.rest {
-		return nfnetlink.ErrInterrupted
-	}
-	return nil
 }
 
 // hides reports whether POSTROUTING has rules that the kernel did not list.
