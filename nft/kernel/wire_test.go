@@ -59,7 +59,8 @@ func (w *wire) send(t testing.TB, p cases.Packet) nfttest.Sighting {
 	w.port++
 	f := nfttest.Flow{
 		Proto: p.Proto, From: w.Pod,
-		Src: netip.AddrPortFrom(p.Src, w.port), Dst: netip.AddrPortFrom(p.Dst, destPort),
+		// Of two connections to the same port, one is lost if both draw a range that has one port.
+		Src: netip.AddrPortFrom(p.Src, w.port), Dst: netip.AddrPortFrom(p.Dst, destPort+w.port-firstPort),
 	}
 	if p.Src.IsLoopback() || slices.Contains([]netip.Addr{w.NodeV4, w.NodeV6, w.GatewayV4, w.GatewayV6}, p.Src) {
 		f.From = w.Node
