@@ -41,7 +41,7 @@ func awaits(t *testing.T, changes <-chan Change) func(want string) {
 func TestAddressesAreFollowed(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
-	await := awaits(t, follow(t.Context(), dialIn(ns)))
+	await := awaits(t, follow(t.Context(), dialIn(ns), shortest/10))
 	await("198.51.100.11")
 	for _, step := range [][2]string{
 		{"address add 198.51.100.12/24 dev eth0", "198.51.100.11 198.51.100.12"},
@@ -71,7 +71,7 @@ func TestTentativeAddressDoesNotCount(t *testing.T) {
 	if err := ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "2"); err != nil {
 		t.Fatal(err)
 	}
-	await := awaits(t, follow(t.Context(), dialIn(ns)))
+	await := awaits(t, follow(t.Context(), dialIn(ns), shortest/10))
 	await("")
 	// The second one is reported; if the first one were reported too early, it
 	// would be by then.
@@ -94,7 +94,7 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 			err = nl.SetReadBuffer(1) // the smallest possible
 		}
 		return nl, err
-	}))
+	}, shortest))
 	await("198.51.100.11")
 	var many strings.Builder
 	for i := range 2000 {
@@ -105,7 +105,7 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 		nfttest.IP(t, ns, many.String()+"address flush dev eth0\naddress add 198.51.100.12/24 dev eth0")
 	}
 	await("198.51.100.12")
-	took, most := time.Since(begun), 3+int64(time.Since(begun)/(250*time.Millisecond))
+	took, most := time.Since(begun), 3+int64(time.Since(begun)/shortest)
 	if lists.Load() > most || sockets.Load() > 2*most {
 		t.Errorf("%d lists and %d sockets within %s, want at most %d and %d", lists.Load(), sockets.Load(), took, most,
 			2*most)
@@ -125,7 +125,7 @@ func TestFollowingContinuesAfterAnError(t *testing.T) {
 			return nil, unix.ENFILE
 		}
 		return dialIn(ns)(groups)
-	})
+	}, shortest/10)
 	for _, want := range []error{unix.EMFILE, unix.ENFILE} {
 		if c := <-changes; !errors.Is(c.Err, want) {
 			t.Errorf("%+v, want %v", c, want)
@@ -144,7 +144,7 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 		nl, err := dialIn(ns)(groups)
 		sockets <- nl
 		return nl, err
-	})
+	}, shortest)
 	awaits(t, changes)("198.51.100.11")
 	cancel()
 	end := time.Now().Add(nfttest.Patient(time.Second))

@@ -23,14 +23,17 @@ type Change struct {
 //
 // Any number of events only means that something changed: then all addresses are listed.
 // So no event is misread, and losing one has no effect.
-func Follow(ctx context.Context) <-chan Change { return follow(ctx, Dial) }
+func Follow(ctx context.Context) <-chan Change { return follow(ctx, Dial, shortest) }
 
-func follow(ctx context.Context, d Dialer) <-chan Change {
+// shortest is the least time from one list to the next.
+const shortest = 250 * time.Millisecond
+
+func follow(ctx context.Context, d Dialer, shortest time.Duration) <-chan Change {
 	changes := make(chan Change, 1)
 	go func() {
 		for ctx.Err() == nil {
 			begun := time.Now()
-			pause, err := listen(ctx, d, changes, begun)
+			pause, err := listen(ctx, d, changes, begun, shortest)
 			if err != nil && ctx.Err() == nil {
 				deliver(changes, Change{Err: err})
 			}
@@ -44,14 +47,13 @@ func follow(ctx context.Context, d Dialer) <-chan Change {
 }
 
 // listen delivers a list, and returns after the first event since then, with the least time
-// from one list to the next. Until that is over there is no socket: each event would wake
+// from this list to the next. Until that is over there is no socket: each event would wake
 // the program.
-func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time) (pause time.Duration, err error) {
-	const (
-		share             = 200 // lists take one part in it, while there are events all the time
-		shortest, longest = 250 * time.Millisecond, 2 * time.Second
-		afterError        = time.Second
-	)
+func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time, shortest time.Duration) (
+	pause time.Duration, err error,
+) {
+	const share = 200 // lists take one part in it, while there are events all the time
+	afterError, longest := 4*shortest, 8*shortest
 	nl, err := d(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {
 		return afterError, err
