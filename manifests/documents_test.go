@@ -192,6 +192,7 @@ func TestEachCommandOfTheDocumentsIsRun(t *testing.T) {
 }
 
 func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	var checked string
 	for file, pattern := range map[string]string{"../Makefile": `(?m)^ci-full: .*`, "../.ci/run": `(?m)^make .*`} {
@@ -281,6 +282,7 @@ func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 }
 
 func TestGoKnowsThePackagesOfTheDocuments(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	for _, d := range by(t, "go") {
 		packages := slices.DeleteFunc(strings.Fields(d.line)[2:],

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // A workflow is the part of a workflow of GitHub that the tests judge.
@@ -20,6 +22,7 @@ type workflow struct {
 
 // Anybody can run what a workflow runs, and no action changes under its name.
 func TestWorkflowsOnlyReadAndCallTargetsOfMake(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	t.Parallel()
 	pinned := regexp.MustCompile(`(?m)^ +- uses: [^@ ]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 	files, err := filepath.Glob("../.github/workflows/*.yml")
