@@ -208,8 +208,12 @@ func happens(t *testing.T, ns *nfttest.NS, c *nfnetlink.Conn, script, row string
 	for i, part := range strings.Split(row, " || ") {
 		rules = strings.ReplaceAll(rules, fmt.Sprintf("$%d", i+1), strings.ReplaceAll(part, "; ", "\n"))
 	}
-	nfttest.NFT(t, ns, "", "flush", "ruleset")
 	call := strings.Fields(program)
+	if flush := "flush ruleset\n"; call[0] == "nft" {
+		rules = flush + rules
+	} else {
+		nfttest.NFT(t, ns, flush, "-f", "-")
+	}
 	nfttest.Run(t, ns, rules+"\n", call[0], call[1:]...)
 	own := strings.Contains(rules, "chain ours")
 	for _, of := range []trace.Scope{{Ours: true}, {}} {
