@@ -1,0 +1,134 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+)
+
+// The rules that an agent has compiled are those of its own flags and file, not of the command line.
+func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
+	const snat = "snatAddresses: [192.0.2.7, 192.0.2.8]\n"
+	for args, want := range map[string]string{
+		"":                             "with the flags of the running agent (pid 7)",
+		"-v 1":                         "with the flags of the running agent (pid 7: --enable-ipv6 --to-ports 20000-29999)",
+		"-v 0":                         "with the flags of the running agent (pid 7)",
+		"--enable-ipv6":                "with the flags of the running agent (pid 7)",
+		"--enable-ipv6=false":          "with the flags of the running agent (pid 7), except --enable-ipv6",
+		"--config x --to-ports 99-100": "with the flags of the running agent (pid 7), except --config, --to-ports",
+	} {
+		agent := &report.Report{
+			PID: 7, Args: []string{"--enable-ipv6", "--to-ports", "20000-29999"}, ConfigPath: "/its/config", Compiled: true,
+			Files:     []config.Source{{Name: "/its/config", Data: []byte(snat)}},
+			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
+		}
+		follow := func() *asked {
+			fs := flag.NewFlagSet("diff", flag.ContinueOnError)
+			s := &asked{nodeFlags: addNodeFlags(fs), agent: agent, enforced: func() *nft.Ruleset { return nil }}
+			if err := fs.Parse(strings.Fields(args)); err != nil {
+				t.Fatal(err)
+			}
+			s.follow()
+			return s
+		}
+		s := follow()
+		_, others, _ := strings.Cut(want, ", except ")
+		if s.whose != want || s.others != others {
+			t.Errorf("%s: %q, others %q; want %q", args, s.whose, s.others, want)
+		}
+		if s.ConfigPath != "/its/config" && !strings.Contains(args, "--config") {
+			t.Errorf("%s: the config is %s", args, s.ConfigPath)
+		}
+		r := wants(t, snat, agent.Args...)
+		r = r.On(agent.Addresses)
+		if got := s.enforced(); got == nil || !got.Same(r) || got.Hash() == wants(t, snat).Hash() {
+			t.Errorf("%s: the agent has compiled %v", args, got)
+		}
+		agent.Compiled = false
+		if got := follow().enforced(); got != nil {
+			t.Errorf("%s: rules that it has not compiled are %v", args, got)
+		}
+		agent.Compiled, agent.Files[0].Data = true, []byte("nonMasqueradeCIDRs: 5")
+		if got := follow().enforced(); got != nil {
+			t.Errorf("%s: rules of a rejected file are %v", args, got)
+		}
+		agent.Args = []string{"--of-a-later-version"}
+		s = follow()
+		want = "without the flags of the running agent (pid 7): flag provided but not defined: -of-a-later-version"
+		if args == "" && s.whose != want || s.enforced() != nil {
+			t.Errorf("%q, want %q", s.whose, want)
+		}
+	}
+}
+
+// A connection to a Service is one to both addresses and ports.
+func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
+	var e conntrack.Entry
+	at, cidr, host := netip.MustParseAddrPort, netip.MustParsePrefix, func(a string) selection {
+		return between(netip.Addr{}, netip.MustParseAddr(a))
+	}
+	e.Original = conntrack.Tuple{Protocol: unix.IPPROTO_TCP, Src: at("10.244.1.2:3000"), Dst: at("10.96.0.1:443")}
+	e.Reply.Src, e.Reply.Dst = at("203.0.113.9:6443"), at("192.0.2.1:4000")
+	for want, all := range map[bool][]selection{
+		true: {
+			{}, host("10.96.0.1"), {to: cidr("10.96.0.0/24")}, host("203.0.113.9"), {from: cidr("10.244.1.0/24")},
+			between(e.Original.Src.Addr(), e.Original.Dst.Addr()), {seenAs: at("192.0.2.1:0")}, {seenAs: at("192.0.2.1:4000")},
+			{port: 443}, {port: 6443}, {protocol: unix.IPPROTO_TCP},
+		},
+		false: {
+			host("203.0.113.8"), host("10.244.1.2"), {from: cidr("10.244.1.3/32")}, {from: cidr("203.0.113.9/32")},
+			between(e.Original.Dst.Addr(), e.Original.Dst.Addr()), {seenAs: at("192.0.2.1:4001")}, {seenAs: at("192.0.2.2:0")},
+			{seenAs: at("10.244.1.2:0")}, {port: 4000}, {protocol: unix.IPPROTO_UDP},
+		},
+	} {
+		for _, s := range all {
+			if s.matches(&e) != want {
+				t.Errorf("%+v: %t, want %t", s, !want, want)
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"10.1.2.3": "10.1.2.3/32", "10.1.2.3/8": "10.0.0.0/8", "2001:db8::1": "2001:db8::1/128",
+		"2001:db8::1/32": "2001:db8::/32",
+	} {
+		if got, err := parsePrefix(text); err != nil || got.String() != want {
+			t.Errorf("%s is %v, want %s; %v", text, got, want, err)
+		}
+	}
+	for n, ok := range map[string]bool{"1": true, "100000": true, "100001": false, "0": false, "-1": false, "x": false} {
+		if got, err := parseLimit(n); (err == nil) != ok || ok && strconv.Itoa(got) != n {
+			t.Errorf("--limit %s is %d, %v", n, got, err)
+		}
+	}
+}
+
+// With snatAddresses those of the node are needed.
+func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte("snatAddresses: [192.0.2.7]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for command, want := range map[string]int{
+		"diff": exitUsage, "connections": exitFailed, "connections --blocks": exitFailed,
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.addresses = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
+		code := dispatch(t.Context(), testCommands(), append(strings.Fields(command), "--config", path), e)
+		if code != want || !strings.HasSuffix(stderr.String(), ": no netlink\n") {
+			t.Errorf("%s: exit code %d, want %d: %s%s", command, code, want, &stdout, &stderr)
+		}
+	}
+}
