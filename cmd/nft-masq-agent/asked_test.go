@@ -18,58 +18,58 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// The rules that an agent has compiled are those of its own flags and file, not of the command line.
+// follow is what a command line makes of an agent's report.
+func follow(t *testing.T, r report.Report, args string) *asked {
+	t.Helper()
+	fs := flag.NewFlagSet("diff", flag.ContinueOnError)
+	s := &asked{nodeFlags: addNodeFlags(fs), agent: &r, enforced: func() *nft.Ruleset { return nil }}
+	if err := fs.Parse(strings.Fields(args)); err != nil {
+		t.Fatal(err)
+	}
+	s.follow()
+	return s
+}
+
+// The rules that an agent has compiled are those of its own flags, file and addresses, not of the command line.
 func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 	const snat = "snatAddresses: [192.0.2.7, 192.0.2.8]\n"
+	agent := report.Report{
+		PID: 7, Args: []string{"--enable-ipv6", "--to-ports", "20000-29999"}, ConfigPath: "/its/config", Compiled: true,
+		Files:     []config.Source{{Name: "/its/config", Data: []byte(snat)}},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
+	}
+	compiled := wants(t, snat, agent.Args...)
+	compiled = compiled.On(agent.Addresses)
+	const with = "with the flags of the running agent (pid 7"
 	for args, want := range map[string]string{
-		"":                             "with the flags of the running agent (pid 7)",
-		"-v 1":                         "with the flags of the running agent (pid 7: --enable-ipv6 --to-ports 20000-29999)",
-		"-v 0":                         "with the flags of the running agent (pid 7)",
-		"--enable-ipv6":                "with the flags of the running agent (pid 7)",
-		"--enable-ipv6=false":          "with the flags of the running agent (pid 7), except --enable-ipv6",
-		"--config x --to-ports 99-100": "with the flags of the running agent (pid 7), except --config, --to-ports",
+		"":                             with + ")",
+		"-v 0":                         with + ")",
+		"-v 1":                         with + ": --enable-ipv6 --to-ports 20000-29999)",
+		"--enable-ipv6":                with + ")",
+		"--enable-ipv6=false":          with + "), except --enable-ipv6",
+		"--config x --to-ports 99-100": with + "), except --config, --to-ports",
 	} {
-		agent := &report.Report{
-			PID: 7, Args: []string{"--enable-ipv6", "--to-ports", "20000-29999"}, ConfigPath: "/its/config", Compiled: true,
-			Files:     []config.Source{{Name: "/its/config", Data: []byte(snat)}},
-			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
-		}
-		follow := func() *asked {
-			fs := flag.NewFlagSet("diff", flag.ContinueOnError)
-			s := &asked{nodeFlags: addNodeFlags(fs), agent: agent, enforced: func() *nft.Ruleset { return nil }}
-			if err := fs.Parse(strings.Fields(args)); err != nil {
-				t.Fatal(err)
-			}
-			s.follow()
-			return s
-		}
-		s := follow()
+		s := follow(t, agent, args)
 		_, others, _ := strings.Cut(want, ", except ")
-		if s.whose != want || s.others != others {
-			t.Errorf("%s: %q, others %q; want %q", args, s.whose, s.others, want)
+		if s.whose != want || s.others != others || (s.ConfigPath == "x") != strings.Contains(args, " x") {
+			t.Errorf("%q: %q, others %q, config %s; want %q", args, s.whose, s.others, s.ConfigPath, want)
 		}
-		if s.ConfigPath != "/its/config" && !strings.Contains(args, "--config") {
-			t.Errorf("%s: the config is %s", args, s.ConfigPath)
+		if got := s.enforced(); got == nil || !got.Same(compiled) {
+			t.Errorf("%q: the agent has compiled %v", args, got)
 		}
-		r := wants(t, snat, agent.Args...)
-		r = r.On(agent.Addresses)
-		if got := s.enforced(); got == nil || !got.Same(r) || got.Hash() == wants(t, snat).Hash() {
-			t.Errorf("%s: the agent has compiled %v", args, got)
+	}
+	found, rejected, later := agent, agent, agent
+	found.Compiled = false
+	rejected.Files = []config.Source{{Name: "/its/config", Data: []byte("nonMasqueradeCIDRs: 5")}}
+	later.Args = []string{"--of-a-later-version"}
+	for _, r := range []report.Report{found, rejected, later} {
+		if got := follow(t, r, "").enforced(); got != nil {
+			t.Errorf("%+v has compiled %v", r, got)
 		}
-		agent.Compiled = false
-		if got := follow().enforced(); got != nil {
-			t.Errorf("%s: rules that it has not compiled are %v", args, got)
-		}
-		agent.Compiled, agent.Files[0].Data = true, []byte("nonMasqueradeCIDRs: 5")
-		if got := follow().enforced(); got != nil {
-			t.Errorf("%s: rules of a rejected file are %v", args, got)
-		}
-		agent.Args = []string{"--of-a-later-version"}
-		s = follow()
-		want = "without the flags of the running agent (pid 7): flag provided but not defined: -of-a-later-version"
-		if args == "" && s.whose != want || s.enforced() != nil {
-			t.Errorf("%q, want %q", s.whose, want)
-		}
+	}
+	const want = "without the flags of the running agent (pid 7): flag provided but not defined: -of-a-later-version"
+	if got := follow(t, later, "").whose; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

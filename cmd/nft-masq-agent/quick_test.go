@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -19,25 +18,21 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-// runInProcess runs the program as runProgram does, but on a thread of this process, which ends then.
+// runInProcess runs the program as runProgram does, but on a thread of this process.
 func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (got result) {
 	t.Helper()
 	var stdout, stderr strings.Builder
 	e := thisProcess(t, &stdout, &stderr)
-	failed := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	err := node.Do(func() error { // which ends the thread, because it cannot switch back
 		none := [2]unix.CapUserData{}
-		err := errors.Join(
-			unix.Unshare(unix.CLONE_FS), unix.Chdir(dir), unix.Setns(node.Fd(), unix.CLONE_NEWNET),
-			unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]),
-		)
+		err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chdir(dir),
+			unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]))
 		if err == nil {
 			got.code = dispatch(t.Context(), commands(), args, e)
 		}
-		failed <- err
-	}()
-	if err := <-failed; err != nil {
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	return result{stdout.String(), stderr.String(), got.code}
