@@ -83,14 +83,28 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	e.Reply.Src, e.Reply.Dst = at("203.0.113.9:6443"), at("192.0.2.1:4000")
 	for want, all := range map[bool][]selection{
 		true: {
-			{}, host("10.96.0.1"), {to: cidr("10.96.0.0/24")}, host("203.0.113.9"), {from: cidr("10.244.1.0/24")},
-			between(e.Original.Src.Addr(), e.Original.Dst.Addr()), {seenAs: at("192.0.2.1:0")}, {seenAs: at("192.0.2.1:4000")},
-			{port: 443}, {port: 6443}, {protocol: unix.IPPROTO_TCP},
+			{},
+			host("10.96.0.1"),
+			{to: cidr("10.96.0.0/24")},
+			host("203.0.113.9"),
+			{from: cidr("10.244.1.0/24")},
+			between(e.Original.Src.Addr(), e.Original.Dst.Addr()),
+			{seenAs: at("192.0.2.1:0")},
+			{seenAs: at("192.0.2.1:4000")},
+			{port: 443},
+			{port: 6443},
+			{protocol: unix.IPPROTO_TCP},
 		},
 		false: {
-			host("203.0.113.8"), host("10.244.1.2"), {from: cidr("10.244.1.3/32")}, {from: cidr("203.0.113.9/32")},
-			between(e.Original.Dst.Addr(), e.Original.Dst.Addr()), {seenAs: at("192.0.2.1:4001")}, {seenAs: at("192.0.2.2:0")},
-			{seenAs: at("10.244.1.2:0")}, {port: 4000}, {protocol: unix.IPPROTO_UDP},
+			host("203.0.113.8"), host("10.244.1.2"),
+			{from: cidr("10.244.1.3/32")},
+			{from: cidr("203.0.113.9/32")},
+			between(e.Original.Dst.Addr(), e.Original.Dst.Addr()),
+			{seenAs: at("192.0.2.1:4001")},
+			{seenAs: at("192.0.2.2:0")},
+			{seenAs: at("10.244.1.2:0")},
+			{port: 4000},
+			{protocol: unix.IPPROTO_UDP},
 		},
 	} {
 		for _, s := range all {
@@ -129,6 +143,24 @@ func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
 		code := dispatch(t.Context(), testCommands(), append(strings.Fields(command), "--config", path), e)
 		if code != want || !strings.HasSuffix(stderr.String(), ": no netlink\n") {
 			t.Errorf("%s: exit code %d, want %d: %s%s", command, code, want, &stdout, &stderr)
+		}
+	}
+}
+
+func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for operands, want := range map[[2]string]string{
+		{"-", path}: "10.128.0.0/9: masqueraded → exempt\n", {path, "-"}: "10.128.0.0/9: exempt → masqueraded\n",
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.stdin = strings.NewReader("nonMasqueradeCIDRs: [10.0.0.0/9]\n")
+		code := dispatch(t.Context(), testCommands(), append([]string{"diff"}, operands[:]...), e)
+		if code != exitFailed || !strings.HasPrefix(stdout.String(), want) {
+			t.Errorf("%q: exit code %d: %s%s; want %s", operands, code, &stdout, &stderr, want)
 		}
 	}
 }
