@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -59,9 +60,11 @@ func (n *testNode) inProcess(args ...string) (got result) {
 	var stdout, stderr strings.Builder
 	e := thisProcess(n.t, &stdout, &stderr)
 	e.socket = n.socket
+	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
+	defer cancel()
 	n.check(n.Do(func() error {
-		got.code = dispatch(n.t.Context(), commands(), args, e)
-		return nil
+		got.code = dispatch(ctx, commands(), args, e)
+		return ctx.Err()
 	}))
 	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), got.code}
