@@ -12,10 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/neighbors"
 )
 
 // follow is what a command line makes of an agent's report.
@@ -162,5 +164,43 @@ func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 		if code != exitFailed || !strings.HasPrefix(stdout.String(), want) {
 			t.Errorf("%q: exit code %d: %s%s; want %s", operands, code, &stdout, &stderr, want)
 		}
+	}
+}
+
+func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	for command, want := range map[string]int{
+		"cleanup": exitFailed, "diff": exitUsage, "connections": exitFailed, "status": exitFailed,
+	} {
+		var stdout, stderr strings.Builder
+		e := thisProcess(t, &stdout, &stderr)
+		e.stdout = fullDisk{}
+		n.check(n.Do(func() error {
+			code := dispatch(t.Context(), commands(), []string{command, "--config", n.path}, e)
+			if code != want || !strings.Contains(stderr.String(), ": output: no space left on device\n") {
+				t.Errorf("%s: exit code %d, want %d: %s", command, code, want, &stderr)
+			}
+			return nil
+		}))
+	}
+}
+
+// What is stale by then is not known without the rules.
+func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
+	var stdout, stderr strings.Builder
+	fs := flag.NewFlagSet("connections", flag.ContinueOnError)
+	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), look{node: neighbors.New}}, stale: true, yes: true}
+	s, err := f.open(testEnvironment(t, &stdout, &stderr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c conntrack.Entry
+	c.Original.Protocol = unix.IPPROTO_TCP
+	found, err := f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})
+	if err != nil || len(found) != 2 || found[1].ID != "failed" || !strings.Contains(found[1].Msg, errUnreadable.Error()) ||
+		!strings.HasPrefix(found[0].Msg, "deleted 0 connections; TCP connections among them, at most 1, are reset") {
+		t.Errorf("%v, %v", found, err)
 	}
 }
