@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -185,6 +187,35 @@ func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
 			return nil
 		}))
 	}
+}
+
+// A canceler cancels a context some time after it is written to.
+type canceler context.CancelFunc
+
+func (c canceler) Write(b []byte) (int, error) {
+	go func() {
+		for range 50_000 {
+			runtime.Gosched()
+		}
+		c()
+	}()
+	return len(b), nil
+}
+
+func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stderr strings.Builder
+	e := thisProcess(t, nil, &stderr)
+	e.stdout = canceler(cancel)
+	n.check(n.Do(func() error {
+		if code := dispatch(ctx, commands(), []string{"cleanup", "--wait"}, e); code != exitDone || ctx.Err() == nil {
+			t.Errorf("exit code %d, %v: %s", code, ctx.Err(), &stderr)
+		}
+		return nil
+	}))
 }
 
 // What is stale by then is not known without the rules.
