@@ -111,8 +111,8 @@ func parseSeenAs(s string) (netip.AddrPort, error) {
 }
 
 func parseLimit(s string) (int, error) {
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 1 || n > maxLimit {
+	n, _ := strconv.Atoi(s) // 0 if it is no number, and too large if that is
+	if n < 1 || n > maxLimit {
 		return 0, fmt.Errorf("is not a number from 1 to %d", maxLimit)
 	}
 	return n, nil
