@@ -158,7 +158,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 
 func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
 	j, policy, err := f.judge(ctx, s)
-	if j == nil && f.seenAs.Port() > 0 && s.Ruleset != nil && s.rejected == nil {
+	if j == nil && f.seenAs.Port() > 0 && s.rejected == nil {
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
 			if f.to.IsValid() || f.from.IsValid() {
 				return nil, errors.New("this node does not have the rules of --config, so no connection can be looked for: " +
