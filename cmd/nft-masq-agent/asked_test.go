@@ -194,7 +194,7 @@ type canceler context.CancelFunc
 
 func (c canceler) Write(b []byte) (int, error) {
 	go func() {
-		for range 50_000 {
+		for range 20_000 {
 			runtime.Gosched()
 		}
 		c()
@@ -234,7 +234,8 @@ func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var c conntrack.Entry
 	c.Original.Protocol = unix.IPPROTO_TCP
 	found, err := f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})
-	if err != nil || len(found) != 2 || found[1].ID != "failed" || !strings.Contains(found[1].Msg, errUnreadable.Error()) ||
+	if err != nil || len(found) != 2 || found[1].ID != "failed" ||
+		!strings.Contains(found[1].Msg, errUnreadable.Error()) ||
 		!strings.HasPrefix(found[0].Msg, "deleted 0 connections; TCP connections among them, at most 1, are reset") {
 		t.Errorf("%v, %v", found, err)
 	}
