@@ -62,8 +62,8 @@ func (f *nodeFlags) ask(e environment) *asked {
 
 // follow uses the flags of the agent.
 func (s *asked) follow() {
-	agent, verbose := fmt.Sprintf("the running agent (pid %d)", s.agent.PID), s.Given("v") && s.Verbosity > 0
-	if verbose {
+	agent := fmt.Sprintf("the running agent (pid %d)", s.agent.PID)
+	if s.Verbosity > 0 {
 		agent = s.agent.String()
 	}
 	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)

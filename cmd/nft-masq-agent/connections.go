@@ -111,8 +111,8 @@ func parseSeenAs(s string) (netip.AddrPort, error) {
 }
 
 func parseLimit(s string) (int, error) {
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 1 || n > maxLimit {
+	n, _ := strconv.Atoi(s) // 0 if it is no number, and too large if that is
+	if n < 1 || n > maxLimit {
 		return 0, fmt.Errorf("is not a number from 1 to %d", maxLimit)
 	}
 	return n, nil
@@ -158,7 +158,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 
 func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
 	j, policy, err := f.judge(ctx, s)
-	if j == nil && f.seenAs.Port() > 0 && s.Ruleset != nil && s.rejected == nil {
+	if j == nil && f.seenAs.Port() > 0 && s.rejected == nil {
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
 			if f.to.IsValid() || f.from.IsValid() {
 				return nil, errors.New("this node does not have the rules of --config, so no connection can be looked for: " +

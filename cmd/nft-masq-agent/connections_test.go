@@ -44,6 +44,12 @@ func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	n.t.Helper()
 	n.swap(text)
 	*n.flags = append([]string{"--config", n.path}, flags...)
+	return n.applied(text, flags...)
+}
+
+// applied applies the rules of a config.
+func (n trafficNode) applied(text string, flags ...string) nft.Ruleset {
+	n.t.Helper()
 	want := wants(n.t, text, flags...)
 	k := n.kernel()
 	defer k.Close()

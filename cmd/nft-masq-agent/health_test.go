@@ -31,6 +31,8 @@ type faultyNode struct {
 	situation
 	d       *daemon // nil if none runs
 	env     []string
+	quick   bool           // commands run in this process, and a stand-in answers for the agent
+	stop    func()         // stops what answers; nil if nothing does
 	flags   []string       // of agent and commands
 	last    netip.AddrPort // as the far end saw it
 	sent    uint16         // packets whose source the far end sees
@@ -121,11 +123,16 @@ func (n *faultyNode) step(word, text string) {
 	case "exchange":
 		n.check(unix.Renameat2(unix.AT_FDCWD, words[0], unix.AT_FDCWD, words[1], unix.RENAME_EXCHANGE))
 	case "stop":
-		n.d.stop()
-		n.d = nil
+		n.stop()
+		n.stop = nil
 	case "begin":
 		n.start(words)
 	case "then":
+		if n.quick {
+			n.stop = n.standIn(n.agentFlags(words))
+			n.load()
+			return
+		}
 		n.start(words)
 		n.d.await("starting")
 		n.d.await("config_applied")
@@ -172,6 +179,11 @@ func (n *faultyNode) step(word, text string) {
 		n.check(n.top.AddAddr(n.top.Outside, to.Addr()))
 		flow := nfttest.Flow{Proto: nfttest.TCP, Flags: 1, From: n.top.Pod, Src: netip.AddrPortFrom(src, 0), Dst: to}
 		n.check(flow.Emit())
+	case "applied":
+		n.applied(text, n.agentFlags(nil)...)
+	case "visit":
+		to := netip.AddrPortFrom(netip.MustParseAddr(text), 7)
+		nfttest.MustSend(n.t, n.top, nfttest.Flow{Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Node, Dst: to})
 	case "pod":
 		n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr(text)))
 	case "sees":
@@ -186,10 +198,13 @@ func (n *faultyNode) ask(words ...string) result {
 		code, body := n.get(words[1])
 		return result{stdout: body, code: code}
 	}
-	if n.d == nil && words[0] != "cleanup" && words[0] != "ready" {
+	if n.stop == nil && words[0] != "cleanup" && words[0] != "ready" {
 		if words = append(words, n.flags...); !slices.Contains(words, "--config") {
 			words = append(words, "--config", n.path)
 		}
+	}
+	if n.quick {
+		return n.inProcess(words...)
 	}
 	return n.runIn(n.env, words...)
 }
@@ -206,6 +221,11 @@ func TestCommandsAnswerOnANode(t *testing.T) {
 	playOnNodes(t, "node")
 }
 
+func TestCommandsAnswerNextToAStandIn(t *testing.T) {
+	t.Parallel()
+	playOnNodes(t, "quick")
+}
+
 func TestAgentDoesWhatEachCaseSays(t *testing.T) {
 	t.Parallel()
 	playOnNodes(t, "daemon")
@@ -213,9 +233,16 @@ func TestAgentDoesWhatEachCaseSays(t *testing.T) {
 
 func playOnNodes(t *testing.T, name string) {
 	t.Helper()
-	nfttest.SkipIfShort(t)
+	all, quick := situations(t, name), name == "quick"
+	if !quick && testing.Short() && !nfttest.Long() {
+		quick = true
+		all = slices.DeleteFunc(all, func(s situation) bool { return s.of("quick") == nil })
+	}
+	if len(all) == 0 {
+		nfttest.SkipIfShort(t)
+	}
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy", "nft", "ip")
-	for _, s := range situations(t, name) {
+	for _, s := range all {
 		for _, mode := range modes {
 			var flags []string
 			if mode == nft.ModeIPTables {
@@ -225,7 +252,7 @@ func playOnNodes(t *testing.T, name string) {
 			}
 			t.Run(fmt.Sprint(s.place, " ", mode), func(t *testing.T) {
 				t.Parallel()
-				n := &faultyNode{situation: s, flags: flags}
+				n := &faultyNode{situation: s, flags: flags, quick: quick}
 				switch {
 				case s.of("bridge") != nil:
 					n.trafficNode = newBridgeNode(t)
@@ -243,12 +270,21 @@ func playOnNodes(t *testing.T, name string) {
 // start starts the agent.
 func (n *faultyNode) start(flags []string) {
 	n.t.Helper()
+	n.d = n.startIn(n.env, n.agentFlags(flags)...)
+	n.stop = func() {
+		n.d.stop()
+		n.d = nil
+	}
+	n.d.answers()
+}
+
+// agentFlags are those of the agent.
+func (n *faultyNode) agentFlags(more []string) []string {
 	args := append([]string{"--http-address", httpAddress}, n.flags...)
 	for _, a := range n.of("agent") {
 		args = append(args, split(n.paths(a))...)
 	}
-	n.d = n.startIn(n.env, append(args, flags...)...)
-	n.d.answers()
+	return append(args, more...)
 }
 
 func (n *faultyNode) load() {
@@ -296,7 +332,7 @@ func (n *faultyNode) play() {
 			q.lacks = append(q.lacks, text)
 		case "asked":
 			q.asked = text
-		case "agent", "alone", "modes", "bridge", "uplinks", "id": // about the whole case
+		case "agent", "alone", "modes", "bridge", "uplinks", "id", "quick": // about the whole case
 		default:
 			if n.answered(q) {
 				q = question{command: q.command}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -37,7 +38,7 @@ func counted(lists map[string]int) func(m *netlink.Message) error {
 	}
 }
 
-// Our rules, and other programs', are read once, for all that a command says.
+// Our rules, and other programs', are read once, for all that a command says, and no connection to the kernel is left.
 func TestACommandReadsEachListOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -53,12 +54,16 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 	if _, err := k.Apply(t.Context(), wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\n"), layout.Everything); err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"status", "diff", "connections --stale"} {
-		lists := map[string]int{}
+	for _, line := range []string{"status", "diff", "connections --stale", "cleanup --dry-run"} {
+		lists, open := map[string]int{}, []*netlink.Conn{}
 		var stdout, stderr bytes.Buffer
 		e := testEnvironment(t, &stdout, &stderr)
 		e.kernel = func() *kernel.Kernel {
-			dial := func() (*netlink.Conn, error) { return netlink.Dial(unix.NETLINK_NETFILTER, nil) } // on the node's thread
+			dial := func() (*netlink.Conn, error) { // on the node's thread
+				c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+				open = append(open, c)
+				return c, err
+			}
 			return kernel.New(nfnetlink.New(nfttest.Through(dial, counted(lists), nil)), nil)
 		}
 		n.check(n.Do(func() error {
@@ -76,8 +81,13 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 			"rules inet " + nft.TableName, "elements inet " + nft.TableName + " non-masq-v4-a",
 			"rules ip other post", "rules ip other more", "elements ip other some",
 		} {
-			if lists[list] != 1 {
+			if lists[list] != 1 && line != "cleanup --dry-run" {
 				t.Errorf("%s read the %s %d times", line, list, lists[list])
+			}
+		}
+		for _, c := range open {
+			if c.SetDeadline(time.Time{}) == nil {
+				t.Errorf("%s leaves a connection open", line)
 			}
 		}
 		for list, times := range lists {

@@ -63,22 +63,13 @@ func (s situation) of(word string) (all []string) {
 	return all
 }
 
-// here runs a command in this process, in the node's namespace, and reads its answer. It does not see other
-// processes, nor legacy ip_tables.
+// here runs a command in this process, in the node's namespace, and reads its answer.
 func (n trafficNode) here(answer any, args ...string) {
 	n.t.Helper()
-	var out, problems strings.Builder
-	e := theEnvironment()
-	e.stdout, e.stderr, e.proc, e.socket = &out, &problems, n.t.TempDir(), n.socket
-	args = append(slices.Clip(args), "-o", "json")
-	n.check(n.top.Node.Do(func() error {
-		code := dispatch(n.t.Context(), commands(), args, e)
-		if err := json.Unmarshal([]byte(out.String()), answer); err != nil {
-			return fmt.Errorf("exit code %d: %s: %w", code, problems.String(), err)
-		}
-		return nil
-	}))
-	validate(n.t, args, out.String())
+	got := n.inProcess(append(slices.Clip(args), "-o", "json")...)
+	if err := json.Unmarshal([]byte(got.stdout), answer); err != nil {
+		n.t.Fatalf("%+v: %v", got, err)
+	}
 }
 
 // explained runs explain on the node, and returns its answer and its text.

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/neighbors"
+)
+
+// follow is what a command line makes of an agent's report.
+func follow(t *testing.T, r report.Report, args string) *asked {
+	t.Helper()
+	fs := flag.NewFlagSet("diff", flag.ContinueOnError)
+	s := &asked{nodeFlags: addNodeFlags(fs), agent: &r, enforced: func() *nft.Ruleset { return nil }}
+	if err := fs.Parse(strings.Fields(args)); err != nil {
+		t.Fatal(err)
+	}
+	s.follow()
+	return s
+}
+
+// The rules that an agent has compiled are those of its own flags, file and addresses, not of the command line.
+func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
+	const snat = "snatAddresses: [192.0.2.7, 192.0.2.8]\n"
+	agent := report.Report{
+		PID: 7, Args: []string{"--enable-ipv6", "--to-ports", "20000-29999"}, ConfigPath: "/its/config", Compiled: true,
+		Files:     []config.Source{{Name: "/its/config", Data: []byte(snat)}},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
+	}
+	compiled := wants(t, snat, agent.Args...)
+	compiled = compiled.On(agent.Addresses)
+	const with = "with the flags of the running agent (pid 7"
+	for args, want := range map[string]string{
+		"":                             with + ")",
+		"-v 0":                         with + ")",
+		"-v 1":                         with + ": --enable-ipv6 --to-ports 20000-29999)",
+		"--enable-ipv6":                with + ")",
+		"--enable-ipv6=false":          with + "), except --enable-ipv6",
+		"--config x --to-ports 99-100": with + "), except --config, --to-ports",
+	} {
+		s := follow(t, agent, args)
+		_, others, _ := strings.Cut(want, ", except ")
+		if s.whose != want || s.others != others || (s.ConfigPath == "x") != strings.Contains(args, " x") {
+			t.Errorf("%q: %q, others %q, config %s; want %q", args, s.whose, s.others, s.ConfigPath, want)
+		}
+		if got := s.enforced(); got == nil || !got.Same(compiled) {
+			t.Errorf("%q: the agent has compiled %v", args, got)
+		}
+	}
+	found, rejected, later := agent, agent, agent
+	found.Compiled = false
+	rejected.Files = []config.Source{{Name: "/its/config", Data: []byte("nonMasqueradeCIDRs: 5")}}
+	later.Args = []string{"--of-a-later-version"}
+	for _, r := range []report.Report{found, rejected, later} {
+		if got := follow(t, r, "").enforced(); got != nil {
+			t.Errorf("%+v has compiled %v", r, got)
+		}
+	}
+	const want = "without the flags of the running agent (pid 7): flag provided but not defined: -of-a-later-version"
+	if got := follow(t, later, "").whose; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A connection to a Service is one to both addresses and ports.
+func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
+	var e conntrack.Entry
+	at, cidr, host := netip.MustParseAddrPort, netip.MustParsePrefix, func(a string) selection {
+		return between(netip.Addr{}, netip.MustParseAddr(a))
+	}
+	e.Original = conntrack.Tuple{Protocol: unix.IPPROTO_TCP, Src: at("10.244.1.2:3000"), Dst: at("10.96.0.1:443")}
+	e.Reply.Src, e.Reply.Dst = at("203.0.113.9:6443"), at("192.0.2.1:4000")
+	for want, all := range map[bool][]selection{
+		true: {
+			{},
+			host("10.96.0.1"),
+			{to: cidr("10.96.0.0/24")},
+			host("203.0.113.9"),
+			{from: cidr("10.244.1.0/24")},
+			between(e.Original.Src.Addr(), e.Original.Dst.Addr()),
+			{seenAs: at("192.0.2.1:0")},
+			{seenAs: at("192.0.2.1:4000")},
+			{port: 443},
+			{port: 6443},
+			{protocol: unix.IPPROTO_TCP},
+		},
+		false: {
+			host("203.0.113.8"), host("10.244.1.2"),
+			{from: cidr("10.244.1.3/32")},
+			{from: cidr("203.0.113.9/32")},
+			between(e.Original.Dst.Addr(), e.Original.Dst.Addr()),
+			{seenAs: at("192.0.2.1:4001")},
+			{seenAs: at("192.0.2.2:0")},
+			{seenAs: at("10.244.1.2:0")},
+			{port: 4000},
+			{protocol: unix.IPPROTO_UDP},
+		},
+	} {
+		for _, s := range all {
+			if s.matches(&e) != want {
+				t.Errorf("%+v: %t, want %t", s, !want, want)
+			}
+		}
+	}
+	for text, want := range map[string]string{
+		"10.1.2.3": "10.1.2.3/32", "10.1.2.3/8": "10.0.0.0/8", "2001:db8::1": "2001:db8::1/128",
+		"2001:db8::1/32": "2001:db8::/32",
+	} {
+		if got, err := parsePrefix(text); err != nil || got.String() != want {
+			t.Errorf("%s is %v, want %s; %v", text, got, want, err)
+		}
+	}
+	for n, ok := range map[string]bool{"1": true, "100000": true, "100001": false, "0": false, "-1": false, "x": false} {
+		if got, err := parseLimit(n); (err == nil) != ok || ok && strconv.Itoa(got) != n {
+			t.Errorf("--limit %s is %d, %v", n, got, err)
+		}
+	}
+}
+
+// With snatAddresses those of the node are needed.
+func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte("snatAddresses: [192.0.2.7]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for command, want := range map[string]int{
+		"diff": exitUsage, "connections": exitFailed, "connections --blocks": exitFailed,
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.addresses = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
+		code := dispatch(t.Context(), testCommands(), append(strings.Fields(command), "--config", path), e)
+		if code != want || !strings.HasSuffix(stderr.String(), ": no netlink\n") {
+			t.Errorf("%s: exit code %d, want %d: %s%s", command, code, want, &stdout, &stderr)
+		}
+	}
+}
+
+func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for operands, want := range map[[2]string]string{
+		{"-", path}: "10.128.0.0/9: masqueraded → exempt\n", {path, "-"}: "10.128.0.0/9: exempt → masqueraded\n",
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.stdin = strings.NewReader("nonMasqueradeCIDRs: [10.0.0.0/9]\n")
+		code := dispatch(t.Context(), testCommands(), append([]string{"diff"}, operands[:]...), e)
+		if code != exitFailed || !strings.HasPrefix(stdout.String(), want) {
+			t.Errorf("%q: exit code %d: %s%s; want %s", operands, code, &stdout, &stderr, want)
+		}
+	}
+}
+
+func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	for command, want := range map[string]int{
+		"cleanup": exitFailed, "diff": exitUsage, "connections": exitFailed, "status": exitFailed,
+	} {
+		var stdout, stderr strings.Builder
+		e := thisProcess(t, &stdout, &stderr)
+		e.stdout = fullDisk{}
+		n.check(n.Do(func() error {
+			code := dispatch(t.Context(), commands(), []string{command, "--config", n.path}, e)
+			if code != want || !strings.Contains(stderr.String(), ": output: no space left on device\n") {
+				t.Errorf("%s: exit code %d, want %d: %s", command, code, want, &stderr)
+			}
+			return nil
+		}))
+	}
+}
+
+// A canceler cancels a context some time after it is written to.
+type canceler context.CancelFunc
+
+func (c canceler) Write(b []byte) (int, error) {
+	go func() {
+		for range 20_000 {
+			runtime.Gosched()
+		}
+		c()
+	}()
+	return len(b), nil
+}
+
+func TestCommandsAnswerAndWaitForTheSignal(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	for _, command := range []string{"cleanup --wait", "connections --watch"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var stderr strings.Builder
+		e := thisProcess(t, nil, &stderr)
+		e.stdout = canceler(cancel)
+		n.check(n.Do(func() error {
+			args := append(strings.Fields(command), "--config", n.path)
+			if code := dispatch(ctx, commands(), args, e); code != exitDone || ctx.Err() == nil {
+				t.Errorf("%s: exit code %d, %v: %s", command, code, ctx.Err(), &stderr)
+			}
+			return nil
+		}))
+	}
+}
+
+// What is stale by then is not known without the rules.
+func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
+	var stdout, stderr strings.Builder
+	fs := flag.NewFlagSet("connections", flag.ContinueOnError)
+	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), look{node: neighbors.New}}, stale: true, yes: true}
+	s, err := f.open(testEnvironment(t, &stdout, &stderr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c conntrack.Entry
+	c.Original.Protocol = unix.IPPROTO_TCP
+	found, err := f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})
+	if err != nil || len(found) != 2 || found[1].ID != "failed" ||
+		!strings.Contains(found[1].Msg, errUnreadable.Error()) ||
+		!strings.HasPrefix(found[0].Msg, "deleted 0 connections; TCP connections among them, at most 1, are reset") {
+		t.Errorf("%v, %v", found, err)
+	}
+}
