@@ -38,6 +38,7 @@ type faultyNode struct {
 	dead    string         // a file system that does not answer, until it fails
 	fail    func()
 	owner   *netlink.Conn // of a table, which goes with it
+	proc    string        // in place of procfs, for commands that run in this process; "" if they do not
 }
 
 // paths puts paths into a text.
@@ -114,6 +115,16 @@ func (n *faultyNode) step(word, text string) {
 		n.owner = nfttest.Own(n.t, n.NS, byte(family), words[1], owned)
 	case "disown":
 		n.check(n.owner.Close())
+	case "proc":
+		name, content, _ := strings.Cut(text, " ")
+		n.put(name, content)
+	case "report":
+		n.report(text)
+	case "hold":
+		n.hold()
+	case "sent":
+		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}
+		nfttest.MustSend(n.t, n.top, flow)
 	case "hang":
 		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
 	case "fail":
@@ -190,6 +201,9 @@ func (n *faultyNode) ask(words ...string) result {
 		if words = append(words, n.flags...); !slices.Contains(words, "--config") {
 			words = append(words, "--config", n.path)
 		}
+	}
+	if n.proc != "" {
+		return n.inside(words...)
 	}
 	return n.runIn(n.env, words...)
 }
