@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -117,11 +118,14 @@ func (n *faultyNode) step(word, text string) {
 		n.check(n.owner.Close())
 	case "proc":
 		name, content, _ := strings.Cut(text, " ")
-		n.put(name, content)
+		path := filepath.Join(n.proc, name)
+		n.check(os.MkdirAll(filepath.Dir(path), 0o755))
+		n.check(os.WriteFile(path, []byte(content), 0o644))
 	case "report":
 		n.report(text)
 	case "hold":
-		n.hold()
+		held := nfttest.In(n.test(), n.NS, running.Lock)
+		n.t.Cleanup(func() { _ = held.Close() })
 	case "sent":
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}
 		nfttest.MustSend(n.t, n.top, flow)

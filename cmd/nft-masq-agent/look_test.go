@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
@@ -36,25 +35,30 @@ func TestCommandsThatLookSayWhatTheyFind(t *testing.T) {
 			node.t = t
 			node.swap("") // the last one's
 			(&faultyNode{trafficNode: node, situation: s, proc: t.TempDir()}).play()
-			node.forget()
-			if s.rules != "" {
-				node.nft("flush ruleset")
-			}
+			node.empty()
 		})
 	}
 }
 
-// forget deletes all connections.
-func (n trafficNode) forget() {
+// empty deletes all connections and rules.
+func (n trafficNode) empty() {
 	n.t.Helper()
-	c, err := nfttest.DialNetfilter(n.NS)
+	nl, err := nfttest.DialNetfilter(n.NS)
 	n.check(err)
-	defer c.Close()
+	defer nl.Close()
 	const deletes = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
-	_, err = c.Execute(netlink.Message{
+	_, err = nl.Execute(netlink.Message{
 		Header: netlink.Header{Type: deletes, Flags: netlink.Request | netlink.Acknowledge}, Data: make([]byte, 4),
 	})
 	n.check(err)
+	c, b := n.testNode.connect(), &nfnetlink.Batch{}
+	defer c.Close()
+	tables, err := c.Tables(unix.NFPROTO_UNSPEC)
+	n.check(err)
+	for _, table := range tables {
+		b.DelTable(table.Family, table.Name)
+	}
+	n.check(c.Commit(b, 0))
 }
 
 // inside runs a command in this process.
@@ -70,14 +74,6 @@ func (n *faultyNode) inside(args ...string) result {
 	}))
 	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), code}
-}
-
-// put writes a file in the place of one of procfs.
-func (n *faultyNode) put(name, content string) {
-	n.t.Helper()
-	path := filepath.Join(n.proc, name)
-	n.check(os.MkdirAll(filepath.Dir(path), 0o755))
-	n.check(os.WriteFile(path, []byte(content), 0o600))
 }
 
 // report answers in place of an agent, until the case ends.
@@ -102,18 +98,6 @@ func (n *faultyNode) report(text string) {
 	n.t.Cleanup(server.Close)
 }
 
-// hold takes the lock of an agent, until the case ends.
-func (n *faultyNode) hold() {
-	n.t.Helper()
-	n.check(n.NS.Do(func() error {
-		c, err := running.Lock()
-		if err == nil {
-			n.t.Cleanup(func() { _ = c.Close() })
-		}
-		return err
-	}))
-}
-
 // What cannot be read is an error, or the answer says what it is from.
 func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
@@ -135,7 +119,7 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "is not masqueraded"},
 		{snat, "explain 10.1.2.3", "addresses", exitFailed, "nft-masq-agent explain: no addresses\n"},
 		{snat, "status", "addresses", exitFailed, "nft-masq-agent status: no addresses\n"},
-		{snat + "nonMasqueradeCIDRs: [10.0.0.1]", "explain 10.1.2.3", "addresses", exitFailed, "config:2:22: "},
+		{snat + "masqLinkLocals: true", "explain 10.1.2.3", "addresses", exitFailed, "config:2:1: "},
 	} {
 		if err := os.WriteFile(path, []byte(tt.config), 0o600); err != nil {
 			t.Fatal(err)
