@@ -51,22 +51,35 @@ func TestReasonToWaitForAnAgentIsWhatItAnswers(t *testing.T) {
 	}
 }
 
-// With JSON, which is one object, it goes to stderr. A request whose context has ended is not sent.
-func TestReasonToWaitForAnAgentIsPrinted(t *testing.T) {
+// A twice ends when it is asked whether it has for the second time.
+type twice struct {
+	context.Context // that has ended
+	asked           int
+}
+
+func (c *twice) Done() <-chan struct{} {
+	if c.asked++; c.asked < 2 {
+		return nil
+	}
+	return c.Context.Done()
+}
+
+// With JSON, which is one object, it goes to stderr.
+func TestReasonToWaitForAnAgentIsPrintedOnce(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	const reason = "waiting: Get \"http://192.0.2.1:9717/startupz\": context canceled\n"
+	const reason = "waiting: parse \"http://x y:9717/startupz\": invalid character \" \" in host name\n"
 	for output, want := range map[string][2]string{outputText: {reason, ""}, outputJSON: {"", reason}} {
 		var stdout, stderr strings.Builder
-		e := testEnvironment(t, &stdout, &stderr)
-		code, err := readyFlags{waitFor: "[192.0.2.1]:9717", output: output}.wait(ended, e)
+		e, ctx := testEnvironment(t, &stdout, &stderr), &twice{Context: ended}
+		code, err := readyFlags{waitFor: "[x y]:9717", output: output}.wait(ctx, e)
 		got := [2]string{stdout.String(), stderr.String()}
 		if code != exitFailed || !errors.Is(err, ended.Err()) || got != want {
 			t.Errorf("%s: exit code %d, %v, %q, want %q", output, code, err, got, want)
 		}
 	}
-	if code, err := (readyFlags{waitFor: "192.0.2.1"}).wait(ended, testEnvironment(t, nil, nil)); code != exitFailed ||
-		err == nil || errors.Is(err, ended.Err()) {
+	code, err := readyFlags{waitFor: "192.0.2.1"}.wait(ended, testEnvironment(t, io.Discard, io.Discard))
+	if code != exitFailed || err == nil || errors.Is(err, ended.Err()) {
 		t.Errorf("without a port: exit code %d, %v", code, err)
 	}
 }
