@@ -177,7 +177,7 @@ func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
 		"cleanup": exitFailed, "diff": exitUsage, "connections": exitFailed, "status": exitFailed,
 	} {
 		var stdout, stderr strings.Builder
-		e := thisProcess(t, &stdout, &stderr)
+		e := thisProcess(noProcesses(t), &stdout, &stderr)
 		e.stdout = fullDisk{}
 		n.check(n.Do(func() error {
 			code := dispatch(t.Context(), commands(), []string{command, "--config", n.path}, e)
@@ -210,7 +210,7 @@ func TestCommandsAnswerAndWaitForTheSignal(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var stderr strings.Builder
-		e := thisProcess(t, nil, &stderr)
+		e := thisProcess(noProcesses(t), nil, &stderr)
 		e.stdout = canceler(cancel)
 		n.check(n.Do(func() error {
 			args := append(strings.Fields(command), "--config", n.path)

@@ -82,17 +82,17 @@ func parseProtocol(s string) (uint8, error) {
 
 // parseTarget parses an address with or without a port.
 func parseTarget(s string) (netip.AddrPort, error) {
-	a, err := parseAddress(s)
-	if p, is := netip.ParseAddrPort(s); err != nil && is == nil && p.Port() != 0 {
+	if p, _ := netip.ParseAddrPort(s); p.Port() != 0 { // and so it is no address
 		return netip.AddrPortFrom(p.Addr().WithZone("").Unmap(), p.Port()), nil
 	}
+	a, err := parseAddress(s)
 	return netip.AddrPortFrom(a, 0), err
 }
 
 // parseSource parses the address of a pod or a node.
 func parseSource(s string) (netip.Addr, error) {
 	a, err := parseAddress(s)
-	if err == nil && a.IsLoopback() {
+	if a.IsLoopback() {
 		err = errors.New("is not the source of a packet to another host or pod: name a pod's address, or the node's")
 	}
 	return a, err
@@ -151,7 +151,7 @@ func (f *explainFlags) answer(ctx context.Context, s *session, to netip.AddrPort
 	} else if !now.found {
 		judged = s.Ruleset
 	}
-	x.Live, x.Why.Code = now.found && (s.rejected != nil || judged == nil), "config"
+	x.Live, x.Why.Code = s.rejected != nil || judged == nil, "config"
 	var tracer *neighbors.Tracer
 	if readErr == nil {
 		var err error
@@ -337,7 +337,7 @@ func (f *explainFlags) addOpen(
 	if j != nil {
 		x.SetStale(stale)
 	}
-	if silent > 0 && to.Addr().Is4() {
+	if to.Addr().Is4() {
 		x.Take(health.StrictReplies(s.proc, silent, ways.Out()))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -31,7 +32,6 @@ type faultyNode struct {
 	situation
 	d       *daemon // nil if none runs
 	env     []string
-	quick   bool           // commands run in this process, and a stand-in answers for the agent
 	stop    func()         // stops what answers; nil if nothing does
 	flags   []string       // of agent and commands
 	last    netip.AddrPort // as the far end saw it
@@ -40,6 +40,7 @@ type faultyNode struct {
 	dead    string         // a file system that does not answer, until it fails
 	fail    func()
 	owner   *netlink.Conn // of a table, which goes with it
+	proc    string        // in place of procfs: commands run in this process, and a stand-in for the agent; "" if not
 }
 
 // paths puts paths into a text.
@@ -116,6 +117,19 @@ func (n *faultyNode) step(word, text string) {
 		n.owner = nfttest.Own(n.t, n.NS, byte(family), words[1], owned)
 	case "disown":
 		n.check(n.owner.Close())
+	case "proc":
+		name, content, _ := strings.Cut(text, " ")
+		path := filepath.Join(n.proc, name)
+		n.check(os.MkdirAll(filepath.Dir(path), 0o755))
+		n.check(os.WriteFile(path, []byte(content), 0o644))
+	case "report":
+		n.report(text)
+	case "hold":
+		held := nfttest.In(n.test(), n.NS, running.Lock)
+		n.t.Cleanup(func() { _ = held.Close() })
+	case "sent":
+		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}
+		nfttest.MustSend(n.t, n.top, flow)
 	case "hang":
 		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
 	case "fail":
@@ -128,7 +142,7 @@ func (n *faultyNode) step(word, text string) {
 	case "begin":
 		n.start(words)
 	case "then":
-		if n.quick {
+		if n.proc != "" {
 			n.stop = n.standIn(n.agentFlags(words))
 			n.load()
 			return
@@ -203,8 +217,8 @@ func (n *faultyNode) ask(words ...string) result {
 			words = append(words, "--config", n.path)
 		}
 	}
-	if n.quick {
-		return n.inProcess(words...)
+	if n.proc != "" {
+		return n.inProcess(n.proc, words...)
 	}
 	return n.runIn(n.env, words...)
 }
@@ -252,7 +266,10 @@ func playOnNodes(t *testing.T, name string) {
 			}
 			t.Run(fmt.Sprint(s.place, " ", mode), func(t *testing.T) {
 				t.Parallel()
-				n := &faultyNode{situation: s, flags: flags, quick: quick}
+				n := &faultyNode{situation: s, flags: flags}
+				if quick {
+					n.proc = noProcesses(t)
+				}
 				switch {
 				case s.of("bridge") != nil:
 					n.trafficNode = newBridgeNode(t)

@@ -91,7 +91,6 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 	if err := now.state.Foreign(); err != nil {
 		// Neither its rules nor their counters are ours.
 		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		r.SetOthers(neighbors.Others{}, s.TakeOver)
 		return nil
 	}
 	if s.rejected == nil {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,7 +24,7 @@ import (
 func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (got result) {
 	t.Helper()
 	var stdout, stderr strings.Builder
-	e := thisProcess(t, &stdout, &stderr)
+	e := thisProcess(noProcesses(t), &stdout, &stderr)
 	err := node.Do(func() error { // which ends the thread, because it cannot switch back
 		none := [2]unix.CapUserData{}
 		err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chdir(dir),
@@ -39,26 +40,31 @@ func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (g
 	return result{stdout.String(), stderr.String(), got.code}
 }
 
-// thisProcess is the environment of a program that sees no other processes.
-func thisProcess(t testing.TB, stdout, stderr *strings.Builder) environment {
+// noProcesses returns a directory in place of procfs: without other processes, and with the settings of the node.
+func noProcesses(t testing.TB) string {
 	t.Helper()
-	e := theEnvironment()
-	e.proc = t.TempDir()
+	dir := t.TempDir()
 	for _, name := range []string{"thread-self", "sys"} {
-		if err := os.Symlink("/proc/"+name, filepath.Join(e.proc, name)); err != nil {
+		if err := os.Symlink("/proc/"+name, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	e.stdout, e.stderr, e.socket = stdout, stderr, filepath.Join(e.proc, "none")
+	return dir
+}
+
+// thisProcess is the environment of a program that is not started by a person.
+func thisProcess(proc string, stdout, stderr *strings.Builder) environment {
+	e := theEnvironment()
+	e.proc, e.stdout, e.stderr, e.socket = proc, stdout, stderr, filepath.Join(proc, "none")
 	e.terminal, e.fit, e.color, e.person = false, false, false, false
 	return e
 }
 
-// inProcess is run without another process. It does not see other processes.
-func (n *testNode) inProcess(args ...string) (got result) {
+// inProcess is run without another process.
+func (n *testNode) inProcess(proc string, args ...string) (got result) {
 	n.t.Helper()
 	var stdout, stderr strings.Builder
-	e := thisProcess(n.t, &stdout, &stderr)
+	e := thisProcess(proc, &stdout, &stderr)
 	e.socket = n.socket
 	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
 	defer cancel()
@@ -85,14 +91,25 @@ func (n *faultyNode) standIn(args []string) (stop func()) {
 	for _, f := range want.Policy.Families {
 		r.Addresses = append(r.Addresses, f.Sources()...)
 	}
+	return n.answer(r)
+}
+
+// answer answers on the socket as an agent, until the function that it returns is called.
+func (n *faultyNode) answer(r report.Report) (stop func()) {
+	n.t.Helper()
 	l, err := net.Listen("unix", n.socket)
 	n.check(err)
-	answer := func(w http.ResponseWriter, q *http.Request) {
-		if q.URL.Path == "/agent" {
-			_ = json.NewEncoder(w).Encode(r)
-		}
-	}
-	go func() { _ = http.Serve(l, http.HandlerFunc(answer)) }()
-	n.t.Cleanup(func() { _ = l.Close() })
-	return func() { n.check(l.Close()) }
+	server := &httptest.Server{Listener: l, Config: &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, asked *http.Request) {
+			reason := map[string]string{"/healthz": r.Alive, "/readyz": r.Ready}[asked.URL.Path]
+			if reason != "" {
+				http.Error(w, reason, http.StatusServiceUnavailable)
+			} else if asked.URL.Path == "/agent" {
+				_ = json.NewEncoder(w).Encode(r)
+			}
+		}),
+	}}
+	server.Start()
+	n.t.Cleanup(server.Close)
+	return server.Close
 }

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/neighbors"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/routes"
+)
+
+// What commands say that run in this process, next to no agent, or to a report in place of one.
+func TestCommandsThatLookSayWhatTheyFind(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "ip", "iptables-legacy")
+	node := newTwoUplinks(t)
+	for _, s := range situations(t, "look") {
+		t.Run(s.place, func(t *testing.T) {
+			defer func(all testing.TB) { node.t = all }(node.t)
+			node.t = t
+			node.swap("") // the last one's
+			(&faultyNode{trafficNode: node, situation: s, proc: t.TempDir()}).play()
+			node.empty()
+		})
+	}
+}
+
+// empty deletes all connections and rules.
+func (n trafficNode) empty() {
+	n.t.Helper()
+	nl, err := nfttest.DialNetfilter(n.NS)
+	n.check(err)
+	defer nl.Close()
+	const deletes = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2 // IPCTNL_MSG_CT_DELETE
+	_, err = nl.Execute(netlink.Message{
+		Header: netlink.Header{Type: deletes, Flags: netlink.Request | netlink.Acknowledge}, Data: make([]byte, 4),
+	})
+	n.check(err)
+	c, b := n.testNode.connect(), &nfnetlink.Batch{}
+	defer c.Close()
+	tables, err := c.Tables(unix.NFPROTO_UNSPEC)
+	n.check(err)
+	for _, table := range tables {
+		b.DelTable(table.Family, table.Name)
+	}
+	n.check(c.Commit(b, 0))
+}
+
+// report answers in place of an agent, until the case ends.
+func (n *faultyNode) report(text string) {
+	n.t.Helper()
+	var r report.Report
+	n.check(json.Unmarshal([]byte(text), &r))
+	r.ConfigPath, r.Files = n.path, []config.Source{{Name: n.path, Data: []byte(n.config)}}
+	n.answer(r)
+}
+
+// What cannot be read is an error, or the answer says what it is from.
+func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	const cidrs, snat = "nonMasqueradeCIDRs: [10.0.0.0/8]\n", "snatAddresses: [192.0.2.1]\n"
+	for _, tt := range []struct {
+		config, args string
+		unread       string // besides the kernel
+		code         int
+		says         string
+	}{
+		{cidrs, "status", "", exitFailed, "no kernel in this test\n"},
+		{cidrs, "explain 10.1.2.3", "", exitDone, "no kernel in this test; the answer is from the config only\n"},
+		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"code": "config"`},
+		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"live": false`},
+		{cidrs, "explain 10.1.2.3 --live", "", exitFailed, "no kernel in this test\n"},
+		{"nonMasqueradeCIDRs: 1\n", "explain 10.1.2.3", "", exitFailed, "config:1:21: "},
+		{cidrs, "explain 10.1.2.3", "routes", exitDone, "The routes of this node are unknown: no routes.\n"},
+		{cidrs, "explain 10.1.2.3", "pods", exitDone, "The packet is from 192.0.2.1, this node itself"},
+		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "is not masqueraded"},
+		{snat, "explain 10.1.2.3", "addresses", exitFailed, "nft-masq-agent explain: no addresses\n"},
+		{snat, "status", "addresses", exitFailed, "nft-masq-agent status: no addresses\n"},
+		{snat + "masqLinkLocals: true", "explain 10.1.2.3", "addresses", exitFailed, "config:2:1: "},
+	} {
+		if err := os.WriteFile(path, []byte(tt.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		e, l := testEnvironment(t, &out, &out), look{neighbors.New, testRoutes, nil}
+		err := func(of string) error {
+			if of == tt.unread {
+				return errors.New("no " + of)
+			}
+			return nil
+		}
+		l.pods = func(bool) ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.244.1.2")}, err("pods") }
+		if err := err("routes"); err != nil {
+			l.routes = func(routes.Query) (routes.Routes, error) { return routes.Routes{}, err }
+		}
+		e.addresses = func() ([]netip.Addr, error) { return nodeAddresses(), err("addresses") }
+		code := dispatch(t.Context(), l.commands(), append(strings.Fields(tt.args), "--config", path), e)
+		if code != tt.code || !strings.Contains(out.String(), tt.says) {
+			t.Errorf("%q, %s: exit code %d, want %d and %q:\n%s", tt.config, tt.args, code, tt.code, tt.says, out.String())
+		}
+	}
+}
+
+// What is read while another program writes is read again, six times at most.
+func TestReadingIsRepeatedWhileRulesChange(t *testing.T) {
+	t.Parallel()
+	n := nodeIn(t, nfttest.NewNS(t, "node"))
+	failed := errors.New("failed")
+	for i, tt := range []struct {
+		changes int // the first calls change something
+		err     error
+		calls   int
+	}{{0, nil, 1}, {2, nil, 3}, {9, nil, 6}, {9, failed, 1}} {
+		k, c, calls := n.kernel(), n.connect(), 0
+		s := session{kernel: neighbors.Of(k)}
+		err := s.consistently(func() error {
+			if calls++; calls <= tt.changes {
+				b := &nfnetlink.Batch{}
+				b.AddTable(nfnetlink.IPv4, fmt.Sprint("t", i, "-", calls))
+				n.check(c.Commit(b, 0))
+			}
+			return tt.err
+		})
+		if calls != tt.calls || !errors.Is(err, tt.err) {
+			t.Errorf("%d changes, %v: read %d times: %v, want %d", tt.changes, tt.err, calls, err, tt.calls)
+		}
+		n.check(s.kernel.Close())
+		n.check(c.Close())
+	}
+}
