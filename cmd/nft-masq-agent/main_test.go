@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -100,6 +101,31 @@ func withoutCapabilities(node *nfttest.NS, start func() error) error {
 		started <- err
 	}()
 	return <-started
+}
+
+// runOnNode is [runProgram] in this process, on a thread that has the node, the directory and no capabilities alone.
+func runOnNode(t *testing.T, node *nfttest.NS, dir string, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	var code int
+	err := withoutCapabilities(node, func() error {
+		none := [2]unix.CapUserData{}
+		err := cmp.Or(unix.Unshare(unix.CLONE_FS), unix.Chdir(dir),
+			unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]))
+		if err != nil {
+			return err
+		}
+		e := theEnvironment()
+		e.stdin, e.stdout, e.stderr = strings.NewReader(""), &stdout, &stderr
+		e.terminal, e.fit, e.color, e.person = false, false, false, false
+		e.socket = filepath.Join(t.TempDir(), "none")
+		code = dispatch(t.Context(), commands(), args, e)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result{stdout.String(), stderr.String(), code}
 }
 
 // runHere runs the program in this process, on a node with the addresses
