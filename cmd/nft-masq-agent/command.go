@@ -33,7 +33,7 @@ type command struct {
 	operands string // as in the usage: "ADDRESS"; optional ones in brackets
 	about    string // one line
 	details  string
-	examples []string
+	examples []string // at least one
 
 	// tolerant means that everything from the first non-flag on is ignored, as by
 	// the older agents, so that their command lines work.
@@ -175,7 +175,6 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 func (c command) flagSet() (*flag.FlagSet, action) {
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.Usage = func() {}
 	return fs, c.flags(fs)
 }
 

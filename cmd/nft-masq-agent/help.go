@@ -68,11 +68,9 @@ func (c command) help() string {
 	}
 	text := reply.Fit(b.String())
 	b.Reset()
-	if len(c.examples) > 0 {
-		b.WriteString("\nFor example:\n")
-		for _, x := range c.examples {
-			fmt.Fprintf(&b, "  %s\n", x)
-		}
+	b.WriteString("\nFor example:\n")
+	for _, x := range c.examples {
+		fmt.Fprintf(&b, "  %s\n", x)
 	}
 	fs, _ := c.flagSet()
 	own, shared := flagHelp(fs)
