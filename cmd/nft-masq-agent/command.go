@@ -140,7 +140,9 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	for i, arg := range operands {
 		_, notBool := strconv.ParseBool(arg)
 		_, missing := os.Stat(arg)
-		if i >= len(wanted) || missing != nil && (notBool == nil || fs.Lookup(arg) != nil) {
+		// Each command has the flag --version, and help explains the command version.
+		flagName := fs.Lookup(arg) != nil && c.name != "help"
+		if i >= len(wanted) || missing != nil && (notBool == nil || flagName) {
 			return exitUsage, strayError(fs, arg)
 		}
 	}
