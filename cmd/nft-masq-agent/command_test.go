@@ -6,10 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os/signal"
+	"runtime/debug"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
@@ -66,6 +69,8 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 		{"--help", "", nil, 0},
 		{"-h", "", nil, 0},
 		{"help explain", "", nil, 0},
+		{"-h --v=2", "", nil, 0},
+		{"-h explain --v=2", "", nil, 0},
 		{"-h explain", "", nil, 0},
 		{"--help explain", "", nil, 0},
 		{"-h nothing", "", nil, 2},
@@ -106,6 +111,28 @@ func TestErrorsDetermineTheExitCode(t *testing.T) {
 	}
 }
 
+// An agent runs even if nothing reads its warnings. Of another command, all are written before it answers.
+func TestOnlyRunQueuesItsWarnings(t *testing.T) {
+	for _, name := range []string{"run", "toy"} {
+		var stderr strings.Builder
+		do := func(_ context.Context, _ []string, e environment) (int, error) {
+			if _, queued := e.stderr.(*lineQueue); queued != (name == "run") {
+				t.Errorf("%s: queued: %t", name, queued)
+			}
+			return exitDone, write(e.stderr, "second\n")
+		}
+		dispatch(t.Context(), []command{toy(name, "", do)}, []string{name, "--resync-interval=0"},
+			environment{stdout: io.Discard, stderr: &stderr})
+		const want = "warning: --resync-interval \"0\": is less than 1 s; 1 s is used\nsecond\n"
+		if diff := cmp.Diff(want, stderr.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if !signal.Ignored(unix.SIGPIPE) {
+		t.Error("run ends when nothing reads its log")
+	}
+}
+
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
@@ -135,6 +162,23 @@ func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
 	} {
 		if got := runHere(t, strings.Fields(args)...); got != want {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+	defer func() { version, commit = "", "" }()
+	version, commit = "v1.2.3", "4d5e6f" // by the linker
+	if got := runHere(t, "version"); !strings.HasPrefix(got.stdout, "nft-masq-agent v1.2.3\ncommit 4d5e6f\ngo1.") {
+		t.Errorf("a release: %+v", got)
+	}
+}
+
+func TestRevisionSaysWhetherTheSourceWasModified(t *testing.T) {
+	for want, stamped := range map[string][]debug.BuildSetting{
+		"":             {{Key: "vcs", Value: "git"}},
+		"4d5e6f":       {{Key: "vcs", Value: "git"}, {Key: "vcs.revision", Value: "4d5e6f"}, {Key: "vcs.modified", Value: "false"}},
+		"4d5e6f-dirty": {{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: "4d5e6f"}, {Key: "-x", Value: "true"}},
+	} {
+		if got := revision(stamped); got != want {
+			t.Errorf("%v: %q, want %q", stamped, got, want)
 		}
 	}
 }
