@@ -183,3 +183,27 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 		}
 	}
 }
+
+// A format decides the mode, whatever that of the agent is.
+func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ")
+	for args, want := range map[string]string{
+		"render":                               "*nat\n:IP-MASQ -",
+		"render -o iptables":                   "*nat\n:IP-MASQ -",
+		"render -o nft":                        "table inet nft-masq-agent",
+		"render -o win-bridge --windows-api 1": `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT",`,
+		"render --mode nftables":               "table inet nft-masq-agent",
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.socket = n.socket
+		code := dispatch(t.Context(), commands(), strings.Fields(args), e)
+		whose := fmt.Sprintf("with the flags of the running agent (pid %d)", d.Pid)
+		if code != exitDone || !strings.HasPrefix(stderr.String(), whose) || !strings.Contains(stdout.String(), want) {
+			t.Errorf("%s: code %d, %s%s", args, code, stderr.String(), stdout.String())
+		}
+	}
+}

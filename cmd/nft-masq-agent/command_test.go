@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	"runtime/debug"
 	"strings"
@@ -168,6 +169,18 @@ func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
 	version, commit = "v1.2.3", "4d5e6f" // by the linker
 	if got := runHere(t, "version"); !strings.HasPrefix(got.stdout, "nft-masq-agent v1.2.3\ncommit 4d5e6f\ngo1.") {
 		t.Errorf("a release: %+v", got)
+	}
+}
+
+func TestArgumentsOfRunAreWithoutItsName(t *testing.T) {
+	defer func(was []string) { os.Args = was }(os.Args)
+	for line, want := range map[string]string{
+		"agent": "", "agent run": "", "agent run --v=2": "--v=2", "agent --v=2 run": "--v=2 run",
+	} {
+		os.Args = strings.Fields(line)
+		if got := strings.Join(args(), " "); got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
 	}
 }
 

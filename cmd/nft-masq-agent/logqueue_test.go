@@ -30,6 +30,7 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
+	q.Close(0) // it does not wait for the reader
 	lost := q.lost.Load()
 	if most := uint64(lines - maxQueued); lost != most-1 {
 		t.Errorf("%d lines lost", lost)
