@@ -146,6 +146,11 @@ func TestAPersonWhoTypesTheNameAloneGetsTheHelp(t *testing.T) {
 	if code := dispatch(t.Context(), commands(), nil, e); code != exitDone || stdout.String() != programHelp(commands()) {
 		t.Errorf("exit code %d: %s", code, stdout.String())
 	}
+	stdout.Reset()
+	b := build()
+	if dispatch(t.Context(), commands(), []string{"--version"}, e); stdout.String() != b.String() {
+		t.Errorf("with a flag: %s", stdout.String())
+	}
 }
 
 func TestRenderPrintsTheGoldenRulesets(t *testing.T) {

@@ -48,6 +48,17 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 	q.Close(timeout)
 }
 
+func TestLongLinesAreLostIfTheyDoNotFit(t *testing.T) {
+	q := newLineQueue(io.Discard)
+	for lost, size := range []int{maxSize, maxSize + 1} {
+		_, _ = q.Write(make([]byte, size))
+		if got := q.lost.Load(); got != uint64(lost) {
+			t.Errorf("%d lines lost after one of %d bytes", got, size)
+		}
+	}
+	q.Close(timeout)
+}
+
 // A failingWriter fails until it is repaired.
 type failingWriter struct {
 	repaired atomic.Bool
