@@ -121,14 +121,11 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
 	}
 	operands, err := parse(fs, args)
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		err = flagError(fs, err)
-	}
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return exitDone, write(e.stdout, c.help())
 	case err != nil:
-		return exitUsage, usageError{err}
+		return exitUsage, usageError{flagError(fs, err)}
 	case *version:
 		b := build()
 		return exitDone, write(e.stdout, b.String())
