@@ -184,14 +184,27 @@ func TestArgumentsOfRunAreWithoutItsName(t *testing.T) {
 	}
 }
 
-func TestRevisionSaysWhetherTheSourceWasModified(t *testing.T) {
-	for want, stamped := range map[string][]debug.BuildSetting{
-		"":             {{Key: "vcs", Value: "git"}},
-		"4d5e6f":       {{Key: "vcs", Value: "git"}, {Key: "vcs.revision", Value: "4d5e6f"}, {Key: "vcs.modified", Value: "false"}},
-		"4d5e6f-dirty": {{Key: "vcs.modified", Value: "true"}, {Key: "vcs.revision", Value: "4d5e6f"}, {Key: "-x", Value: "true"}},
+func TestVersionIsThatOfTheLinkerOrElseOfGo(t *testing.T) {
+	of := func(v string, settings ...string) *debug.BuildInfo {
+		info := &debug.BuildInfo{Main: debug.Module{Version: v}}
+		for _, s := range settings {
+			key, value, _ := strings.Cut(s, "=")
+			info.Settings = append(info.Settings, debug.BuildSetting{Key: key, Value: value})
+		}
+		return info
+	}
+	for _, tt := range []struct {
+		linked, want buildInfo
+		stamped      *debug.BuildInfo
+	}{
+		{buildInfo{}, buildInfo{}, of("(devel)", "vcs=git", "x=true")},
+		{buildInfo{}, buildInfo{Release: "v1", Commit: "4d"}, of("v1", "vcs=git", "vcs.revision=4d", "vcs.modified=false")},
+		{buildInfo{}, buildInfo{Commit: "4d-dirty"}, of("(devel)", "vcs.modified=true", "vcs.revision=4d", "x=y")},
+		{buildInfo{Release: "v2"}, buildInfo{Release: "v2", Commit: "4d"}, of("v1", "vcs.revision=4d")},
+		{buildInfo{Commit: "5e"}, buildInfo{Release: "v1", Commit: "5e"}, of("v1", "vcs.revision=4d")},
 	} {
-		if got := revision(stamped); got != want {
-			t.Errorf("%v: %q, want %q", stamped, got, want)
+		if tt.linked.complete(tt.stamped); !cmp.Equal(tt.linked, tt.want) {
+			t.Errorf("%+v: %+v, want %+v", tt.stamped, tt.linked, tt.want)
 		}
 	}
 }
