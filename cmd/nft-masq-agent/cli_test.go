@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -193,7 +194,10 @@ func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
-	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ")
+	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ", "--v=4")
+	d.await("foreign_rules_checked") // it looks at the node, too
+	d.signal(unix.SIGHUP)
+	d.await("foreign_rules_checked")
 	for args, want := range map[string]string{
 		"render":                               "*nat\n:IP-MASQ -",
 		"render -o iptables":                   "*nat\n:IP-MASQ -",
@@ -209,5 +213,9 @@ func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
 		if code != exitDone || !strings.HasPrefix(stderr.String(), whose) || !strings.Contains(stdout.String(), want) {
 			t.Errorf("%s: code %d, %s%s", args, code, stderr.String(), stdout.String())
 		}
+	}
+	d.stop()
+	if _, err := os.Stat(n.socket); !errors.Is(err, fs.ErrNotExist) || d.Take("exiting") == nil {
+		t.Errorf("after its end, the socket is there (%v), or its last line is missing", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"runtime/debug"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/nft/nfttest"
 )
 
 // toy is a command for tests.
@@ -164,6 +166,12 @@ func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
 		if got := runHere(t, strings.Fields(args)...); got != want {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
 		}
+	}
+	self := nfttest.Must(os.Executable())
+	cmd := exec.CommandContext(t.Context(), self, "--version") // main itself, with the default socket
+	cmd.Env = append(os.Environ(), asMain+"=1")
+	if out, err := cmd.Output(); err != nil || string(out) != want.stdout {
+		t.Errorf("program: %v: %s", err, out)
 	}
 	defer func() { version, commit = "", "" }()
 	version, commit = "v1.2.3", "4d5e6f" // by the linker

@@ -98,6 +98,7 @@ func toys() []command {
 		return func(fs *flag.FlagSet) action {
 			fs.String("config", "/etc/toy", "`PATH` of the toy's box")
 			fs.Int("v", 0, "log `LEVEL`")
+			fs.Bool("logtostderr", true, "of klog")
 			fs.Bool("wild", false, `it's "wild"`)
 			if fs.String("mode", mode, "MODE"); mode != "" {
 				fs.String("probe-socket", "", "`PATH` of its socket")
@@ -157,6 +158,13 @@ func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
 		if code != exitFailed || err != nil || stdout.String() != tt.stdout || stderr.String() != tt.stderr {
 			t.Errorf("%+v: code %d, %v, %q, %q", tt, code, err, stdout.String(), stderr.String())
 		}
+	}
+	var lines strings.Builder
+	_, _ = environment{stdout: &lines}.watch(interrupted, true, outputJSON, func(e environment) (int, error) {
+		return e.reply(outputJSON, &buildInfo{})
+	})
+	if strings.Count(lines.String(), "\n") != 1 {
+		t.Errorf("JSON is %s", lines.String())
 	}
 }
 
