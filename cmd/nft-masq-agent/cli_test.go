@@ -199,11 +199,12 @@ func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
 	d.signal(unix.SIGHUP)
 	d.await("foreign_rules_checked")
 	for args, want := range map[string]string{
-		"render":                               "*nat\n:IP-MASQ -",
-		"render -o iptables":                   "*nat\n:IP-MASQ -",
-		"render -o nft":                        "table inet nft-masq-agent",
-		"render -o win-bridge --windows-api 1": `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT",`,
-		"render --mode nftables":               "table inet nft-masq-agent",
+		"render":                                 "*nat\n:IP-MASQ -",
+		"render -o iptables":                     "*nat\n:IP-MASQ -",
+		"render --mode iptables-nft -o iptables": "*nat\n:IP-MASQ -",
+		"render -o nft":                          "table inet nft-masq-agent",
+		"render -o win-bridge --windows-api 1":   `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT",`,
+		"render --mode nftables":                 "table inet nft-masq-agent",
 	} {
 		var stdout, stderr strings.Builder
 		e := testEnvironment(t, &stdout, &stderr)

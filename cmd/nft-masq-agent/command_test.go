@@ -50,6 +50,7 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 		{"-v 2 --logtostderr", "run", nil, 0},
 		{"--enable-ipv6 true --v=2", "run", nil, 0},
 		{"--enable-ipv6 stray words -x --y=z", "run", nil, 0},
+		{"--enable-ipv6 true takeover", "run", nil, 0},
 		{"-- stray", "run", nil, 0},
 		{"--enable-ipv6 explain x", "", nil, 2},
 		{"-- explain", "", nil, 2},
