@@ -92,7 +92,7 @@ func flagHelp(fs *flag.FlagSet) (own, shared string) {
 	options.AddPolicyFlags(policy)
 	fs.VisitAll(func(f *flag.Flag) {
 		switch {
-		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run" && fs.Lookup("probe-socket") == nil):
+		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Lookup("probe-socket") == nil):
 			klog = true
 			return
 		case f.Name == "o": // listed with --output
