@@ -156,7 +156,7 @@ func TestMonitorTellsOurRulesFromOthers(t *testing.T) {
 			c.Chains = append(c.Chains, nfnetlink.ChainID{Family: families[words[0]], Table: words[1], Name: words[2]})
 		}
 		got := f.describe(c)
-		if tables := strings.Join(got.Tables, ", "); tables != tt.tables || got.Ours != tt.ours || got.ByAgent || got.PID != 0 {
+		if strings.Join(got.Tables, ", ") != tt.tables || got.Ours != tt.ours || got.ByAgent || got.PID != 0 {
 			t.Errorf("%s: %+v", tt.chains, got)
 		}
 	}
