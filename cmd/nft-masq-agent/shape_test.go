@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -84,9 +83,8 @@ func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
 		t.Setenv("NO_COLOR", strings.Repeat("1", i>>2&1))
 		t.Setenv("KUBERNETES_SERVICE_HOST", strings.Repeat("1", i>>3))
 		e := theEnvironment()
-		got, want := []bool{e.terminal, e.fit, e.color, e.person}, []bool{stderr, stdout, stdout && !noColor,
-			stdout && stderr && !pod}
-		if !slices.Equal(got, want) {
+		got := [4]bool{e.terminal, e.fit, e.color, e.person}
+		if want := [4]bool{stderr, stdout, stdout && !noColor, stdout && stderr && !pod}; got != want {
 			t.Errorf("stdout %t, stderr %t, NO_COLOR %t, pod %t: %v, want %v", stdout, stderr, noColor, pod, got, want)
 		}
 	}
@@ -94,28 +92,25 @@ func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
 
 // toys are commands for all forms of the help: the second one has the longest list of shared flags.
 func toys() []command {
-	flags := func(mode string) func(*flag.FlagSet) action {
-		return func(fs *flag.FlagSet) action {
-			fs.String("config", "/etc/toy", "`PATH` of the toy's box")
-			fs.Int("v", 0, "log `LEVEL`")
-			fs.Bool("logtostderr", true, "of klog")
-			fs.Bool("wild", false, `it's "wild"`)
-			if fs.String("mode", mode, "MODE"); mode != "" {
+	of := func(name, operands, details, mode string, examples ...string) command {
+		return command{name, operands, name + " it", details, examples, false, func(fs *flag.FlagSet) action {
+			if name != "play" {
 				fs.String("probe-socket", "", "`PATH` of its socket")
 			}
-			addOutput(fs, new(string))
+			if name != "drop" {
+				fs.String("config", "/etc/toy", "`PATH` of the toy's box")
+				fs.Int("v", 0, "log `LEVEL`")
+				fs.Bool("logtostderr", true, "of klog")
+				fs.Bool("wild", false, `it's "wild"`)
+				fs.String("mode", mode, "MODE")
+				addOutput(fs, new(string))
+			}
 			return nil
-		}
+		}}
 	}
 	return []command{
-		{name: "play", operands: "[TOY]", about: "play with it", details: `It's .5 \ "x".`,
-			examples: []string{program + " play a", program + " play b"}, flags: flags("")},
-		{name: "run", about: "let it run", examples: []string{program + " run"}, flags: flags("slow")},
-		{name: "drop", operands: "TOY", about: "drop it", examples: []string{program + " drop a"}, flags: func(
-			fs *flag.FlagSet) action {
-			fs.Bool("probe-socket", false, "of it alone")
-			return nil
-		}},
+		of("play", "[TOY]", `It's .5 \ "x".`, "", program+" play a", program+" play b"),
+		of("run", "", "", "slow", program+" run"), of("drop", "TOY", "", "", program+" drop a"),
 	}
 }
 
