@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 // An environment without functions panics when the node is read.
@@ -63,7 +65,15 @@ func TestStandardInputCanBeTheConfig(t *testing.T) {
 }
 
 func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "c")
+	path, empty := filepath.Join(t.TempDir(), "c"), filepath.Join(t.TempDir(), "empty")
+	nfttest.Check(os.WriteFile(empty, nil, 0o644))
+	var notes strings.Builder
+	e := testEnvironment(t, io.Discard, &notes)
+	e.terminal = true
+	dispatch(t.Context(), commands(), []string{"render", empty}, e)
+	if strings.Count(notes.String(), "\n") != 1 {
+		t.Errorf("of an empty file: %q", notes.String())
+	}
 	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

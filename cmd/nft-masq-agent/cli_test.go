@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -148,6 +149,10 @@ func TestAPersonWhoTypesTheNameAloneGetsTheHelp(t *testing.T) {
 	if code := dispatch(t.Context(), commands(), nil, e); code != exitDone || stdout.String() != programHelp(commands()) {
 		t.Errorf("exit code %d: %s", code, stdout.String())
 	}
+	stdout.Reset()
+	if dispatch(t.Context(), commands(), []string{"--v=2", "--help"}, e); stdout.String() != runCommand().help() {
+		t.Errorf("with flags: %s", stdout.String())
+	}
 }
 
 func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
@@ -183,5 +188,37 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 				t.Errorf("%s %v: exit code %d, %s (-want +got):\n%s", dir, format, got.code, got.stderr, diff)
 			}
 		}
+	}
+}
+
+// A format decides the mode, whatever that of the agent is.
+func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ", "--v=4")
+	d.await("foreign_rules_checked") // it looks at the node, too
+	d.signal(unix.SIGHUP)
+	d.await("foreign_rules_checked")
+	for args, want := range map[string]string{
+		"render":                                 "*nat\n:IP-MASQ -",
+		"render -o iptables":                     "*nat\n:IP-MASQ -",
+		"render --mode iptables-nft -o iptables": "*nat\n:IP-MASQ -",
+		"render -o nft":                          "table inet nft-masq-agent",
+		"render -o win-bridge --windows-api 1":   `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT",`,
+		"render --mode nftables":                 "table inet nft-masq-agent",
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.socket = n.socket
+		code := dispatch(t.Context(), commands(), strings.Fields(args), e)
+		whose := fmt.Sprintf("with the flags of the running agent (pid %d)", d.Pid)
+		if code != exitDone || !strings.HasPrefix(stderr.String(), whose) || !strings.Contains(stdout.String(), want) {
+			t.Errorf("%s: code %d, %s%s", args, code, stderr.String(), stdout.String())
+		}
+	}
+	d.stop()
+	if _, err := os.Stat(n.socket); !errors.Is(err, fs.ErrNotExist) || d.Take("exiting") == nil {
+		t.Errorf("after its end, the socket is there (%v), or its last line is missing", err)
 	}
 }

@@ -33,7 +33,7 @@ type command struct {
 	operands string // as in the usage: "ADDRESS"; optional ones in brackets
 	about    string // one line
 	details  string
-	examples []string
+	examples []string // at least one
 
 	// tolerant means that everything from the first non-flag on is ignored, as by
 	// the older agents, so that their command lines work.
@@ -121,14 +121,11 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
 	}
 	operands, err := parse(fs, args)
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		err = flagError(fs, err)
-	}
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return exitDone, write(e.stdout, c.help())
 	case err != nil:
-		return exitUsage, usageError{err}
+		return exitUsage, usageError{flagError(fs, err)}
 	case *version:
 		b := build()
 		return exitDone, write(e.stdout, b.String())
@@ -140,7 +137,9 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 	for i, arg := range operands {
 		_, notBool := strconv.ParseBool(arg)
 		_, missing := os.Stat(arg)
-		if i >= len(wanted) || missing != nil && (notBool == nil || fs.Lookup(arg) != nil) {
+		// Each command has the flag --version, and help explains the command version.
+		flagName := fs.Lookup(arg) != nil && c.name != "help"
+		if i >= len(wanted) || missing != nil && (notBool == nil || flagName) {
 			return exitUsage, strayError(fs, arg)
 		}
 	}
@@ -175,7 +174,6 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 func (c command) flagSet() (*flag.FlagSet, action) {
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.Usage = func() {}
 	return fs, c.flags(fs)
 }
 

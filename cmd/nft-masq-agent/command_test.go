@@ -6,10 +6,14 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 )
@@ -44,6 +48,7 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 		{"-v 2 --logtostderr", "run", nil, 0},
 		{"--enable-ipv6 true --v=2", "run", nil, 0},
 		{"--enable-ipv6 stray words -x --y=z", "run", nil, 0},
+		{"--enable-ipv6 true takeover", "run", nil, 0},
 		{"-- stray", "run", nil, 0},
 		{"--enable-ipv6 explain x", "", nil, 2},
 		{"-- explain", "", nil, 2},
@@ -66,6 +71,8 @@ func TestFirstArgumentSelectsTheCommand(t *testing.T) {
 		{"--help", "", nil, 0},
 		{"-h", "", nil, 0},
 		{"help explain", "", nil, 0},
+		{"-h --v=2", "", nil, 0},
+		{"-h explain --v=2", "", nil, 0},
 		{"-h explain", "", nil, 0},
 		{"--help explain", "", nil, 0},
 		{"-h nothing", "", nil, 2},
@@ -106,6 +113,28 @@ func TestErrorsDetermineTheExitCode(t *testing.T) {
 	}
 }
 
+// An agent runs even if nothing reads its warnings. Of another command, all are written before it answers.
+func TestOnlyRunQueuesItsWarnings(t *testing.T) {
+	for _, name := range []string{"run", "toy"} {
+		var stderr strings.Builder
+		do := func(_ context.Context, _ []string, e environment) (int, error) {
+			if _, queued := e.stderr.(*lineQueue); queued != (name == "run") {
+				t.Errorf("%s: queued: %t", name, queued)
+			}
+			return exitDone, write(e.stderr, "second\n")
+		}
+		dispatch(t.Context(), []command{toy(name, "", do)}, []string{name, "--resync-interval=0"},
+			environment{stdout: io.Discard, stderr: &stderr})
+		const want = "warning: --resync-interval \"0\": is less than 1 s; 1 s is used\nsecond\n"
+		if diff := cmp.Diff(want, stderr.String()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if !signal.Ignored(unix.SIGPIPE) {
+		t.Error("run ends when nothing reads its log")
+	}
+}
+
 type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
@@ -135,6 +164,44 @@ func TestVersionIsPrintedByCommandAndFlag(t *testing.T) {
 	} {
 		if got := runHere(t, strings.Fields(args)...); got != want {
 			t.Errorf("%s: %+v, want %+v", args, got, want)
+		}
+	}
+	defer func() { version, commit = "", "" }()
+	version, commit = "v1.2.3", "4d5e6f" // by the linker
+	if got := runHere(t, "version"); !strings.HasPrefix(got.stdout, "nft-masq-agent v1.2.3\ncommit 4d5e6f\ngo1.") {
+		t.Errorf("a release: %+v", got)
+	}
+}
+
+func TestArgumentsOfRunAreWithoutItsName(t *testing.T) {
+	defer func(was []string) { os.Args = was }(os.Args)
+	for line, want := range map[string]string{
+		"agent": "", "agent run": "", "agent run --v=2": "--v=2", "agent --v=2 run": "--v=2 run",
+	} {
+		os.Args = strings.Fields(line)
+		if got := strings.Join(args(), " "); got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+func TestVersionIsThatOfTheLinkerOrElseOfGo(t *testing.T) {
+	for _, tt := range [][4]string{ // of the linker, of Go, its settings, and both
+		{" ", "(devel)", "vcs=git x=true", " "},
+		{" ", "v1", "vcs=git vcs.revision=4d vcs.modified=false", "v1 4d"},
+		{" ", "(devel)", "vcs.modified=true vcs.revision=4d x=y", " 4d-dirty"},
+		{"v2 ", "v1", "vcs.revision=4d", "v2 4d"},
+		{" 5e", "v1", "vcs.revision=4d", "v1 5e"},
+	} {
+		info := &debug.BuildInfo{Main: debug.Module{Version: tt[1]}}
+		for setting := range strings.FieldsSeq(tt[2]) {
+			key, value, _ := strings.Cut(setting, "=")
+			info.Settings = append(info.Settings, debug.BuildSetting{Key: key, Value: value})
+		}
+		var b buildInfo
+		b.Release, b.Commit, _ = strings.Cut(tt[0], " ")
+		if b.complete(info); b.Release+" "+b.Commit != tt[3] {
+			t.Errorf("%q: %q %q", tt, b.Release, b.Commit)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,9 @@ import (
 func TestFlagHelpFitsEightyColumns(t *testing.T) {
 	for _, c := range commands() {
 		fs, _ := c.flagSet()
+		if fs.Output() != io.Discard {
+			t.Errorf("%s: package flag prints its own errors", c.name)
+		}
 		text := c.help()
 		fs.VisitAll(func(f *flag.Flag) {
 			if f.Usage == "" {
@@ -111,6 +115,7 @@ func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 		"render --windows-api 1":                              "--windows-api",
 		"render -o win-bridge":                                "--windows-api",
 		"render -o win-bridge --windows-api 1 --to-ports 1-2": "--to-ports",
+		"monitor --for 0s":                                    "must be a duration such as 10m",
 		"connections --yes":                                   "--yes",
 		"connections --ports --stale":                         "--ports",
 		"connections --ports --flush --yes":                   "--ports",

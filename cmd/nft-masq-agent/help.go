@@ -68,11 +68,9 @@ func (c command) help() string {
 	}
 	text := reply.Fit(b.String())
 	b.Reset()
-	if len(c.examples) > 0 {
-		b.WriteString("\nFor example:\n")
-		for _, x := range c.examples {
-			fmt.Fprintf(&b, "  %s\n", x)
-		}
+	b.WriteString("\nFor example:\n")
+	for _, x := range c.examples {
+		fmt.Fprintf(&b, "  %s\n", x)
 	}
 	fs, _ := c.flagSet()
 	own, shared := flagHelp(fs)
@@ -94,7 +92,7 @@ func flagHelp(fs *flag.FlagSet) (own, shared string) {
 	options.AddPolicyFlags(policy)
 	fs.VisitAll(func(f *flag.Flag) {
 		switch {
-		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Name() != "run" && fs.Lookup("probe-socket") == nil):
+		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Lookup("probe-socket") == nil):
 			klog = true
 			return
 		case f.Name == "o": // listed with --output

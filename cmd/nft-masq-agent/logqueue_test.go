@@ -30,6 +30,7 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
+	q.Close(0) // it does not wait for the reader
 	lost := q.lost.Load()
 	if most := uint64(lines - maxQueued); lost != most-1 {
 		t.Errorf("%d lines lost", lost)
@@ -43,6 +44,24 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 	}
 	if read-1+lost != lines {
 		t.Errorf("%d lines read and %d lost of %d", read-1, lost, lines)
+	}
+	q.Close(timeout)
+}
+
+func TestLinesAreLostOnlyIfTheQueueIsFull(t *testing.T) {
+	written := make(chan string)
+	q := newLineQueue(writerFunc(func(text string) error {
+		written <- text
+		return nil
+	}))
+	for range 2 { // one after the other
+		if _, _ = q.Write(make([]byte, maxSize)); q.lost.Load() > 0 {
+			t.Fatal("lost, although it fits")
+		}
+		<-written
+	}
+	if _, _ = q.Write(make([]byte, maxSize+1)); q.lost.Load() != 1 {
+		t.Errorf("%d lines lost", q.lost.Load())
 	}
 	q.Close(timeout)
 }

@@ -50,10 +50,8 @@ func manual(all []command) string {
 		section("SS", strings.TrimSpace(c.name+" "+c.operands))
 		paragraph("P", strings.ToUpper(c.about[:1])+c.about[1:]+". "+c.details)
 		flags(own)
-		if len(c.examples) > 0 {
-			paragraph("P\nFor example:\n.EX", strings.Join(c.examples, "\n")+"\n")
-			b.WriteString(".EE\n")
-		}
+		paragraph("P\nFor example:\n.EX", strings.Join(c.examples, "\n")+"\n")
+		b.WriteString(".EE\n")
 	}
 	section("SH", "FLAGS OF ALL COMMANDS THAT READ THE CONFIG")
 	flags(shared)

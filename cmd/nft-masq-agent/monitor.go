@@ -44,11 +44,10 @@ func monitorCommand() command {
 }
 
 func positiveDuration(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
-	if err != nil || d <= 0 {
-		return 0, errors.New("must be a duration such as 10m")
+	if d, _ := time.ParseDuration(s); d > 0 {
+		return d, nil
 	}
-	return d, nil
+	return 0, errors.New("must be a duration such as 10m")
 }
 
 // A rulesetChange is one change as it is printed.

@@ -2,12 +2,17 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
@@ -46,6 +51,115 @@ func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
 		"other programs  \x1b[31mwrong\x1b[0m  ok \nok\n"
 	if got := reply.Color(text); got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestTextIsWrappedAndColoredOnlyOnATerminal(t *testing.T) {
+	args := []string{"explain", "10.1.2.3"}
+	plain := runHere(t, args...).stdout
+	fitted := reply.Fit(plain)
+	for i, want := range []string{plain, plain, fitted, reply.Color(fitted)} {
+		var stdout strings.Builder
+		e := testEnvironment(t, &stdout, io.Discard)
+		e.fit, e.color = i/2 == 1, i%2 == 1
+		dispatch(t.Context(), testCommands(), args, e)
+		if diff := cmp.Diff(want, stdout.String()); diff != "" || plain == fitted {
+			t.Errorf("terminal %t, color %t (-want +got):\n%s", e.fit, e.color, diff)
+		}
+	}
+}
+
+// A terminal is /dev/ptmx, the end of one that a program such as sshd holds.
+func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
+	defer func(out, err *os.File) { os.Stdout, os.Stderr = out, err }(os.Stdout, os.Stderr)
+	for i := range 16 {
+		is := func(bit int) bool { return i>>bit&1 == 1 }
+		stdout, stderr, noColor, pod := is(0), is(1), is(2), is(3)
+		for file, terminal := range map[**os.File]bool{&os.Stdout: stdout, &os.Stderr: stderr} {
+			name := map[bool]string{true: "/dev/ptmx", false: os.DevNull}[terminal]
+			*file = nfttest.Must(os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0))
+			defer (*file).Close()
+		}
+		t.Setenv("NO_COLOR", strings.Repeat("1", i>>2&1))
+		t.Setenv("KUBERNETES_SERVICE_HOST", strings.Repeat("1", i>>3))
+		e := theEnvironment()
+		got := [4]bool{e.terminal, e.fit, e.color, e.person}
+		if want := [4]bool{stderr, stdout, stdout && !noColor, stdout && stderr && !pod}; got != want {
+			t.Errorf("stdout %t, stderr %t, NO_COLOR %t, pod %t: %v, want %v", stdout, stderr, noColor, pod, got, want)
+		}
+	}
+}
+
+// toys are commands for all forms of the help: the second one has the longest list of shared flags.
+func toys() []command {
+	of := func(name, operands, details, mode string, examples ...string) command {
+		return command{name, operands, name + " it", details, examples, false, func(fs *flag.FlagSet) action {
+			if name != "play" {
+				fs.String("probe-socket", "", "`PATH` of its socket")
+			}
+			if name != "drop" {
+				fs.String("config", "/etc/toy", "`PATH` of the toy's box")
+				fs.Int("v", 0, "log `LEVEL`")
+				fs.Bool("logtostderr", true, "of klog")
+				fs.Bool("wild", false, `it's "wild"`)
+				fs.String("mode", mode, "MODE")
+				addOutput(fs, new(string))
+			}
+			return nil
+		}}
+	}
+	return []command{
+		of("play", "[TOY]", `It's .5 \ "x".`, "", program+" play a", program+" play b"),
+		of("run", "", "", "slow", program+" run"), of("drop", "TOY", "", "", program+" drop a"),
+	}
+}
+
+func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
+	const path = "../../testdata/forms.txt"
+	all := toys()
+	got := "== program\n" + programHelp(all)
+	for _, c := range all {
+		got += "== " + c.name + "\n" + c.help()
+	}
+	got += "== man\n" + manual(all) + "== bash\n" + bashCompletion(all) + "== fish\n" + fishCompletion(all)
+	if *update {
+		nfttest.Check(os.WriteFile(path, []byte(got), 0o644))
+	}
+	if diff := cmp.Diff(string(nfttest.Must(os.ReadFile(path))), got); diff != "" {
+		t.Errorf("make golden (-want +got):\n%s", diff)
+	}
+}
+
+// An interrupted watch gives the answer that it has begun.
+func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	const clear = "\x1b[H\x1b[2J"
+	for _, tt := range []struct {
+		on, fit        bool
+		err            error
+		stdout, stderr string
+	}{
+		{false, true, nil, "stream false", ""},
+		{true, false, nil, "stream true", ""},
+		{true, true, nil, clear + "stream true", ""},
+		{true, false, errors.New("broken"), "stream true", program + " toy: broken\n"},
+	} {
+		var stdout, stderr strings.Builder
+		e := environment{command: "toy", stdout: &stdout, stderr: &stderr, fit: tt.fit}
+		code, err := e.watch(interrupted, tt.on, outputText, func(e environment) (int, error) {
+			return exitFailed, errors.Join(tt.err, write(e.stdout, fmt.Sprint("stream ", e.stream)))
+		})
+		if code != exitFailed || err != nil || stdout.String() != tt.stdout || stderr.String() != tt.stderr {
+			t.Errorf("%+v: code %d, %v, %q, %q", tt, code, err, stdout.String(), stderr.String())
+		}
+	}
+	var lines strings.Builder
+	_, _ = environment{stdout: &lines}.watch(interrupted, true, outputJSON, func(e environment) (int, error) {
+		return e.reply(outputJSON, &buildInfo{})
+	})
+	if strings.Count(lines.String(), "\n") != 1 {
+		t.Errorf("JSON is %s", lines.String())
 	}
 }
 

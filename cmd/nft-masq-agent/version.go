@@ -33,15 +33,19 @@ type buildInfo struct {
 func build() buildInfo {
 	b := buildInfo{reply.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
 		runtime.GOARCH}
-	info, ok := debug.ReadBuildInfo()
-	if ok && b.Release == "" && info.Main.Version != "(devel)" {
-		b.Release = info.Main.Version
-	}
-	if ok && b.Commit == "" {
-		b.Commit = revision(info.Settings)
+	if info, ok := debug.ReadBuildInfo(); ok {
+		b.complete(info)
 	}
 	b.Release, b.Commit = cmp.Or(b.Release, "devel"), cmp.Or(b.Commit, "unknown")
 	return b
+}
+
+// complete adds what Go has stamped, and the linker has not.
+func (b *buildInfo) complete(info *debug.BuildInfo) {
+	if info.Main.Version != "(devel)" {
+		b.Release = cmp.Or(b.Release, info.Main.Version)
+	}
+	b.Commit = cmp.Or(b.Commit, revision(info.Settings))
 }
 
 // revision returns the commit that Go has stamped, if any.
