@@ -134,7 +134,7 @@ func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
 func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	const clear = "\x1b[H\x1b[2J"
+	const emptied = "\x1b[H\x1b[2J"
 	for _, tt := range []struct {
 		on, fit        bool
 		err            error
@@ -142,7 +142,7 @@ func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
 	}{
 		{false, true, nil, "stream false", ""},
 		{true, false, nil, "stream true", ""},
-		{true, true, nil, clear + "stream true", ""},
+		{true, true, nil, emptied + "stream true", ""},
 		{true, false, errors.New("broken"), "stream true", program + " toy: broken\n"},
 	} {
 		var stdout, stderr strings.Builder

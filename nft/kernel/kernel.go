@@ -202,7 +202,8 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 // ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished
 // have ended then: the kernel counts at once what they add, and lists it from the next generation on.
 func (k *Kernel) ended(diffs []layout.Difference) (uint32, error) {
-	if slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd || d.Kind == layout.Prevented }) {
+	counted := func(d layout.Difference) bool { return d.Kind == layout.Odd || d.Kind == layout.Prevented }
+	if slices.ContainsFunc(diffs, counted) {
 		if err := k.conn.Settle(); err != nil {
 			return 0, err
 		}

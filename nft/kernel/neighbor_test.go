@@ -269,7 +269,9 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 				b.AddRule(nfnetlink.Rule{Family: table.Family, Table: table.Name, Chain: xtables.Postrouting})
 			}
 			b.AddTable(nfnetlink.Inet, "other") // the rest of the transaction takes long
-			set := nfnetlink.Set{Family: nfnetlink.Inet, Table: "other", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4}
+			set := nfnetlink.Set{
+				Family: nfnetlink.Inet, Table: "other", Name: "s", Flags: unix.NFT_SET_INTERVAL, KeyType: 7, KeyLen: 4,
+			}
 			b.AddSet(set)
 			many := make([]netip.Prefix, 50_000)
 			for i := range many {

@@ -116,7 +116,8 @@ func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 				fmt.Fprintf(&said, "\n%.200s", line)
 			}
 		}
-		return stdout.String(), fmt.Errorf("%s: %s: %w%s", n.name, strings.Join(append([]string{name}, args...), " "), err, &said)
+		call := strings.Join(append([]string{name}, args...), " ")
+		return stdout.String(), fmt.Errorf("%s: %s: %w%s", n.name, call, err, &said)
 	}
 	return stdout.String(), nil
 }
