@@ -164,29 +164,33 @@ func TestWhatRulesDoToAPacket(t *testing.T) {
 	}
 	sections := strings.Split(string(text), "\n# ")
 	t.Run("section", func(t *testing.T) {
-		for i, want := range sections {
-			head, rows, _ := strings.Cut(want, "\n\n")
+		for i, section := range sections {
+			head, rows, _ := strings.Cut(section, "\n\n")
 			title, script, _ := strings.Cut(head, "\n")
-			t.Run(title, func(t *testing.T) {
-				t.Parallel()
-				sections[i] = head + "\n\n"
-				ns, c := dialNS(t)
-				skipped := false
-				for row := range strings.Lines(rows) {
-					if row[0] == '\t' {
-						sections[i] += map[bool]string{true: row}[skipped]
-						continue
+			parts := inParts(rows)
+			for j, want := range parts {
+				t.Run(title, func(t *testing.T) {
+					t.Parallel()
+					parts[j] = ""
+					ns, c := dialNS(t)
+					skipped := false
+					for row := range strings.Lines(want) {
+						if row[0] == '\t' {
+							parts[j] += map[bool]string{true: row}[skipped]
+							continue
+						}
+						newer := strings.Contains(row, "* :") || strings.Contains(row, "limit rate 5/second counter }")
+						parts[j] += row
+						if skipped = newer && nfttest.KernelBefore(t, 5, 13); !skipped { // maps have no *, elements one statement
+							parts[j] += happens(t, ns, c, script, strings.TrimSuffix(row, "\n"))
+						}
 					}
-					newer := strings.Contains(row, "* :") || strings.Contains(row, "limit rate 5/second counter }")
-					sections[i] += row
-					if skipped = newer && nfttest.KernelBefore(t, 5, 13); !skipped { // maps have no *, elements one statement
-						sections[i] += happens(t, ns, c, script, strings.TrimSuffix(row, "\n"))
+					if diff := cmp.Diff(want, parts[j]); diff != "" && !*update {
+						t.Errorf("(-want +got):\n%s", diff)
 					}
-				}
-				if diff := cmp.Diff(want, sections[i]); diff != "" && !*update {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
+				})
+			}
+			t.Cleanup(func() { sections[i] = head + "\n\n" + strings.Join(parts, "") })
 		}
 	})
 	if *update && !t.Failed() {
@@ -194,6 +198,18 @@ func TestWhatRulesDoToAPacket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// inParts splits rows into parts of a hundred lines at least, which begin with a row.
+func inParts(rows string) (parts []string) {
+	lines := 0
+	for line := range strings.Lines(rows) {
+		if lines++; parts == nil || lines > 100 && line[0] != '\t' {
+			parts, lines = append(parts, ""), 0
+		}
+		parts[len(parts)-1] += line
+	}
+	return parts
 }
 
 // happens returns what happens to the packet of a row.
