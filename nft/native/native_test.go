@@ -642,48 +642,50 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	for file, want := range tampered() {
-		t.Run(file, func(t *testing.T) {
-			t.Parallel()
-			n := modes.New(t, native.Read)
-			n.Apply(t, want, layout.Ours)
-			before := listing(t, n)
-			text, err := os.ReadFile(filepath.Join("testdata", "tamperings", file+".txt"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for paragraph := range strings.SplitSeq(string(text), "\n\n") {
-				name, rest, _ := strings.Cut(strings.TrimPrefix(paragraph, "# "), "\n")
-				script, finds, exactly := strings.Cut(rest, "\n= ")
-				if !exactly {
-					script, finds, _ = strings.Cut(rest, "\n> ")
+		text, err := os.ReadFile(filepath.Join("testdata", "tamperings", file+".txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for part := range slices.Chunk(strings.Split(string(text), "\n\n"), 20) {
+			t.Run(file, func(t *testing.T) {
+				t.Parallel()
+				n := modes.New(t, native.Read)
+				n.Apply(t, want, layout.Ours)
+				before := listing(t, n)
+				for _, paragraph := range part {
+					name, rest, _ := strings.Cut(strings.TrimPrefix(paragraph, "# "), "\n")
+					script, finds, exactly := strings.Cut(rest, "\n= ")
+					if !exactly {
+						script, finds, _ = strings.Cut(rest, "\n> ")
+					}
+					t.Run(name, func(t *testing.T) {
+						a := &attacker{t, n, want}
+						finds = a.named(strings.TrimRight(finds, "\n"))
+						a.run(script + "\n")
+						s := n.Read(t, want, layout.Ours)
+						found := modes.Texts(s, rule.String)
+						ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
+						if exactly {
+							ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n= "))
+						}
+						if !ok {
+							t.Errorf("want %q, %d are found: %.300q", finds, len(found), found[:min(5, len(found))])
+						}
+						if i, ok := s.Installed(); ok && i.Hash != want.Hash() && i.Hash != "" && name != "change comment" {
+							t.Errorf("installed is %+v", i)
+						}
+						odd := slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") })
+						if odd || !exactly { // what is listed in full can be written over
+							revert(t, n, s, odd)
+						}
+						n.Apply(t, want, layout.Ours)
+						if diff := cmp.Diff(before, listing(t, n)); diff != "" {
+							t.Errorf("listing (-before +after):\n%s", diff)
+						}
+					})
 				}
-				t.Run(name, func(t *testing.T) {
-					a := &attacker{t, n, want}
-					finds = a.named(strings.TrimRight(finds, "\n"))
-					a.run(script + "\n")
-					s := n.Read(t, want, layout.Ours)
-					found := modes.Texts(s, rule.String)
-					ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
-					if exactly {
-						ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n= "))
-					}
-					if !ok {
-						t.Errorf("want %q, %d are found: %.300q", finds, len(found), found[:min(5, len(found))])
-					}
-					if i, ok := s.Installed(); ok && i.Hash != want.Hash() && i.Hash != "" && name != "change comment" {
-						t.Errorf("installed is %+v", i)
-					}
-					odd := slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") })
-					if odd || !exactly { // what is listed in full can be written over
-						revert(t, n, s, odd)
-					}
-					n.Apply(t, want, layout.Ours)
-					if diff := cmp.Diff(before, listing(t, n)); diff != "" {
-						t.Errorf("listing (-before +after):\n%s", diff)
-					}
-				})
-			}
-		})
+			})
+		}
 	}
 }
 
