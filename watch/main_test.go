@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	flag.Parse()
-	_ = flag.Set("test.parallel", "16") // most of the time they wait
+	_ = flag.Set("test.parallel", "32") // most of the time they wait
 	code := m.Run()
 	_ = unix.Unmount(dir, unix.MNT_DETACH)
 	_ = os.Remove(dir)

@@ -100,6 +100,7 @@ func writeFile(t *testing.T, text string) (path string) {
 // Entries of snatRules are compared with each other, and a YAML alias makes them long for
 // a few bytes. Processor time does not depend on other tests.
 func TestLongEntriesOfSNATRulesAreQuick(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	entries := func(n int, lists func(i int) string) string {
 		text := "snatRules:\n"
 		for i := range n {
