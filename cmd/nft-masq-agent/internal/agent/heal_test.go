@@ -68,6 +68,7 @@ func TestStalledChecksDelayNoRepairs(t *testing.T) {
 }
 
 func TestElementsAreRestoredWithinThirtySecondsHoweverSlowChecksAre(t *testing.T) {
+	t.Parallel()
 	for _, every := range committers() {
 		for _, size := range sizes() {
 			for _, stall := range []time.Duration{0, time.Second} {
