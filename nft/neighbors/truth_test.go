@@ -27,6 +27,7 @@ func TestTheFarEndSeesWhatIsTraced(t *testing.T) {
 	must(t, err)
 	for _, dir := range dirs {
 		t.Run(dir.Name(), func(t *testing.T) {
+			t.Parallel()
 			top := nfttest.NewTopology(t)
 			nfttest.LoadForeign(t, top.Node, filepath.Join(recorded, dir.Name()), nil)
 			n, want := open(t, top.Node), exempting(defaultExempt)
