@@ -25,7 +25,10 @@ func TestTheFarEndSeesWhatIsTraced(t *testing.T) {
 	t.Parallel()
 	dirs, err := os.ReadDir(recorded)
 	must(t, err)
-	for _, dir := range dirs {
+	for i, dir := range dirs {
+		if i%nfttest.Rounds(3, 1, 1) > 0 {
+			continue
+		}
 		t.Run(dir.Name(), func(t *testing.T) {
 			t.Parallel()
 			top := nfttest.NewTopology(t)
