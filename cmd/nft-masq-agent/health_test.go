@@ -217,10 +217,18 @@ func (n *faultyNode) ask(words ...string) result {
 			words = append(words, "--config", n.path)
 		}
 	}
-	if n.proc != "" {
-		return n.inProcess(n.proc, words...)
+	for end := time.Now().Add(timeout); ; {
+		var got result
+		if n.proc != "" {
+			got = n.inProcess(n.proc, words...)
+		} else {
+			got = n.runIn(n.env, words...)
+		}
+		late := strings.Contains(got.stdout+got.stderr, running.ErrNoAnswer.Error()+" from the agent") // on a busy machine
+		if !late || time.Now().After(end) {
+			return got
+		}
 	}
-	return n.runIn(n.env, words...)
 }
 
 // The first line says what is wrong, the next ones what to do, and explain never the opposite of what
