@@ -140,7 +140,7 @@ func (n *NS) Do(fn func() error) error {
 	if !returned {
 		runtime.Goexit()
 	}
-	<-done // until its thread has left the namespace
+	_ = <-done // its thread has left the namespace
 	return err
 }
 
