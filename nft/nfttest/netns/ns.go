@@ -137,10 +137,10 @@ func (n *NS) Do(fn func() error) error {
 		done <- fn()
 	})
 	err, returned := <-done
-	if !returned {
+	_, open := <-done // closed when its thread has left the namespace
+	if !returned || open {
 		runtime.Goexit()
 	}
-	_ = <-done // its thread has left the namespace
 	return err
 }
 
