@@ -111,10 +111,9 @@ func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	if err := n.Run(cmd); err != nil {
 		var said strings.Builder
-		for i, line := range strings.Split(strings.TrimSpace(stderr.String()), "\n") {
-			if i < 10 {
-				fmt.Fprintf(&said, "\n%.200s", line)
-			}
+		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+		for _, line := range lines[:min(10, len(lines))] {
+			fmt.Fprintf(&said, "\n%.200s", line)
 		}
 		call := strings.Join(append([]string{name}, args...), " ")
 		return stdout.String(), fmt.Errorf("%s: %s: %w%s", n.name, call, err, &said)

@@ -113,19 +113,18 @@ func (n *NS) Close() error {
 // Do runs fn inside the namespace, in a new goroutine that is locked to its
 // thread. Sockets opened by fn stay in the namespace. Goroutines that fn starts
 // are not inside. fn may end the test, for example with t.Fatal.
-func (n *NS) Do(fn func() error) error {
-	done := make(chan error, 1)
+func (n *NS) Do(fn func() error) (err error) {
+	done, exited := make(chan struct{}), false
 	// In /proc/PID/ns is the main thread's namespace: there the process stays at home.
 	onDedicatedThread(func() {
-		defer close(done)
-		home, err := openThreadNS()
-		if err != nil {
-			done <- fmt.Errorf("%s: %w", n.name, err)
+		defer close(done) // after the thread has left the namespace
+		home, failed := openThreadNS()
+		if failed != nil {
+			err = fmt.Errorf("%s: %w", n.name, failed)
 			return
 		}
 		defer home.Close()
-		if err := n.enter(); err != nil {
-			done <- err
+		if err = n.enter(); err != nil {
 			return
 		}
 		defer func() {
@@ -134,11 +133,12 @@ func (n *NS) Do(fn func() error) error {
 				runtime.UnlockOSThread()
 			}
 		}()
-		done <- fn()
+		exited = true
+		err = fn()
+		exited = false
 	})
-	err, returned := <-done
-	_, open := <-done // closed when its thread has left the namespace
-	if !returned || open {
+	<-done
+	if exited {
 		runtime.Goexit()
 	}
 	return err
