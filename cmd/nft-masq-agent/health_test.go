@@ -257,7 +257,7 @@ func TestAgentDoesWhatEachCaseSays(t *testing.T) {
 func playOnNodes(t *testing.T, name string) {
 	t.Helper()
 	all, quick := situations(t, name), name == "quick"
-	if !quick && testing.Short() && !nfttest.Long() {
+	if !quick && nfttest.Short() {
 		quick = true
 		all = slices.DeleteFunc(all, func(s situation) bool { return s.of("quick") == nil })
 	}

@@ -48,7 +48,7 @@ func Patient(d time.Duration) time.Duration {
 // Rounds returns how often a test repeats something: with -short, usually, and if
 // [Long].
 func Rounds(short, usual, most int) int {
-	if isShort() {
+	if Short() {
 		return short
 	}
 	return FullRounds(usual, most)
@@ -66,12 +66,13 @@ func FullRounds(usual, most int) int {
 // it is.
 func SkipIfShort(tb testing.TB) {
 	tb.Helper()
-	if isShort() {
+	if Short() {
 		tb.Skip("-short")
 	}
 }
 
-func isShort() bool { return testing.Short() && !Long() }
+// Short reports whether what takes long is left out.
+func Short() bool { return testing.Short() && !Long() }
 
 // Require skips a test that cannot run here, because it lacks privileges or one
 // of the programs is not installed. With REQUIRE_KERNEL=1 in the environment the
