@@ -55,14 +55,7 @@ func (n trafficNode) empty() {
 		Header: netlink.Header{Type: deletes, Flags: netlink.Request | netlink.Acknowledge}, Data: make([]byte, 4),
 	})
 	n.check(err)
-	c, b := n.testNode.connect(), &nfnetlink.Batch{}
-	defer c.Close()
-	tables, err := c.Tables(unix.NFPROTO_UNSPEC)
-	n.check(err)
-	for _, table := range tables {
-		b.DelTable(table.Family, table.Name)
-	}
-	n.check(c.Commit(b, 0))
+	nfttest.NFT(n.t, n.NS, "", "flush", "ruleset")
 }
 
 // report answers in place of an agent, until the case ends.
