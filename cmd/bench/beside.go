@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"runtime/debug"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -64,17 +60,11 @@ func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series) {
 	nfttest.Must(timeToApplied(n, b.agent, v.Path()))
 	nfttest.Must(n.ns.Output(c.rules(), c.program, c.args...))
 	nfttest.Check(openConnections(n.ns, c.connections))
-	debug.FreeOSMemory() // the peak of a new process begins with the memory of this one
 	for range b.rounds {
-		cmd := nfttest.Command(b.agent, "status", "--config", v.Path())
-		start := time.Now()
-		nfttest.Check(errors.Join(ctx.Err(), n.ns.Do(cmd.Start)))
-		if err := cmd.Wait(); err != nil && cmd.ProcessState.ExitCode() > 1 { // 1: there is a problem
-			nfttest.Check(err)
-		}
-		took = append(took, time.Since(start).Seconds())
-		usage := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-		peak = append(peak, float64(usage.Maxrss)*1024/1e6)
+		nfttest.Check(ctx.Err())
+		usage := nfttest.Must(measured(n.ns, b.agent, "status", "--config", v.Path()))
+		took = append(took, usage.Took.Seconds())
+		peak = append(peak, float64(usage.Peak)/1e6)
 	}
 	return took, peak
 }

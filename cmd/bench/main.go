@@ -27,7 +27,7 @@ import (
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer cancel()
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := command(ctx)
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 	case errors.As(err, new(usageError)):
@@ -37,6 +37,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+func command(ctx context.Context) error {
+	if len(os.Args) > 2 && os.Args[1] == launch {
+		return launched(os.Args[2], os.Args[3:])
+	}
+	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
 
 // settings select what is measured.
