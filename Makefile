@@ -175,4 +175,4 @@ DEMO_DEPS = nft:nftables iptables-nft:iptables
 # The programs with which the kernel tests compare the agent.
 .PHONY: deps
 deps:
-	$(call need,$(DEMO_DEPS) systemd-analyze:systemd groff:groff-base)
+	$(call need,$(DEMO_DEPS) systemd-analyze:systemd)

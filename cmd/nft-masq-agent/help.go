@@ -29,7 +29,7 @@ func helpCommand() command {
 	}
 }
 
-// Texts of the help and of the manual page.
+// Texts of the help.
 const (
 	purpose = "controls which pod traffic a Kubernetes node masquerades behind its own address, and which traffic " +
 		"keeps the pod's IP"

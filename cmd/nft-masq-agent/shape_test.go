@@ -121,7 +121,7 @@ func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
 	for _, c := range all {
 		got += "== " + c.name + "\n" + c.help()
 	}
-	got += "== man\n" + manual(all) + "== bash\n" + bashCompletion(all) + "== fish\n" + fishCompletion(all)
+	got += "== bash\n" + bashCompletion(all) + "== fish\n" + fishCompletion(all)
 	if *update {
 		nfttest.Check(os.WriteFile(path, []byte(got), 0o644))
 	}
@@ -190,25 +190,5 @@ func TestCompletionKnowsCommandsFlagsAndFiles(t *testing.T) {
 	}
 	if got := runHere(t, "completion", "tcsh"); got.code != exitUsage {
 		t.Errorf("%+v", got)
-	}
-}
-
-func TestManualPageHasTheTextsOfTheHelp(t *testing.T) {
-	nfttest.Require(t, "groff")
-	page := runHere(t, "man").stdout
-	shell := nfttest.NewNS(t, "shell")
-	if faults := nfttest.Run(t, shell, page, "sh", "-c", "groff -man -Tutf8 -ww 2>&1 >/dev/null"); faults != "" {
-		t.Error(faults)
-	}
-	text := nfttest.Run(t, shell, page, "sh", "-c", "groff -man -Tutf8 -P-cbou -rLL=9999n")
-	text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\u2019", "'")), " ")
-	for _, c := range commands() {
-		want := append([]string{c.about[1:], strings.Join(strings.Fields(c.details), " ")}, c.examples...)
-		flagsOf(c, func(f *flag.Flag) { want = append(want, "--"+f.Name) })
-		for _, w := range want {
-			if !strings.Contains(text, w) {
-				t.Errorf("%s: %q is missing", c.name, w)
-			}
-		}
 	}
 }
