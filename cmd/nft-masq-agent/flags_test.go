@@ -50,7 +50,7 @@ func policyFlags(withKlog bool) (names []string) {
 
 func TestPolicyCommandsAcceptAllPolicyFlags(t *testing.T) {
 	for _, c := range commands() {
-		if slices.Contains([]string{"version", "ready", "help", "completion"}, c.name) {
+		if slices.Contains([]string{"version", "ready", "help"}, c.name) {
 			continue
 		}
 		fs, _ := c.flagSet()

@@ -121,7 +121,6 @@ func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
 	for _, c := range all {
 		got += "== " + c.name + "\n" + c.help()
 	}
-	got += "== bash\n" + bashCompletion(all) + "== fish\n" + fishCompletion(all)
 	if *update {
 		nfttest.Check(os.WriteFile(path, []byte(got), 0o644))
 	}
@@ -160,35 +159,5 @@ func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
 	})
 	if strings.Count(lines.String(), "\n") != 1 {
 		t.Errorf("JSON is %s", lines.String())
-	}
-}
-
-func TestCompletionKnowsCommandsFlagsAndFiles(t *testing.T) {
-	nfttest.Require(t, "bash")
-	script := runHere(t, "completion", "bash").stdout
-	for words, want := range map[string]string{
-		"nft-masq-agent stat": "status", "nft-masq-agent status --watc": "--watch",
-		"nft-masq-agent check ./shape_t": "./shape_test.go",
-		"nft-masq-agent diff --enab":     "--enable-ipv6",
-	} {
-		list := strings.Fields(words)
-		line := fmt.Sprintf("%s\nCOMP_WORDS=(%s) COMP_CWORD=%d; _nft_masq_agent; echo \"${COMPREPLY[@]}\"", script, words,
-			len(list)-1)
-		if got := nfttest.Run(t, nfttest.NewNS(t, "shell"), "", "bash", "-c", line); strings.TrimSpace(got) != want {
-			t.Errorf("%s: %q, want %q", words, got, want)
-		}
-	}
-	for _, shell := range []string{"bash", "zsh", "fish"} {
-		script := runHere(t, "completion", shell).stdout
-		for _, c := range commands() {
-			flagsOf(c, func(f *flag.Flag) {
-				if !strings.Contains(script, f.Name) || !strings.Contains(script, c.name) {
-					t.Errorf("%s: %s --%s", shell, c.name, f.Name)
-				}
-			})
-		}
-	}
-	if got := runHere(t, "completion", "tcsh"); got.code != exitUsage {
-		t.Errorf("%+v", got)
 	}
 }
