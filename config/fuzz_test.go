@@ -1,29 +1,30 @@
 package config
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 // seed adds every file of the corpus.
 func seed(f *testing.F) {
 	f.Helper()
-	err := filepath.Walk(corpus, func(path string, info os.FileInfo, err error) error {
-		if err != nil || !info.Mode().IsRegular() || info.Size() > 10_000 {
-			return err
+	for _, name := range append([]string{"rows"}, tables...) {
+		for _, c := range script.Read(f, corpusFile(name)) {
+			for _, s := range append([]*script.Step{c.Step}, c.Steps...) {
+				if len(s.Data) < 10_000 {
+					f.Add([]byte(s.Data))
+				}
+			}
 		}
-		data, err := os.ReadFile(path)
-		f.Add(data)
-		return err
-	})
-	if err != nil {
-		f.Fatal(err)
+	}
+	for _, fault := range faults(f) {
+		f.Add([]byte(fault.text))
 	}
 }
 

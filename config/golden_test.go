@@ -3,94 +3,71 @@ package config
 import (
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 var update = flag.Bool("update", false, "regenerate the golden files")
 
 const corpus = "../testdata/config"
 
-// inputs returns the entries of a corpus directory that are not golden files.
-func inputs(t *testing.T, dir string) []string {
+// tables are the files of testdata/config whose cases are named for a file, and have its bytes, or for a directory, and
+// have files.
+var tables = []string{"good", "bad", "older"}
+
+func corpusFile(name string) string { return filepath.Join(corpus, name+".txt") }
+
+// filesOf writes the files of a case, and reads them; positions show their name without the path.
+func filesOf(t *testing.T, c *script.Case) []Source {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(corpus, dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		if ext := filepath.Ext(e.Name()); ext != ".err" && ext != ".txt" {
-			names = append(names, e.Name())
+	dir := t.TempDir()
+	for _, s := range c.Steps {
+		verb, name := s.Words()
+		if verb != "file" {
+			s.Unknown(t)
 		}
+		write(t, filepath.Join(dir, c.Name, name), s.Data)
 	}
-	if len(names) == 0 {
-		t.Fatalf("no inputs in %s", dir)
+	if len(c.Steps) == 0 {
+		write(t, filepath.Join(dir, c.Name), c.Data)
 	}
-	return names
-}
-
-// sourcesOf reads an input; positions show its name without the path.
-func sourcesOf(t *testing.T, dir, name string) []Source {
-	t.Helper()
-	sources, err := Read(filepath.Join(corpus, dir, name))
+	all, err := Read(filepath.Join(dir, c.Name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range sources {
-		sources[i].Name = strings.TrimPrefix(sources[i].Name, filepath.Join(corpus, dir)+"/")
+	for i := range all {
+		all[i].Name = strings.TrimPrefix(all[i].Name, dir+"/")
 	}
-	return sources
+	return all
 }
-
-func golden(t *testing.T, path, got string) {
-	t.Helper()
-	path = filepath.Join(corpus, path)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
-}
-
-func stem(name string) string { return strings.TrimSuffix(name, filepath.Ext(name)) }
 
 func TestInvalidFilesReportExactErrors(t *testing.T) {
-	for _, name := range inputs(t, "bad") {
-		t.Run(name, func(t *testing.T) {
-			c, problems := Parse(Defaults{}, sourcesOf(t, "bad", name)...)
-			if problems.Err() == nil {
-				t.Fatalf("accepted as\n%s", meaning(c, problems))
-			}
-			golden(t, filepath.Join("bad", stem(name)+".err"), lines(problems)+rejectedMeaning(c, problems))
-		})
-	}
+	script.Golden(t, corpusFile("bad"), *update, func(t *testing.T, c *script.Case) {
+		got, problems := Parse(Defaults{}, filesOf(t, c)...)
+		if problems.Err() == nil {
+			t.Fatalf("accepted as\n%s", meaning(got, problems))
+		}
+		c.Last().Say(lines(problems) + rejectedMeaning(got, problems))
+	})
 }
 
-// The older agents accept every file in the corpus "older": TestFilesOfOlderAgentsKeepTheirMeaning.
+// The older agents accept every file in the table "older": TestFilesOfOlderAgentsKeepTheirMeaning.
 func TestValidFilesParseAsExpected(t *testing.T) {
-	for _, dir := range []string{"good", "older"} {
-		for _, name := range inputs(t, dir) {
-			t.Run(dir+"/"+name, func(t *testing.T) {
-				c, problems := Parse(Defaults{EnableIPv6: dir == "older"}, sourcesOf(t, dir, name)...)
+	for _, name := range []string{"good", "older"} {
+		d := Defaults{EnableIPv6: name == "older"}
+		t.Run(name, func(t *testing.T) {
+			script.Golden(t, corpusFile(name), *update, func(t *testing.T, c *script.Case) {
+				got, problems := Parse(d, filesOf(t, c)...)
 				if err := problems.Err(); err != nil {
 					t.Fatal(err)
 				}
-				golden(t, filepath.Join(dir, stem(name)+".txt"), meaning(c, problems))
+				c.Last().Say(changed(d, got) + lines(problems))
 			})
-		}
+		})
 	}
 }
 
@@ -98,7 +75,7 @@ func TestValidFilesParseAsExpected(t *testing.T) {
 // it differs from the defaults.
 func rejectedMeaning(c Config, problems Problems) string {
 	if problems.Worst() != Error {
-		return "the older agents read:\n" + meaning(c, nil)
+		return "the older agents read:\n" + changed(Defaults{}, c)
 	}
 	return ""
 }
@@ -127,6 +104,26 @@ func meaning(c Config, problems Problems) string {
 	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\nresyncInterval: %s\n",
 		c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval)
 	return b.String() + lines(problems)
+}
+
+// changed prints the keys of a Config that differ from the defaults.
+func changed(d Defaults, c Config) string {
+	defaults, _ := Parse(d)
+	before := paragraphs(meaning(defaults, nil))
+	after := paragraphs(meaning(c, nil))
+	return strings.Join(slices.DeleteFunc(after, func(p string) bool { return slices.Contains(before, p) }), "")
+}
+
+// paragraphs returns what meaning prints of each key.
+func paragraphs(text string) (all []string) {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, " ") {
+			all[len(all)-1] += line
+		} else {
+			all = append(all, line)
+		}
+	}
+	return all
 }
 
 // lines prints problems as check does: each with its level, unless that is error.

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,6 +20,7 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -167,15 +167,14 @@ func afterTheDocument(data []byte, problems Problems, want string) bool {
 }
 
 func TestFilesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
-	for _, dir := range []string{"good", "bad", "older"} {
-		for _, name := range inputs(t, dir) {
-			data, err := os.ReadFile(filepath.Join(corpus, dir, name))
-			if err != nil {
+	for _, name := range tables {
+		for _, c := range script.Read(t, corpusFile(name)) {
+			if len(c.Steps) > 0 {
 				continue // the older agents do not read directories
 			}
-			t.Run(dir+"/"+name, func(t *testing.T) {
-				agreeWithOlderAgent(t, data)
-				if _, err := readAsOlderAgent(data); dir == "older" && err != nil {
+			t.Run(name+"/"+c.Name, func(t *testing.T) {
+				agreeWithOlderAgent(t, []byte(c.Data))
+				if _, err := readAsOlderAgent([]byte(c.Data)); name == "older" && err != nil {
 					t.Errorf("the older agent: %v", err)
 				}
 			})
@@ -193,19 +192,17 @@ type fault struct{ level, text string }
 
 // faults are texts that Parse rejects, or not although they look so. The older agents accept those that have
 // mistakes or are valid.
-func faults(t *testing.T) (all []fault) {
+func faults(t testing.TB) (all []fault) {
 	t.Helper()
-	rows, err := os.ReadFile(filepath.Join(corpus, "faults.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(rows)) {
-		level, quoted, _ := strings.Cut(strings.TrimSpace(line), " ")
-		text, err := strconv.Unquote(strings.TrimSpace(quoted))
-		if err != nil {
-			t.Fatalf("%s: %v", line, err)
+	for _, c := range script.Read(t, corpusFile("faults")) {
+		for _, s := range c.Steps {
+			level, quoted := s.Words()
+			text, err := strconv.Unquote(quoted)
+			if err != nil {
+				t.Fatalf("%s: %s: %v", s.Place, s.Line, err)
+			}
+			all = append(all, fault{level, text})
 		}
-		all = append(all, fault{level, text})
 	}
 	return all
 }

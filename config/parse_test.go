@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 // prefixes prints a list without positions.
@@ -101,8 +103,8 @@ func before(a, b Position) bool {
 func TestProblemsHaveStableIDs(t *testing.T) {
 	found := map[string]bool{}
 	for _, dir := range []string{"bad", "good"} {
-		for _, name := range inputs(t, dir) {
-			_, problems := Parse(Defaults{}, sourcesOf(t, dir, name)...)
+		for _, c := range script.Read(t, corpusFile(dir)) {
+			_, problems := Parse(Defaults{}, filesOf(t, c)...)
 			for _, p := range problems {
 				found[p.ID] = true
 			}

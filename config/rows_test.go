@@ -2,31 +2,31 @@ package config
 
 import (
 	"fmt"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
-// Each file of testdata/config/rows has paragraphs: a name, the text of a config, or of several
-// ("=== next file"), and what it means, as changes prints it. With "(flags)" in the name all flags are set.
+// A case has the text of a config, or of several, which "next" parts, and what it means, as changes prints it. With
+// "(flags)" in the name all flags are set.
 func TestRowsMeanWhatTheySay(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(corpus, "rows", "*.txt"))
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		nfttest.Golden(t, file, *update, func(_ *testing.T, name, text string) string {
-			d := Defaults{EnableIPv6: true}
-			if strings.Contains(name, "(flags)") {
-				d = Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: time.Hour}
+	script.Golden(t, corpusFile("rows"), *update, func(t *testing.T, c *script.Case) {
+		d := Defaults{EnableIPv6: true}
+		if strings.Contains(c.Name, "(flags)") {
+			d = Defaults{AllReservedRanges: true, EnableIPv6: true, ResyncInterval: time.Hour}
+		}
+		files := []string{c.Data}
+		for _, s := range c.Steps {
+			if s.Line != "next" {
+				s.Unknown(t)
 			}
-			return text + nfttest.Marked(changes(d, strings.Split(text, "=== next file\n")))
-		})
-	}
+			files = append(files, s.Data)
+		}
+		c.Last().Say(changes(d, files))
+	})
 }
 
 // changes prints what files change of the defaults, which keys need mode nftables, and all problems. A ConfigMap is

@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 func write(t *testing.T, path, data string) {
@@ -34,25 +35,26 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
-// Each paragraph of testdata/config/trees.txt makes files in a directory, and reads some of them.
+// Each case of testdata/config/trees.txt makes files in a directory, and reads some of them.
 func TestTreesAreReadAsTheirRowsSay(t *testing.T) {
-	nfttest.Golden(t, corpus+"/trees.txt", *update, func(t *testing.T, _, text string) (body string) {
-		dir, long := t.TempDir(), strings.Repeat("x", 300)
-		for line := range strings.Lines(text) {
-			words := append(strings.Fields(strings.ReplaceAll(line, "LONG", long)), "")
-			path, rest := filepath.Join(dir, words[1]), strings.TrimSpace(strings.Join(words[2:], " "))
-			body += line
+	script.Golden(t, corpusFile("trees"), *update, func(t *testing.T, c *script.Case) {
+		dir := t.TempDir()
+		long := strings.Repeat("x", 300)
+		for _, s := range c.Steps {
+			words := append(strings.Fields(strings.ReplaceAll(s.Line, "LONG", long)), "")
+			path := filepath.Join(dir, words[1])
+			operands := strings.TrimSpace(strings.Join(words[2:], " "))
 			switch words[0] {
 			case "write":
-				write(t, path, rest)
+				write(t, path, operands)
 			case "large":
-				write(t, path, strings.Repeat("#", nfttest.Must(strconv.Atoi(rest))))
+				write(t, path, strings.Repeat("#", nfttest.Must(strconv.Atoi(operands))))
 			case "many":
-				for i := range nfttest.Must(strconv.Atoi(rest)) {
+				for i := range nfttest.Must(strconv.Atoi(operands)) {
 					write(t, filepath.Join(path, fmt.Sprint(i)), "")
 				}
 			case "link":
-				link(t, words[1], filepath.Join(dir, rest))
+				link(t, words[1], filepath.Join(dir, operands))
 			case "mkdir":
 				nfttest.Check(os.Mkdir(path, 0o755))
 			case "fifo":
@@ -63,12 +65,11 @@ func TestTreesAreReadAsTheirRowsSay(t *testing.T) {
 				if filepath.IsAbs(words[1]) {
 					path = words[1]
 				}
-				body += nfttest.Marked(strings.NewReplacer(dir, "DIR", long, "LONG").Replace(found(path)))
+				s.Say(strings.NewReplacer(dir, "DIR", long, "LONG").Replace(found(path)))
 			default:
-				t.Fatalf("no such step: %s", line)
+				s.Unknown(t)
 			}
 		}
-		return body
 	})
 }
 
