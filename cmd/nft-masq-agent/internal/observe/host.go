@@ -10,7 +10,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
@@ -30,8 +29,8 @@ type Host interface {
 
 // A Node is the kernel of this network namespace.
 //
-// It reads other programs' rules on a connection of its own, so that repairs do not
-// wait for it, and one task at a time, because they can take half of the memory.
+// It reads other programs' rules on a connection of its own, so that the loop never waits
+// for it, and one task at a time, because they can take half of the memory.
 type Node struct {
 	*kernel.Kernel
 	accepted []string // chains of --accept-foreign
@@ -42,18 +41,6 @@ type Node struct {
 // accepted.
 func NewNode(k *kernel.Kernel, accepted []string) *Node {
 	return &Node{k, accepted, make(chan struct{}, 1)}
-}
-
-// Apply is one of these tasks if it reads more than our rules.
-func (h *Node) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
-	if depth <= layout.Ours {
-		return h.Kernel.Apply(ctx, want, depth)
-	}
-	err = h.alone(ctx, func() error {
-		a, err = h.Kernel.Apply(ctx, want, depth)
-		return err
-	})
-	return a, err
 }
 
 // alone calls a task when no other one is running, and gives its memory back.

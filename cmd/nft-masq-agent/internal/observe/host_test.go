@@ -5,19 +5,29 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Together they would take too much memory.
 func TestOtherProgramsRulesAreReadByOneTaskAtATime(t *testing.T) {
-	h := NewNode(nil, nil)
+	refuses := nfnetlink.New(func() (*netlink.Conn, error) { return nil, unix.ENXIO })
+	h := NewNode(kernel.New(refuses, nil), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	err := h.alone(ctx, func() error {
+		// The loop does not wait for them.
+		if _, err := h.Apply(t.Context(), nft.Ruleset{}, layout.TakeOver); !errors.Is(err, unix.ENXIO) {
+			t.Errorf("Apply returns %v", err)
+		}
 		cancel()
 		for name, task := range map[string]func() error{
 			"survey": func() error { _, err := h.Others(ctx, nft.Ruleset{}); return err },
-			"resync": func() error { _, err := h.Apply(ctx, nft.Ruleset{}, layout.Everything); return err },
+			"count":  func() error { return h.apart(ctx, nft.Ruleset{}, nil) },
 		} {
 			if err := task(); !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %v, want it to wait", name, err)
