@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -20,10 +21,12 @@ func (e *Entries) add(key, entry string, few int) {
 	}
 }
 
-// Beyond returns the CIDRs and interfaces that are in the lists of p but not in
-// the same lists of o, with the text of the first few.
+// Beyond returns the CIDRs, interfaces and entries of snatRules that p has and o does not have,
+// with the text of the first few. An entry of snatRules is named by its place, because it can
+// have thousands of CIDRs.
 func (p Policy) Beyond(o Policy, few int) Entries {
 	var e Entries
+	var places []int
 	for _, f := range p.Families {
 		old, _ := o.Family(f.IPv6)
 		for _, q := range f.Questions {
@@ -45,12 +48,22 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 			}
 		}
 		for _, r := range f.SNATRules {
-			if !slices.ContainsFunc(old.SNATRules, func(o SNATRule) bool { return o.String() == r.String() }) {
-				e.add(config.KeySNATRules, r.String(), few)
+			if !slices.ContainsFunc(old.SNATRules, r.sameEntry) {
+				places = append(places, r.Place)
 			}
 		}
 	}
+	slices.Sort(places)
+	for _, place := range slices.Compact(places) { // an entry can be changed in both families
+		e.add(config.KeySNATRules, fmt.Sprintf("entry %d", place), few)
+	}
 	return e
+}
+
+// sameEntry reports whether two entries say the same, whatever their places are.
+func (r SNATRule) sameEntry(o SNATRule) bool {
+	return slices.Equal(r.sorted, o.sorted) && slices.Equal(r.From.sorted, o.From.sorted) &&
+		slices.Equal(r.To.sorted, o.To.sorted) && slices.Equal(config.Names(r.Out), config.Names(o.Out))
 }
 
 func (l List) hasEntry(p netip.Prefix) bool {

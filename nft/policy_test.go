@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +13,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/xtables"
 )
@@ -170,6 +172,49 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 	}
 	if tested != 2*(5+3) {
 		t.Errorf("%d lists were compared", tested)
+	}
+}
+
+// However long their lists are, entries of snatRules are compared as a whole, and named by their places.
+func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
+	t.Parallel()
+	policy := func(entries ...string) nft.Policy {
+		text := "enableIPv6: true\nsnatRules:\n- " + strings.Join(entries, "\n- ") + "\n"
+		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(text)})
+		nfttest.Check(problems.Err())
+		return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
+	}
+	const (
+		first  = "{to: [203.0.113.0/24, '2001:db8::/32'], addresses: [198.51.100.1, '2001:db8:5::1']}"
+		longer = "{to: [203.0.113.0/24, 192.0.2.0/24, '2001:db8::/32', '2001:db8:1::/48'], addresses: [198.51.100.1, '2001:db8:5::1']}"
+		second = "{from: [10.0.0.0/8], addresses: [198.51.100.2]}"
+		bound  = "{from: [10.0.0.0/8], out: [eth1], addresses: [198.51.100.2]}"
+		moved  = "{from: [10.0.0.0/8], addresses: [198.51.100.3]}"
+	)
+	for _, tt := range []struct {
+		before, after nft.Policy
+		added         []string
+		removed       []string
+	}{
+		{policy(first, second), policy(second, first), nil, nil},
+		{policy(first, second), policy(longer, second), []string{"entry 1"}, []string{"entry 1"}},
+		{policy(first, second), policy(first, bound), []string{"entry 2"}, []string{"entry 2"}},
+		{policy(first, second), policy(first, moved), []string{"entry 2"}, []string{"entry 2"}},
+		{policy(second), policy(first, second), []string{"entry 1"}, nil},
+	} {
+		want := func(places []string) (e nft.Entries) {
+			for _, place := range places {
+				e.Count++
+				e.First = append(e.First, "snatRules: "+place)
+			}
+			return e
+		}
+		if diff := cmp.Diff(want(tt.added), tt.after.Beyond(tt.before, 5)); diff != "" {
+			t.Errorf("added (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(want(tt.removed), tt.before.Beyond(tt.after, 5)); diff != "" {
+			t.Errorf("removed (-want +got):\n%s", diff)
+		}
 	}
 }
 

@@ -153,11 +153,9 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 		"cidrs", v4 + v6, "duration_ms", milliseconds(applied.Took),
 	}
 	if before.installed != nil && before.hash() != v.hash() {
-		added := v.installed.Policy.Beyond(before.installed.Policy, few)
-		removed := before.installed.Policy.Beyond(v.installed.Policy, few)
 		fields = append(fields, "from", before.hash(),
-			"added", added.First, "added_count", added.Count,
-			"removed", removed.First, "removed_count", removed.Count)
+			"added", v.attempt.added.First, "added_count", v.attempt.added.Count,
+			"removed", v.attempt.gone.First, "removed_count", v.attempt.gone.Count)
 	}
 	if len(applied.TookOver) > 0 {
 		fields = append(fields, "taken_over", applied.TookOver)

@@ -47,6 +47,8 @@ type attempt struct {
 	err     error           // because of which it failed
 	slowed  bool            // from now on repairs are slowed down
 	changed effect
+
+	added, gone nft.Entries // of the policy, if another one was replaced
 }
 
 // An effect is why the rules in the kernel were not those that are wanted.
@@ -200,9 +202,10 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 	case known:
 		v.told.What = fmt.Sprintf("differences removed: %d", n)
 	case before.installed != nil:
-		added, removed := want.Policy.Beyond(before.installed.Policy, 0), before.installed.Policy.Beyond(want.Policy, 0)
-		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(), added.Count,
-			removed.Count)
+		v.attempt.added = want.Policy.Beyond(before.installed.Policy, few)
+		v.attempt.gone = before.installed.Policy.Beyond(want.Policy, few)
+		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(),
+			v.attempt.added.Count, v.attempt.gone.Count)
 	case n == 0:
 		v.told.What = "the rules were already in place"
 	default:
