@@ -202,12 +202,27 @@ func (l List) Prefixes() []netip.Prefix { return l.sorted }
 
 // Find returns the entry that contains the address.
 func (l List) Find(a netip.Addr) (config.CIDR, bool) {
-	for _, c := range l.CIDRs {
-		if c.Contains(a) {
-			return c, true
-		}
+	prefix, found := l.Covering(a)
+	if !found {
+		return config.CIDR{}, false
 	}
-	return config.CIDR{}, false
+	i := slices.IndexFunc(l.CIDRs, func(c config.CIDR) bool { return c.Prefix == prefix })
+	return l.CIDRs[i], true
+}
+
+// Covering returns the entry that contains the address, without its position. It takes one binary
+// search.
+func (l List) Covering(a netip.Addr) (netip.Prefix, bool) {
+	after, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
+		if a.Less(p.Addr()) {
+			return 1
+		}
+		return -1
+	})
+	if after == 0 || !l.sorted[after-1].Contains(a) {
+		return netip.Prefix{}, false
+	}
+	return l.sorted[after-1], true
 }
 
 // A digest is a hash of a policy.

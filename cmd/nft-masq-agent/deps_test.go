@@ -78,7 +78,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
 		"nft":           {"config", "nft/facts", "nft/nfnetlink"},
 		"nft/judge":     {"config", "nft", "nft/iprange"},
-		"nft/conntrack": {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange"},
+		"nft/conntrack": {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange", "nft/routes"},
 		"nft/layout":    {"nft", "nft/facts", "nft/older", "nft/nfnetlink"},
 		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/facts", "nft/iprange"},
 		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/facts"},

@@ -37,14 +37,14 @@ import (
 //   - connections that a bridge may have forwarded: nf_conntrack_bridge tracks them, and
 //     they pass no chain that translates.
 type Judge struct {
-	Evidence
+	Beside
 	families map[bool]judged // those of the policy, by whether it is IPv6
 	local    []iprange.Range
 	received []iprange.Range
 }
 
-// Evidence is what a judge must know of the node, besides the policy.
-type Evidence struct {
+// Beside is what a judge must know of the node, besides the policy.
+type Beside struct {
 	Local []netip.Prefix // the node's own addresses
 	// Delivered are also those of broadcast and anycast, of which the node receives packets.
 	Delivered []netip.Prefix
@@ -64,8 +64,8 @@ type judged struct {
 }
 
 // NewJudge returns a judge for a policy.
-func NewJudge(p nft.Policy, e Evidence) *Judge {
-	j := &Judge{Evidence: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
+func NewJudge(p nft.Policy, e Beside) *Judge {
+	j := &Judge{Beside: e, families: map[bool]judged{}, local: iprange.SetOf(e.Local)}
 	j.received = iprange.SetOf(append(slices.Clip(e.Delivered), netip.MustParsePrefix("255.255.255.255/32")))
 	for _, f := range p.Families {
 		wide, depends := judge.Masqueraded(f).OnAnyInterface()

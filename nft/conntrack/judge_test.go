@@ -26,7 +26,7 @@ func entryOf(protocol uint8, src, requested, dst, seenAs string) Entry {
 	}}
 }
 
-var alone = Evidence{Others: func(_, _ netip.Addr, _ bool) bool { return false }}
+var alone = Beside{Others: func(_, _ netip.Addr, _ bool) bool { return false }}
 
 // judgeOf returns a judge for a policy of both families, on a node without addresses and
 // without other programs.
@@ -53,9 +53,9 @@ func TestStaleConnections(t *testing.T) {
 	}
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8", "fd00::/8")
-	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})
+	j := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Beside{Local: local, Others: others})
 	c.EnableIPv6 = false
-	off := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Evidence{Local: local, Others: others})
+	off := NewJudge(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), Beside{Local: local, Others: others})
 	for _, tt := range []struct {
 		name                        string
 		src, requested, dst, seenAs string

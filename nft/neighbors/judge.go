@@ -38,7 +38,7 @@ func Candidates(p nft.Policy) (*conntrack.Judge, error) {
 }
 
 // received returns what a judge must know of this node, without other programs.
-func received() (e conntrack.Evidence, err error) {
+func received() (e conntrack.Beside, err error) {
 	if e.Local, err = routes.LocalInAnyTable(); err == nil {
 		e.Delivered, err = routes.Delivered()
 	}
@@ -47,7 +47,7 @@ func received() (e conntrack.Evidence, err error) {
 
 // Evidence returns what a judge must know of this node. If anything cannot be read, no
 // connection is certain to be stale.
-func (s *State) Evidence() (e conntrack.Evidence, err error) {
+func (s *State) Evidence() (e conntrack.Beside, err error) {
 	if e, err = received(); err != nil {
 		return e, err
 	}

@@ -119,7 +119,7 @@ func (w *world) Flush(_ nft.Ruleset, _ config.Stale, list func(int, *conntrack.J
 		})
 		words := strings.Split(is, ":")
 		if listed := nfttest.Must(strconv.Atoi(words[0])); listed >= 0 {
-			list(listed, &conntrack.Judge{Evidence: conntrack.Evidence{Spared: w.spared}})
+			list(listed, &conntrack.Judge{Beside: conntrack.Beside{Spared: w.spared}})
 		}
 		switch words[2] {
 		case "":

@@ -1,0 +1,347 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/routes"
+)
+
+// exampleNode has two addresses, and pods behind a bridge.
+func exampleNode() Node {
+	p := netip.MustParsePrefix
+	return Node{
+		Local: []netip.Prefix{p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128")},
+		Received: []netip.Prefix{
+			p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128"), p("192.0.2.255/32"),
+		},
+		Networks: []routes.Network{
+			{Prefix: p("0.0.0.0/0"), Interface: "eth0"},
+			{Prefix: p("10.244.0.0/24"), Interface: "cni0"},
+			{Prefix: p("10.244.0.5/32"), Interface: "veth5"},
+		},
+		Timeouts: map[uint8]uint32{unix.IPPROTO_TCP: 120, unix.IPPROTO_UDP: 30, unix.IPPROTO_ICMP: 30},
+	}
+}
+
+func comparisonOf(change func(*config.Config)) *Comparison {
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	change(&c)
+	return NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), exampleNode())
+}
+
+func TestFindings(t *testing.T) {
+	const pod, node = "10.244.1.2:4000", "192.0.2.1:20000"
+	const exempt, other = "10.9.0.9:53", "203.0.113.9:53"
+	with := func(e Entry, change func(*Entry)) Entry {
+		change(&e)
+		return e
+	}
+	udp := func(src, requested, dst, seenAs string) Entry {
+		return entryOf(unix.IPPROTO_UDP, src, requested, dst, seenAs)
+	}
+	defaults := func(*config.Config) {}
+	pods := func(c *config.Config) { c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16") }
+	left := func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.244.1.0/24") }
+	received := func(c *config.Config) { c.MasqueradeSrcInterfaces = []config.Interface{{Name: "cni0"}} }
+	leaving := func(c *config.Config) { c.MasqueradeOutInterfaces = []config.Interface{{Name: "eth0"}} }
+	snat := func(c *config.Config) { c.SNATAddresses = cases.CIDRs("198.51.100.8/32") }
+	four := func(c *config.Config) { c.EnableIPv6 = false }
+	for _, tt := range []struct {
+		name   string
+		change func(*config.Config)
+		entry  Entry
+		want   Finding
+		by     string // the entry of the policy
+	}{
+		{"exempt", defaults, udp(pod, "", exempt, pod), Agrees, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{"exempt, but translated", defaults, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{"masqueraded", defaults, udp(pod, "", other, node), Agrees, "anything else"},
+		{"not masqueraded", defaults, udp(pod, "", other, pod), Contradicts, "anything else"},
+		{"another address", snat, udp(pod, "", other, node), Agrees, "anything else"},
+		{"address that went", snat, udp(pod, "", other, "198.51.100.8:9"), Contradicts, "anything else"},
+		{"exempt Service", defaults, udp(pod, "10.96.0.10:53", exempt, pod), Agrees, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{
+			"exempt Service, translated", defaults, udp(pod, "10.96.0.10:53", exempt, node), ToService,
+			"nonMasqueradeCIDRs 10.0.0.0/8",
+		},
+		{"Service, not masqueraded", defaults, udp(pod, "10.96.0.10:53", other, pod), Contradicts, "anything else"},
+		{"zone", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.Zone = 7 }), InZone, ""},
+		{"helper", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.Status = Expected }), Helped, ""},
+		{
+			"closed", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.State = "TIME_WAIT" }), Closed,
+			"anything else",
+		},
+		{"from the node", defaults, udp("192.0.2.1:9", "", other, "192.0.2.1:9"), OfNode, ""},
+		{"to the node", defaults, udp(pod, "", "192.0.2.1:9", pod), OfNode, ""},
+		{"hairpin", defaults, udp(pod, "10.96.0.10:53", "10.244.1.2:53", node), Hairpin, ""},
+		{"multicast", defaults, udp(pod, "", "224.0.0.1:9", pod), Multicast, ""},
+		{"broadcast", defaults, udp(pod, "", "192.0.2.255:9", pod), Multicast, ""},
+		{"limited broadcast", defaults, udp(pod, "", "255.255.255.255:9", pod), Multicast, ""},
+		{"bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.3:9", "10.244.0.2:9"), Bridged, ""},
+		{"no bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.5:9", node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{"IPv6 is off", four, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), FamilyOff, ""},
+		{"IPv6", defaults, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), Contradicts, "anything else"},
+		{"no pod", pods, udp("172.17.0.2:9", "", exempt, node), OfSource, "masqueradeSrcCIDRs"},
+		{"a pod", pods, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{"left out", left, udp(pod, "", other, node), OfSource, "nonMasqueradeSrcCIDRs 10.244.1.0/24"},
+		{"perhaps no pod", received, udp(pod, "", exempt, node), OnInterface, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{"on an interface", leaving, udp(pod, "", other, pod), OnInterface, "anything else"},
+		{"exempt on any interface", leaving, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
+	} {
+		ruling, found := comparisonOf(tt.change).Compare(&tt.entry)
+		by := ""
+		if ruling.Verdict != "" {
+			by = ruling.String()
+		}
+		if found != tt.want || by != tt.by {
+			t.Errorf("%s: %s by %q, want %s by %q", tt.name, found, by, tt.want, tt.by)
+		}
+	}
+}
+
+// gather returns the evidence of entries.
+func gather(change func(*config.Config), h History, all ...Entry) Evidence {
+	g := newGathering(comparisonOf(change), h, nil)
+	for i := range all {
+		g.add(&all[i])
+	}
+	return g.evidence()
+}
+
+func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
+	old := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:1")
+	young := entryOf(unix.IPPROTO_UDP, "10.244.1.2:2", "", "10.9.0.9:53", "192.0.2.1:2")
+	noted := newNoted()
+	noted.add(&old)
+	full := newNoted()
+	full.add(&old)
+	full.Full = true
+	since := time.Now()
+	dated := func(e Entry, d time.Duration) Entry {
+		e.Started = since.Add(d)
+		return e
+	}
+	for name, tt := range map[string]struct {
+		history    History
+		old, young Entry
+		want       Count
+	}{
+		"nothing is known":  {History{}, old, young, Count{Undated: 2}},
+		"noted":             {History{Since: since, Earlier: noted}, old, young, Count{Stale: 1, Overruled: 1}},
+		"full":              {History{Since: since, Earlier: full}, old, young, Count{Stale: 1, Undated: 1}},
+		"at the start":      {History{Earlier: noted, FromStart: true}, old, young, Count{Undated: 1, Overruled: 1}},
+		"times, no history": {History{Since: since}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1}},
+	} {
+		found := gather(func(*config.Config) {}, tt.history, tt.old, tt.young)
+		if len(found.Counts) != 1 {
+			t.Fatalf("%s: %+v", name, found)
+		}
+		got := found.Counts[0]
+		if got.Stale != tt.want.Stale || got.Overruled != tt.want.Overruled || got.Undated != tt.want.Undated ||
+			got.Open() != 2 || len(got.Contradicting) != 2 {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+// Examples of what another program does now replace those of what an earlier policy did.
+func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
+	noted := newNoted()
+	var all []Entry
+	for i := range 8 {
+		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1)).String()
+		all = append(all, entryOf(unix.IPPROTO_UDP, src, "", "10.9.0.9:53", "192.0.2.1:9"))
+		if i < 5 {
+			noted.add(&all[i])
+		}
+	}
+	got := gather(func(*config.Config) {}, History{Earlier: noted}, all...).Counts[0]
+	if got.Stale != 5 || got.Overruled != 3 || len(got.Contradicting) != maxExamples {
+		t.Fatalf("%+v", got)
+	}
+	for _, x := range got.Contradicting {
+		if x.Age != AgeOverruled {
+			t.Errorf("%+v", x)
+		}
+	}
+}
+
+func TestWhatIsKeptIsBounded(t *testing.T) {
+	many := func(c *config.Config) {
+		c.NonMasqueradeCIDRs = nil
+		for i := range 2 * maxCounts {
+			a := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0})
+			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: netip.PrefixFrom(a, 24)})
+		}
+	}
+	g := newGathering(comparisonOf(many), History{}, nil)
+	const all = 3 * maxDestinations
+	for i := range all {
+		dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8 & 7), byte(i), byte(i >> 11)}), 53)
+		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", dst.String(), "10.244.1.2:1")
+		g.add(&e)
+	}
+	found := g.evidence()
+	sum := 0
+	for _, c := range found.Counts {
+		sum += c.Agrees
+	}
+	rest := found.Entry(judge.Entry{Key: "nonMasqueradeCIDRs", Verdict: nft.Exempt})
+	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || len(g.replies.destinations) != maxDestinations ||
+		!found.Full {
+		t.Errorf("%d counts of %d, %d of the key, %d destinations", len(found.Counts), sum, rest.Agrees,
+			len(g.replies.destinations))
+	}
+	noted := newNoted()
+	for i := range maxNoted + 1 {
+		e := Entry{Key: Key{ID: uint32(i)}}
+		noted.add(&e)
+	}
+	if noted.Len() != maxNoted || !noted.Full {
+		t.Errorf("%d noted", noted.Len())
+	}
+}
+
+// opened returns n connections to a destination, of which some have a reply.
+func opened(protocol uint8, dst, seenAs string, answered, silent int) (all []Entry) {
+	for i := range answered + silent {
+		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1))
+		seen := src
+		if seenAs != "" {
+			seen = netip.AddrPortFrom(netip.MustParseAddr(seenAs), src.Port())
+		}
+		e := entryOf(protocol, src.String(), "", dst, seen.String())
+		switch {
+		case i < answered && protocol == unix.IPPROTO_TCP:
+			e.State, e.Status, e.Timeout = "TIME_WAIT", SeenReply, 100
+		case i < answered:
+			e.Status, e.Timeout = SeenReply, 100
+		case protocol == unix.IPPROTO_TCP:
+			e.State, e.Timeout = "SYN_SENT", 105
+		default:
+			e.Timeout = 15
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+func TestDestinationsThatDoNotAnswer(t *testing.T) {
+	const tcp, udp, icmp = unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMP
+	young := opened(tcp, "10.9.0.9:80", "", 0, 20)
+	for i := range young {
+		young[i].Timeout = 115
+	}
+	dated := opened(tcp, "10.9.0.9:80", "", 0, 20)
+	for i := range dated {
+		dated[i].Timeout = 119
+		dated[i].Started = time.Now().Add(-20 * time.Second)
+	}
+	var internet []Entry
+	for _, dst := range []string{"203.0.113.1:80", "203.0.113.2:80", "203.0.113.3:80"} {
+		internet = append(internet, opened(tcp, dst, "192.0.2.1", 0, 3)...)
+	}
+	silent := opened(tcp, "10.9.0.9:80", "", 0, 20)
+	for _, tt := range []struct {
+		name    string
+		entries []Entry
+		want    string
+		uplink  bool
+	}{
+		{"silent", silent, "10.9.0.9 0/20", false},
+		{"one of ten answers", opened(tcp, "10.9.0.9:80", "", 2, 18), "10.9.0.9 2/20", false},
+		{"more than one of ten", opened(tcp, "10.9.0.9:80", "", 3, 18), "", false},
+		{"too few", opened(tcp, "10.9.0.9:80", "", 0, 4), "", false},
+		{"too young", young, "", false},
+		{"by their time", dated, "10.9.0.9 0/20", false},
+		{"pings", opened(icmp, "10.9.0.9:7", "", 0, 5), "10.9.0.9 0/5", false},
+		{"DNS", opened(udp, "10.9.0.9:53", "", 0, 20), "10.9.0.9 0/20", false},
+		{"syslog", opened(udp, "10.9.0.9:514", "", 0, 20), "", false},
+		{
+			"a port that answers elsewhere",
+			slices.Concat(opened(udp, "10.9.0.9:4500", "", 0, 20), opened(udp, "10.9.0.8:4500", "", 1, 0)),
+			"10.9.0.9 0/20", false,
+		},
+		{
+			"syslog to a host that answers otherwise",
+			slices.Concat(opened(udp, "10.9.0.9:514", "", 0, 50), opened(tcp, "10.9.0.9:80", "", 5, 0)), "", false,
+		},
+		{"masqueraded", opened(tcp, "203.0.113.1:80", "192.0.2.1", 0, 20), "", false},
+		{"translated by another program", opened(tcp, "10.9.0.9:80", "192.0.2.1", 0, 20), "", false},
+		{"uplink", slices.Concat(silent, internet), "", true},
+		{"uplink that answers", slices.Concat(silent, internet, opened(tcp, "203.0.113.4:80", "192.0.2.1", 2, 0)), "10.9.0.9 0/20", false},
+	} {
+		found := gather(func(*config.Config) {}, History{}, tt.entries...)
+		got := ""
+		for _, u := range found.Unanswered {
+			got += u.String()
+		}
+		if got != tt.want || len(found.SilentUplinks) > 0 != tt.uplink {
+			t.Errorf("%s: %q, uplinks %v, want %q, %t", tt.name, got, found.SilentUplinks, tt.want, tt.uplink)
+		}
+	}
+}
+
+// Evidence is that of real packets, and questions are answered from the same pass.
+func TestEvidenceOfPackets(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, natRules, "-f", "-")
+	send := func(dst string) nfttest.Sighting {
+		return nfttest.MustSend(t, top, nfttest.Flow{
+			Proto: nfttest.UDP, From: top.Pod, To: top.Outside, Dst: netip.MustParseAddrPort(dst),
+		})
+	}
+	send("203.0.113.9:53")
+	send("198.51.100.9:53")
+	send("10.9.0.9:53")
+	c := config.Default(config.Defaults{})
+	c.NonMasqueradeCIDRs = cases.CIDRs("203.0.113.0/24", "10.0.0.0/8")
+	node := nfttest.In(t, top.Node, ReadNode)
+	comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), node)
+	table := newTable(dialIn(top.Node))
+	noted, err := table.Note(t.Context(), comparison)
+	if err != nil || noted.Len() != 2 {
+		t.Fatalf("%+v: %v", noted, err)
+	}
+	late := send("203.0.113.8:54")
+	to := Question{To: netip.MustParseAddrPort("203.0.113.8:0")}
+	elsewhere := Question{To: to.To, From: netip.MustParseAddr("10.244.1.99")}
+	found, err := table.Gather(t.Context(), comparison, History{Earlier: noted}, to, elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.Examined != 4 || found.Tracked != 4 || found.Partial || found.Full {
+		t.Errorf("%+v", found)
+	}
+	counts := map[string][3]int{}
+	for _, c := range found.Counts {
+		counts[c.Entry.String()] = [3]int{c.Agrees, c.Stale, c.Overruled}
+	}
+	want := map[string][3]int{
+		"nonMasqueradeCIDRs 203.0.113.0/24": {0, 1, 1}, "nonMasqueradeCIDRs 10.0.0.0/8": {1, 0, 0},
+		"anything else": {0, 1, 0},
+	}
+	if diff := cmp.Diff(want, counts); diff != "" {
+		t.Errorf("counts (-want +got):\n%s", diff)
+	}
+	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Contradicting[0].SeenAs != late.Seen ||
+		a.Contradicting[0].Source != late.Sent || found.Answers[1].Open() != 0 {
+		t.Errorf("%+v", found.Answers)
+	}
+	if len(node.Timeouts) != 4 || node.Timeouts[unix.IPPROTO_TCP] == 0 {
+		t.Errorf("timeouts: %v", node.Timeouts)
+	}
+}

@@ -1,0 +1,151 @@
+package conntrack
+
+import (
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
+)
+
+// A Finding is the result of comparing a connection with a policy.
+type Finding uint8
+
+// The findings. All but the first two are reasons why a connection is no evidence about a policy.
+const (
+	// Agrees: the translation of the connection is that of the policy.
+	Agrees Finding = iota
+	// Contradicts: the destination sees another address than the source's although the policy exempts
+	// the connection, or the source's own although the policy masquerades it, or one that snatAddresses
+	// and snatRules do not allow.
+	Contradicts
+	// InZone: the zone is not 0. Open vSwitch and tc track and translate connections there themselves.
+	InZone
+	// Helped: a helper expected the connection, and translated it like the first one.
+	Helped
+	// Closed: no further packets are expected.
+	Closed
+	// OfNode: it is from or to the node itself.
+	OfNode
+	// Hairpin: it is from an address to itself, when a Service or a host port sends a pod back to itself:
+	// that works only if it is translated.
+	Hairpin
+	// Multicast: or broadcast.
+	Multicast
+	// Bridged: a bridge may have forwarded it. nf_conntrack_bridge tracks such connections, and they pass
+	// no chain that translates.
+	Bridged
+	// FamilyOff: the policy has no IPv6.
+	FamilyOff
+	// OfSource: the policy does not concern the source.
+	OfSource
+	// OnInterface: the verdict depends on the interfaces, which an entry does not contain.
+	OnInterface
+	// ToService: the policy exempts the connection, but its destination was translated, too. kube-proxy
+	// and portmap masquerade such connections where replies need it.
+	ToService
+
+	findings // how many there are
+)
+
+// String returns the name of the finding in metrics and JSON.
+func (f Finding) String() string {
+	return [findings]string{
+		"agrees", "contradicts", "zone", "helper", "closed", "node", "hairpin", "multicast", "bridge", "family",
+		"source", "interface", "service",
+	}[f]
+}
+
+// A Comparison compares connections with a policy, on a node. It asks about no rule of another
+// program: an entry shows what all rules together did.
+type Comparison struct {
+	surrounding
+	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
+}
+
+// NewComparison returns the comparison with a policy.
+func NewComparison(p nft.Policy, n Node) *Comparison {
+	c := &Comparison{surrounding: newSurrounding(n)}
+	for i := range p.Families {
+		f := p.Families[i]
+		c.families[index(f.IPv6)] = &f
+	}
+	return c
+}
+
+// index is the place of a family.
+func index(ipv6 bool) int {
+	if ipv6 {
+		return 1
+	}
+	return 0
+}
+
+// Compare returns the ruling of the policy for a new connection from the same source to the same
+// destination, after DNAT, and whether the entry agrees with it. The ruling is the zero value if the
+// finding is a reason that comes before the policy: up to [FamilyOff].
+func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
+	r, f := c.compare(e)
+	if f <= Contradicts && !e.open() {
+		f = Closed
+	}
+	return r, f
+}
+
+// compare is Compare, also of connections that are closed.
+func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
+	if f := c.spared(e); f != Agrees {
+		return judge.Ruling{}, f
+	}
+	ruling, right := c.opinion(e)
+	switch {
+	case ruling.OfSource:
+		return ruling, OfSource
+	case ruling.Depends, ruling.PerhapsNotPod:
+		return ruling, OnInterface
+	case right:
+		return ruling, Agrees
+	case ruling.Verdict == nft.Exempt && e.translatedDestination():
+		return ruling, ToService
+	}
+	return ruling, Contradicts
+}
+
+// spared returns why the translation of a connection does not depend on the policy; Agrees: it does.
+func (c *Comparison) spared(e *Entry) Finding {
+	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
+	switch {
+	case e.Zone != 0:
+		return InZone
+	case e.Status&Expected != 0:
+		return Helped
+	case src == dst:
+		return Hairpin
+	case iprange.Contains(c.local, src), iprange.Contains(c.local, dst):
+		return OfNode
+	case dst.IsMulticast(), iprange.Contains(c.received, dst):
+		return Multicast
+	case c.bridged(src, dst):
+		return Bridged
+	case c.families[index(dst.Is6())] == nil:
+		return FamilyOff
+	}
+	return Agrees
+}
+
+// opinion returns the ruling of the policy, and whether the entry is translated accordingly.
+func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
+	src, dst, seen := e.Original.Src.Addr(), e.Destination().Addr(), e.SeenAs().Addr()
+	f := c.families[index(dst.Is6())]
+	r = judge.Rule(f, nft.Connection{Src: src, Dst: dst})
+	switch {
+	case r.Verdict == nft.Exempt:
+		return r, seen == src
+	case seen == src:
+		return r, false
+	case len(f.SNATRules) == 0 && len(f.SNAT.CIDRs) == 0:
+		return r, true
+	}
+	return r, judge.AllowsSource(*f, src, dst, seen, iprange.Contains(c.local, seen))
+}
+
+// translatedDestination reports whether the destination was translated, by DNAT or by IPVS.
+func (e *Entry) translatedDestination() bool { return e.Original.Dst != e.Destination() }

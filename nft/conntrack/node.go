@@ -1,0 +1,107 @@
+package conntrack
+
+import (
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/routes"
+)
+
+// A Node is what connections are judged by, besides the policy.
+type Node struct {
+	Local    []netip.Prefix // the node's own addresses
+	Received []netip.Prefix // those, and of broadcast and anycast
+	Networks []routes.Network
+	// Timeouts are the seconds for which an entry without a reply is kept after a packet, by
+	// protocol: an entry that has less left had no packet since. One of 0 is not known.
+	Timeouts map[uint8]uint32
+}
+
+// ReadNode reads it in the network namespace of the calling thread.
+func ReadNode() (n Node, err error) {
+	if n.Local, err = routes.LocalInAnyTable(); err != nil {
+		return n, err
+	}
+	if n.Received, err = routes.Delivered(); err != nil {
+		return n, err
+	}
+	if n.Networks, err = routes.Networks(); err != nil {
+		return n, err
+	}
+	n.Timeouts = map[uint8]uint32{
+		unix.IPPROTO_TCP:    timeout("tcp_timeout_syn_sent"),
+		unix.IPPROTO_UDP:    timeout("udp_timeout"),
+		unix.IPPROTO_ICMP:   timeout("icmp_timeout"),
+		unix.IPPROTO_ICMPV6: timeout("icmpv6_timeout"),
+	}
+	return n, nil
+}
+
+// timeout reads a setting of connection tracking, 0 if it is not known.
+func timeout(name string) uint32 {
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+	if err != nil {
+		return 0
+	}
+	seconds, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	return uint32(seconds)
+}
+
+// A surrounding is a [Node] in the form that is fast to ask.
+type surrounding struct {
+	local, received []iprange.Range
+	interfaces      map[netip.Prefix][]string // by network
+	lengths         []int                     // of the networks, the longest first
+	timeouts        map[uint8]uint32
+}
+
+func newSurrounding(n Node) surrounding {
+	s := surrounding{
+		local:      iprange.SetOf(n.Local),
+		received:   iprange.SetOf(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
+		interfaces: map[netip.Prefix][]string{},
+		timeouts:   n.Timeouts,
+	}
+	for _, network := range n.Networks {
+		if network.Bits() == 0 { // no bridge has everything on one link
+			continue
+		}
+		s.interfaces[network.Prefix] = append(s.interfaces[network.Prefix], network.Interface)
+		position, found := slices.BinarySearchFunc(s.lengths, network.Bits(), func(a, b int) int { return b - a })
+		if !found {
+			s.lengths = slices.Insert(s.lengths, position, network.Bits())
+		}
+	}
+	return s
+}
+
+// behind returns the interfaces by which packets to an address leave.
+func (s *surrounding) behind(a netip.Addr) []string {
+	for _, bits := range s.lengths {
+		network, err := a.Prefix(bits)
+		if err != nil { // longer than an address of the family
+			continue
+		}
+		if names := s.interfaces[network]; names != nil {
+			return names
+		}
+	}
+	return nil
+}
+
+// bridged reports whether two addresses are behind the same interface. If that is a bridge, or part
+// of one, it may have forwarded what they exchange.
+func (s *surrounding) bridged(a, b netip.Addr) bool {
+	names := s.behind(a)
+	if len(names) == 0 {
+		return false
+	}
+	others := s.behind(b)
+	return slices.ContainsFunc(names, func(name string) bool { return slices.Contains(others, name) })
+}
