@@ -114,7 +114,7 @@ func inotifyWatches(t *testing.T) (count int) {
 }
 
 func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
-	s := newScript(t)
+	s := newPlayer(t)
 	for _, line := range []string{"mkdir /config", "write /config/a one", "write /config/b two"} {
 		args := strings.Fields(line)
 		check(t, commands[args[0]](s, args[1:]))
@@ -138,7 +138,7 @@ func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
 // A link that is switched between directories that stay must not use up the watches
 // that all processes of the user share.
 func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
-	s := newScript(t)
+	s := newPlayer(t)
 	o := newObserver(s.path("/link/file"), reader(s.path("/link/file")), make(chan string, 1))
 	defer o.close()
 	most, before := 0, inotifyWatches(t)
@@ -157,7 +157,7 @@ func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
 }
 
 func TestFollowDeliversContentAndWarnings(t *testing.T) {
-	s := newScript(t)
+	s := newPlayer(t)
 	for _, line := range []string{"write /source one", "write /file", "bind /source /file"} {
 		args := strings.Fields(line)
 		check(t, commands[args[0]](s, args[1:]))

@@ -20,7 +20,7 @@ var (
 // of some followers, absolute and relative ones, and everything on their way. After every few of them, the
 // last content that each delivers must be what a reader finds.
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
-	s := newScript(t)
+	s := newPlayer(t)
 	t.Chdir(s.root)
 	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, silence: time.Hour}
 	random := rand.New(rand.NewPCG(*seed, 0))

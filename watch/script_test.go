@@ -44,20 +44,20 @@ func TestScripts(t *testing.T) {
 		for name, text := range plain {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				newScript(t).play(text)
+				newPlayer(t).play(text)
 			})
 		}
 	})
 	for name, text := range alone {
-		t.Run("alone/"+name, func(t *testing.T) { newScript(t).play(text) })
+		t.Run("alone/"+name, func(t *testing.T) { newPlayer(t).play(text) })
 	}
 }
 
 // forAll matches the commands that affect other scripts too.
 var forAll = regexp.MustCompile(`(?m)^(limit-watches|limit-instances) `)
 
-// A script is a running script.
-type script struct {
+// A player plays a script.
+type player struct {
 	*testing.T
 	root   string
 	timing timing
@@ -89,7 +89,7 @@ func start(ctx context.Context, p timing, path string) *following {
 	return f
 }
 
-func newScript(t *testing.T) *script {
+func newPlayer(t *testing.T) *player {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -101,10 +101,10 @@ func newScript(t *testing.T) *script {
 	if testing.Short() {
 		patient.quiet = 150 * time.Millisecond
 	}
-	return &script{T: t, root: root, timing: patient}
+	return &player{T: t, root: root, timing: patient}
 }
 
-func (s *script) play(text string) {
+func (s *player) play(text string) {
 	ctx, stop := context.WithCancel(s.Context())
 	for i, line := range strings.Split(text, "\n") {
 		args := strings.Fields(line)
@@ -126,7 +126,7 @@ func (s *script) play(text string) {
 }
 
 // command executes the commands that concern the watcher.
-func (s *script) command(ctx context.Context, name, rest string) error {
+func (s *player) command(ctx context.Context, name, rest string) error {
 	switch name {
 	case "only-at-once":
 		s.timing.quiet = time.Hour
@@ -165,7 +165,7 @@ func (s *script) command(ctx context.Context, name, rest string) error {
 	return nil
 }
 
-func receive[T any](s *script, c <-chan T, check func(T) error) error {
+func receive[T any](s *player, c <-chan T, check func(T) error) error {
 	select {
 	case got := <-c:
 		return check(got)
@@ -176,16 +176,16 @@ func receive[T any](s *script, c <-chan T, check func(T) error) error {
 	}
 }
 
-func (s *script) path(p string) string { return s.root + p }
+func (s *player) path(p string) string { return s.root + p }
 
 // commands are the commands that change files. The random test uses them too.
-var commands = map[string]func(s *script, args []string) error{
-	"mkdir": func(s *script, args []string) error { return os.MkdirAll(s.path(args[0]), 0o755) },
-	"rm":    func(s *script, args []string) error { return os.RemoveAll(s.path(args[0])) },
-	"write": func(s *script, args []string) error {
+var commands = map[string]func(s *player, args []string) error{
+	"mkdir": func(s *player, args []string) error { return os.MkdirAll(s.path(args[0]), 0o755) },
+	"rm":    func(s *player, args []string) error { return os.RemoveAll(s.path(args[0])) },
+	"write": func(s *player, args []string) error {
 		return os.WriteFile(s.path(args[0]), []byte(strings.Join(args[1:], " ")), 0o644)
 	},
-	"append": func(s *script, args []string) error {
+	"append": func(s *player, args []string) error {
 		f, err := os.OpenFile(s.path(args[0]), os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			return err
@@ -194,29 +194,29 @@ var commands = map[string]func(s *script, args []string) error{
 		_, err = f.WriteString(strings.Join(args[1:], " "))
 		return err
 	},
-	"truncate": func(s *script, args []string) error { return os.Truncate(s.path(args[0]), 0) },
-	"rename":   func(s *script, args []string) error { return os.Rename(s.path(args[0]), s.path(args[1])) },
-	"exchange": func(s *script, args []string) error {
+	"truncate": func(s *player, args []string) error { return os.Truncate(s.path(args[0]), 0) },
+	"rename":   func(s *player, args []string) error { return os.Rename(s.path(args[0]), s.path(args[1])) },
+	"exchange": func(s *player, args []string) error {
 		return unix.Renameat2(unix.AT_FDCWD, s.path(args[0]), unix.AT_FDCWD, s.path(args[1]), unix.RENAME_EXCHANGE)
 	},
-	"link": func(s *script, args []string) error { return os.Link(s.path(args[0]), s.path(args[1])) },
-	"symlink": func(s *script, args []string) error {
+	"link": func(s *player, args []string) error { return os.Link(s.path(args[0]), s.path(args[1])) },
+	"symlink": func(s *player, args []string) error {
 		if filepath.IsAbs(args[0]) {
 			args[0] = s.path(args[0])
 		}
 		return os.Symlink(args[0], s.path(args[1]))
 	},
-	"bind": func(s *script, args []string) error {
+	"bind": func(s *player, args []string) error {
 		return s.mount(s.path(args[0]), s.path(args[1]), "", unix.MS_BIND)
 	},
-	"tmpfs":  func(s *script, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
-	"umount": func(s *script, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
+	"tmpfs":  func(s *player, args []string) error { return s.mount("tmpfs", s.path(args[0]), "tmpfs", 0) },
+	"umount": func(s *player, args []string) error { return unix.Unmount(s.path(args[0]), unix.MNT_DETACH) },
 
-	"limit-watches":   func(s *script, args []string) error { return limit(s, "max_inotify_watches", args[0]) },
-	"limit-instances": func(s *script, args []string) error { return limit(s, "max_inotify_instances", args[0]) },
+	"limit-watches":   func(s *player, args []string) error { return limit(s, "max_inotify_watches", args[0]) },
+	"limit-instances": func(s *player, args []string) error { return limit(s, "max_inotify_instances", args[0]) },
 }
 
-func (s *script) mount(source, target, fstype string, flags uintptr) error {
+func (s *player) mount(source, target, fstype string, flags uintptr) error {
 	needNamespace(s, "mount")
 	return unix.Mount(source, target, fstype, flags, "")
 }

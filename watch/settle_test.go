@@ -15,7 +15,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/settle.txt")
@@ -220,14 +220,14 @@ func every(interval, from, to int, format string) (steps []string) {
 	return steps
 }
 
-// testdata/settle.txt has a paragraph for each: its name, steps ("MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD
-// CONTENT" for one at each of these times, which %d is), and what is delivered ("> MILLISECONDS CONTENT").
+// The steps of testdata/settle.txt are "MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD CONTENT" for one at each of
+// these times, which %d is. What is delivered has its time.
 func TestContentIsDeliveredWhenSettled(t *testing.T) {
-	nfttest.Golden(t, "testdata/settle.txt", *update, func(t *testing.T, _, text string) (body string) {
+	script.Golden(t, "testdata/settle.txt", *update, func(t *testing.T, c *script.Case) {
 		synctest.Test(t, func(t *testing.T) {
 			var steps []string
-			for line := range strings.Lines(text) {
-				line = strings.TrimSuffix(line, "\n")
+			for _, s := range c.Steps {
+				line := s.Line
 				var from, to, interval int
 				if n, _ := fmt.Sscanf(line, "%d-%d/%d", &from, &to, &interval); n == 3 {
 					_, step, _ := strings.Cut(line, " ")
@@ -238,9 +238,8 @@ func TestContentIsDeliveredWhenSettled(t *testing.T) {
 			}
 			p := newFakePath()
 			p.share = 0
-			body = text + nfttest.Marked(strings.Join(p.play(t, steps), "\n"))
+			c.Last().Say(strings.Join(p.play(t, steps), "\n"))
 		})
-		return body
 	})
 }
 

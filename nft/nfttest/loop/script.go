@@ -22,21 +22,21 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
 )
 
-// Play plays the scripts of a file, one a paragraph: its name, and steps, each followed by what it leads to: lines of the
-// log, writes, what is enforced, and whether the loop is ready. run makes a world for a name, and has further steps. With
-// update, the file is written anew.
+// Play plays the scripts of a file. Each step is followed by what it leads to: lines of the log, writes, what is enforced,
+// and whether the loop is ready. run makes a world for a name, and has further steps. With update, the file is written
+// anew.
 func Play(t *testing.T, file string, update bool, run func(t *testing.T, name string, play func(*World, Steps))) {
-	nfttest.Golden(t, file, update, func(t *testing.T, name, text string) (body string) {
-		run(t, name, func(w *World, more Steps) {
-			for line := range strings.Lines(text) {
-				body += line + w.play(strings.TrimSuffix(line, "\n"), more)
+	script.Golden(t, file, update, func(t *testing.T, c *script.Case) {
+		run(t, c.Name, func(w *World, more Steps) {
+			for _, s := range c.Steps {
+				s.Say(w.play(s, more))
 			}
 		})
-		return body
 	})
 }
 
@@ -50,7 +50,7 @@ func area(e captured.LoggedEntry) string {
 var hash = regexp.MustCompile(`\b[0-9a-f]{8}\b`)
 
 // play does a step, and returns what it leads to.
-func (w *World) play(step string, more Steps) string {
+func (w *World) play(step *script.Step, more Steps) string {
 	var b strings.Builder
 	say := func(format string, a ...any) {
 		text := hash.ReplaceAllStringFunc(fmt.Sprintf(format, a...), func(h string) string {
@@ -59,15 +59,15 @@ func (w *World) play(step string, more Steps) string {
 			}
 			return h
 		})
-		b.WriteString("> " + strings.ReplaceAll(strings.TrimSpace(text), "\n", " / ") + "\n")
+		b.WriteString(strings.ReplaceAll(strings.TrimSpace(text), "\n", " / ") + "\n")
 	}
-	word, rest, _ := strings.Cut(step, " ")
+	word, rest := step.Words()
 	do, ok := more[word]
 	if !ok {
 		do, ok = steps[word]
 	}
 	if !ok {
-		w.Fatalf("no such step: %s", step)
+		step.Unknown(w)
 	}
 	synctest.Wait() // for what begins with the loop
 	answer := do(w, rest)

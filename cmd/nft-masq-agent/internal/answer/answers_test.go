@@ -25,6 +25,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/loop"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
 )
@@ -202,17 +203,16 @@ func (r *row) problems(all config.Problems) {
 	}
 }
 
-// Each paragraph of testdata/answers.txt is a config, then questions, each followed by its answer.
+// Each case of testdata/answers.txt is a config, then questions, each followed by its answer.
 func TestAnswersAreThoseOfTheirRows(t *testing.T) {
-	nfttest.Golden(t, "testdata/answers.txt", *update, func(t *testing.T, _, text string) (body string) {
-		file, asked := "", []string{}
-		for line := range strings.Lines(text) {
-			word, _, _ := strings.Cut(strings.TrimSpace(line), " ")
-			if questions[word] == nil && len(asked) == 0 {
-				file += line
-			} else {
-				asked = append(asked, strings.TrimSpace(line))
+	script.Golden(t, "testdata/answers.txt", *update, func(t *testing.T, c *script.Case) {
+		file, asked := "", c.Steps
+		for len(asked) > 0 {
+			if verb, _ := asked[0].Words(); questions[verb] != nil {
+				break
 			}
+			file += asked[0].Line + "\n"
+			asked = asked[1:]
 		}
 		r := &row{T: t, Options: *options.AddRunFlags(flag.NewFlagSet("status", flag.ContinueOnError))}
 		r.ConfigPath, r.Input = "-", strings.NewReader(file)
@@ -220,13 +220,15 @@ func TestAnswersAreThoseOfTheirRows(t *testing.T) {
 			r.policy = r.Ruleset.Policy
 		}
 		r.status = NewStatus(reply.NewHead("status"), r.Options, r.Loaded, r.err)
-		body = file
-		for _, line := range asked {
-			word, about, _ := strings.Cut(line, " ")
+		for _, s := range asked {
+			verb, about := s.Words()
+			question := questions[verb]
+			if question == nil {
+				s.Unknown(t)
+			}
 			r.said.Reset()
-			questions[word](r, about)
-			body += line + "\n" + nfttest.Marked(r.said.String())
+			question(r, about)
+			s.Say(r.said.String())
 		}
-		return body
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -142,9 +143,9 @@ func (n *row) say(all config.Problems) string {
 	return strings.ReplaceAll(b.String(), n.Proc, "PROC")
 }
 
-// Each paragraph of testdata/nodes.txt is a config, and then what a node is like, and what is asked about it.
+// Each case of testdata/nodes.txt is a config, and then what a node is like, and what is asked about it.
 func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
-	nfttest.Golden(t, "testdata/nodes.txt", *update, func(t *testing.T, _, text string) (body string) {
+	script.Golden(t, "testdata/nodes.txt", *update, func(t *testing.T, c *script.Case) {
 		n := &row{Node: Node{
 			Proc: t.TempDir(), Rules: func() ([]routes.SourceRule, error) { return nil, nil },
 		}}
@@ -152,20 +153,18 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 			steps[word](n, strings.Fields(about))
 		}
 		file := ""
-		for line := range strings.Lines(text) {
-			words := strings.Fields(line)
+		for _, s := range c.Steps {
+			words := strings.Fields(s.Line)
 			step := steps[words[0]]
 			if step == nil {
-				file += line
-				body += line
+				file += s.Line + "\n"
 				continue
 			}
 			b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}},
 				config.Source{Name: "config", Data: []byte(file)})
 			n.policy = b.Ruleset.Policy
-			body += line + nfttest.Marked(step(n, words[1:]))
+			s.Say(step(n, words[1:]))
 		}
-		return body
 	})
 }
 
