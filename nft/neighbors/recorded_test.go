@@ -87,9 +87,6 @@ func TestRulesOfRealProgramsAreRecognized(t *testing.T) {
 	for _, dir := range dirs {
 		name := dir.Name()
 		t.Run(name, func(t *testing.T) {
-			if text(t, name, "source.txt") == "" {
-				t.Error("no source")
-			}
 			ns := nfttest.NewNS(t, "node")
 			nfttest.LoadForeign(t, ns, filepath.Join(recorded, name), nil)
 			exempt := defaultExempt

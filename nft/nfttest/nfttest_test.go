@@ -7,7 +7,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
@@ -51,5 +54,20 @@ func TestKernelTestsRunWithoutRoot(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestFarEnd") {
 		t.Errorf("as nobody: %v\n%s", err, out)
+	}
+}
+
+func TestRulesOfOtherProgramsHaveASource(t *testing.T) {
+	var sources, rules []string
+	for _, c := range script.Read(t, "../../testdata/foreign.txt") {
+		if c.Text() != "" {
+			sources = append(sources, c.Name)
+		}
+	}
+	for _, dir := range nfttest.Must(os.ReadDir("../../testdata/foreign")) {
+		rules = append(rules, dir.Name())
+	}
+	if diff := cmp.Diff(sources, rules); diff != "" {
+		t.Errorf("rules of other programs (-in foreign.txt +in foreign):\n%s", diff)
 	}
 }
