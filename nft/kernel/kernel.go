@@ -115,6 +115,9 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 		k.right, k.rightAt = nft.Ruleset{}, 0
 		return a, err
 	}
+	if depth == layout.TakeOver {
+		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
+	}
 	k.settled, k.right, k.rightAt = want.Layout, want, a.Generation
 	a.Took = time.Since(start)
 	return a, nil

@@ -131,6 +131,13 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	return nil
 }
 
+// Rule reads one rule by its handle. If it does not exist, the error satisfies [IsNotExist].
+func (c *Conn) Rule(family Family, table, chain string, handle uint64) (Rule, error) {
+	a := in(table, unix.NFTA_RULE_CHAIN, chain)
+	a.uint64(unix.NFTA_RULE_HANDLE, handle)
+	return get(c, family, unix.NFT_MSG_GETRULE, a, ParseRule)
+}
+
 // ParseRule reads the attributes (NFTA_RULE_…) of a rule as the kernel lists it.
 func ParseRule(f Family, a Attrs) Rule {
 	r := Rule{

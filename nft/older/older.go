@@ -279,3 +279,11 @@ func (l Chain) String() string {
 	}
 	return text
 }
+
+// Wrote reports whether a rule is one of an iptables-based masquerade agent: by its comment, or by the
+// name of its chain in the table nat of iptables.
+func Wrote(r nfnetlink.Rule) bool {
+	text := comment(r)
+	inNAT := r.Table == "nat" && (r.Family == nfnetlink.IPv4 || r.Family == nfnetlink.IPv6)
+	return inNAT && agentChains[r.Chain] || agentJump.MatchString(text) || agentRule.MatchString(text)
+}

@@ -1,0 +1,45 @@
+package kernel
+
+import (
+	"io"
+	"net"
+
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// TraceTable is the table, of family inet, that a trace of packets has for some seconds. It is no
+// part of the rules that are compared.
+const TraceTable = "nft-masq-agent-trace"
+
+// LockTrace makes this process the only one that traces in its network namespace, until the lock
+// is closed or the process ends.
+func LockTrace() (io.Closer, error) { return net.Listen("unix", "@"+TraceTable) }
+
+// RemoveTrace deletes the table that a killed trace left, and reports whether there was one. From
+// Linux 5.12 on the kernel does that by itself.
+func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
+	left, err := leftTrace(c)
+	if err != nil || !left {
+		return false, err
+	}
+	lock, err := LockTrace()
+	if err != nil {
+		return false, nil // the trace still runs
+	}
+	defer func() { _ = lock.Close() }()
+	b := &nfnetlink.Batch{}
+	b.DelTable(nfnetlink.Inet, TraceTable)
+	if err := c.Commit(b, 0); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// leftTrace reports whether there is a table of a trace that does not end with its process.
+func leftTrace(c *nfnetlink.Conn) (bool, error) {
+	t, err := c.Table(nfnetlink.Inet, TraceTable)
+	if nfnetlink.IsNotExist(err) {
+		return false, nil
+	}
+	return err == nil && !t.Owned(), err
+}

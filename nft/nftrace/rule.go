@@ -1,0 +1,169 @@
+package nftrace
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/older"
+)
+
+// A reader reads the chains and rules that events name. One that was deleted meanwhile has its name only.
+type reader struct{ conn *nfnetlink.Conn }
+
+// base describes a base chain.
+func (r reader) base(id nfnetlink.ChainID) Chain {
+	out := Chain{Family: id.Family.String(), Table: id.Table, Name: id.Name, Rules: []Rule{}}
+	c, err := r.conn.Chain(id.Family, id.Table, id.Name)
+	if err == nil && c.Hook != nil {
+		out.Hook, out.Priority, out.Type = hookName(c.Family, c.Hook.Number), int(c.Hook.Priority), c.Hook.Type
+	}
+	return out
+}
+
+// rule describes a rule that matched. It has no action if it has no effect on the packet.
+func (r reader) rule(e event) Rule {
+	out := Rule{
+		Family: e.chain.Family.String(), Table: e.chain.Table, Chain: e.chain.Name, Handle: e.handle,
+		Action: verdictName(e.code), Target: e.target, Owner: ownerOf(e.chain), Command: Command(e.chain),
+	}
+	rule, err := r.conn.Rule(e.chain.Family, e.chain.Table, e.chain.Name, e.handle)
+	if err != nil {
+		return out
+	}
+	out.Comment = facts.Comment(rule)
+	if facts.Signed(rule) {
+		out.Owner = Agent
+	} else if out.Owner != Agent && older.Wrote(rule) {
+		out.Owner = Older
+	}
+	if does := action(rule, e.code); does != "" {
+		out.Action = does
+	}
+	return out
+}
+
+// action returns the statement of a rule that had the effect on the packet, "" if that is the verdict itself.
+func action(r nfnetlink.Rule, code int32) (statement string) {
+	for _, e := range r.Exprs {
+		name := e.Name
+		if name == "target" {
+			name = e.Str(unix.NFTA_TARGET_NAME)
+		}
+		switch found := statements[name]; {
+		case name == "nat" && e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT && code == accept:
+			statement = "snat"
+		case name == "nat" && code == accept:
+			statement = "dnat"
+		case name == "NETMAP" && code == accept:
+			statement = netmap(r)
+		case name == "meta" && e.Attr(unix.NFTA_META_SREG) != nil && e.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_MARK:
+			statement = "mark"
+		case found.code == code && found.statement != "":
+			statement = found.statement
+		}
+	}
+	return statement
+}
+
+// netmap returns what an xt target NETMAP translates: its chain decides, and iptables makes only these base chains.
+func netmap(r nfnetlink.Rule) string {
+	if _, source := map[string]bool{"PREROUTING": true, "OUTPUT": true}[r.Chain]; source {
+		return "dnat"
+	}
+	return "snat"
+}
+
+// statements are those of expressions and xt targets, and the verdict with which they have taken effect.
+var statements = map[string]struct {
+	code      int32
+	statement string
+}{
+	"masq": {accept, "masquerade"}, "MASQUERADE": {accept, "masquerade"}, "SNAT": {accept, "snat"},
+	"DNAT": {accept, "dnat"}, "redir": {accept, "redirect"}, "REDIRECT": {accept, "redirect"},
+	"tproxy": {accept, "tproxy"}, "TPROXY": {accept, "tproxy"},
+	"reject": {drop, "reject"}, "REJECT": {drop, "reject"},
+	"notrack": {verdictRun, "notrack"}, "CT": {verdictRun, "notrack"}, "NOTRACK": {verdictRun, "notrack"},
+	"MARK": {verdictRun, "mark"},
+}
+
+// verdictName returns a verdict as nft names it, "" for that to go on with the next rule.
+func verdictName(code int32) string {
+	switch code {
+	case drop:
+		return "drop"
+	case accept:
+		return "accept"
+	case unix.NFT_RETURN:
+		return "return"
+	case unix.NFT_JUMP:
+		return "jump"
+	case unix.NFT_GOTO:
+		return "goto"
+	case verdictRun:
+		return ""
+	}
+	if code&0xff == queue {
+		return "queue"
+	}
+	return fmt.Sprintf("verdict %d", code)
+}
+
+// ownerOf returns whose a chain is, by its table.
+func ownerOf(id nfnetlink.ChainID) Owner {
+	if id.Family == nfnetlink.Inet && id.Table == nft.TableName {
+		return Agent
+	}
+	return Other
+}
+
+// identifier is a name that nft accepts, and no shell and no terminal takes for its own.
+var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
+
+// Command returns the command that shows a chain with the handles of its rules. Programs may give names that
+// nft does not accept in a command: then it shows the whole table, or all tables of the family.
+func Command(id nfnetlink.ChainID) string {
+	switch {
+	case !identifier.MatchString(id.Table):
+		return "nft -a list ruleset " + id.Family.String()
+	case !identifier.MatchString(id.Name):
+		return fmt.Sprintf("nft -a list table %s %s", id.Family, id.Table)
+	}
+	return fmt.Sprintf("nft -a list chain %s %s %s", id.Family, id.Table, id.Name)
+}
+
+// hookName returns the name of a hook.
+func hookName(family nfnetlink.Family, number uint32) string {
+	names := []string{"prerouting", "input", "forward", "output", "postrouting"}
+	if family == unix.NFPROTO_NETDEV {
+		names = []string{"ingress", "egress"}
+	}
+	if int(number) < len(names) {
+		return names[number]
+	}
+	return fmt.Sprint("hook ", number)
+}
+
+// arrivalOf returns the hook at whose end a chain of the trace is.
+func arrivalOf(chain string) (hook string, ok bool) { return strings.CutPrefix(chain, endOf) }
+
+func protocolName(protocol uint8) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	case unix.IPPROTO_ICMP:
+		return "icmp"
+	case unix.IPPROTO_ICMPV6:
+		return "icmpv6"
+	}
+	return fmt.Sprint(protocol)
+}

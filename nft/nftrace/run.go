@@ -1,0 +1,181 @@
+package nftrace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A Query selects the packets to trace.
+type Query struct {
+	From     netip.Addr     // the source; not valid: any
+	To       netip.AddrPort // the destination as it was sent, before DNAT; port 0: any
+	Protocol uint8          // 0: any, and then there is no port
+}
+
+// Errors of a trace.
+var (
+	// ErrNoPacket means that no new connection was opened in time.
+	ErrNoPacket = errors.New("no packet of a new connection came")
+	// ErrRunning means that another process traces in this network namespace.
+	ErrRunning = errors.New("another trace is running on this node")
+	// ErrUnsupported means that the kernel cannot trace.
+	ErrUnsupported = errors.New("this kernel does not trace packets through nf_tables (Linux 4.6, CONFIG_NF_TABLES_INET)")
+)
+
+// Run traces the next packet of a new connection, until the context ends. It calls ready as soon as packets
+// are traced. The table is deleted before it returns.
+func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
+	lock, err := kernel.LockTrace()
+	if err != nil {
+		return Trace{}, ErrRunning
+	}
+	defer func() { _ = lock.Close() }()
+	c := nfnetlink.Dial()
+	defer func() { _ = c.Close() }()
+	l, err := listen()
+	if err != nil {
+		return Trace{}, unsupported(err)
+	}
+	defer func() { _ = l.nl.Close() }()
+	if err := create(c, q); err != nil {
+		return Trace{}, unsupported(err)
+	}
+	defer func() { err = errors.Join(err, remove(c)) }()
+	ready()
+	events, err := await(ctx, l)
+	if err != nil {
+		return Trace{}, err
+	}
+	return describe(c, events)
+}
+
+// create creates the table. One that a killed trace left is deleted first: this process has the lock.
+func create(c *nfnetlink.Conn, q Query) error {
+	left := remove(c)
+	err := c.Commit(q.table(true), 0)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // before Linux 5.12
+		err = c.Commit(q.table(false), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("create table inet %s: %w", kernel.TraceTable, errors.Join(err, left))
+	}
+	return nil
+}
+
+// remove deletes the table, if there is one.
+func remove(c *nfnetlink.Conn) error {
+	b := &nfnetlink.Batch{}
+	b.DelTable(nfnetlink.Inet, kernel.TraceTable)
+	err := c.Commit(b, 0)
+	if err != nil && !nfnetlink.IsNotExist(err) {
+		return fmt.Errorf("delete table inet %s: %w", kernel.TraceTable, err)
+	}
+	return nil
+}
+
+func unsupported(err error) error {
+	if nfnetlink.IsAny(err, unix.EINVAL, unix.EOPNOTSUPP, unix.ENOENT, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return err
+}
+
+// Bounds of what is kept until a packet is at its end.
+const (
+	maxPackets = 64
+	maxEvents  = 10_000
+	// quiet is how long no rule was met by a packet that went no further, such as one without a route.
+	quiet = time.Second
+)
+
+// A packet is what was received about one.
+type packet struct {
+	events []event
+	last   time.Time
+	new    bool // it is not of an established connection
+	// head and loopback are those of the last event that has them.
+	head     head
+	loopback bool
+}
+
+// await returns the events of the first packet of a new connection that was dropped, left the node, was
+// received by it, or went no further.
+func await(ctx context.Context, l *listener) ([]event, error) {
+	packets := map[uint32]*packet{}
+	for {
+		until := time.Now().Add(quiet / 4)
+		if end, ok := ctx.Deadline(); ok && end.Before(until) {
+			until = end
+		}
+		events, err := l.receive(until)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("trace packets: %w", err)
+		}
+		for _, e := range events {
+			if p := take(packets, e); p != nil {
+				return p.events, nil
+			}
+		}
+		for id, p := range packets {
+			switch {
+			case time.Since(p.last) < quiet && ctx.Err() == nil:
+			case p.new:
+				return p.events, nil
+			default:
+				delete(packets, id)
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, ErrNoPacket
+		}
+	}
+}
+
+// take adds an event to its packet, and returns the packet if this was its end.
+func take(packets map[uint32]*packet, e event) *packet {
+	own := e.chain.Family == nfnetlink.Inet && e.chain.Table == kernel.TraceTable
+	p := packets[e.packet]
+	if p == nil {
+		// Packets that another program traces do not begin in this table.
+		if !own || len(packets) == maxPackets {
+			return nil
+		}
+		p = sentByLoopback(packets, e)
+		packets[e.packet] = p
+	}
+	if e.head != nil {
+		p.head, p.loopback = *e.head, e.loopback
+	}
+	if len(p.events) < maxEvents {
+		p.events = append(p.events, e)
+	}
+	p.last = time.Now()
+	p.new = p.new || own && strings.HasPrefix(e.chain.Name, afterTracking)
+	// What leaves by the loopback interface comes back, and is received.
+	arrived := own && p.new && e.head != nil && strings.HasPrefix(e.chain.Name, endOf) && !p.loopback
+	if arrived || e.drops() {
+		return p
+	}
+	return nil
+}
+
+// sentByLoopback returns the packet that an event continues: the loopback interface gives a packet another
+// identity. Otherwise it returns a new one.
+func sentByLoopback(packets map[uint32]*packet, e event) *packet {
+	for _, p := range packets {
+		if p.loopback && e.head != nil && p.head == *e.head {
+			return p
+		}
+	}
+	return &packet{}
+}

@@ -1,0 +1,140 @@
+package nftrace
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// The chains of the table. A packet passes the first two in prerouting or in output, and one of the last two unless it is dropped.
+const (
+	beforeTracking = "before-tracking-"
+	afterTracking  = "after-tracking-"
+	endOf          = "end-of-"
+)
+
+// Bits of the conntrack state in a register (include/uapi/linux/netfilter/nf_conntrack_common.h).
+const (
+	stateEstablished = 1 << 1
+	stateNew         = 1 << 3
+)
+
+// Packets of new connections that are traced in a second, and at once.
+const (
+	limitRate  = 5
+	limitBurst = 5
+)
+
+// table returns the transaction that creates the table.
+func (q Query) table(owned bool) *nfnetlink.Batch {
+	b := &nfnetlink.Batch{}
+	if owned {
+		b.AddOwnedTable(nfnetlink.Inet, kernel.TraceTable)
+	} else {
+		b.AddTable(nfnetlink.Inet, kernel.TraceTable)
+	}
+	// Priorities of include/uapi/linux/netfilter_ipv4.h: fragments are put together at -400, and connections
+	// are tracked at -200 and confirmed at the largest number.
+	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
+		before := addChain(b, beforeTracking, hook, -399)
+		for _, protocol := range q.protocols() {
+			addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(limited(), 1))
+		}
+		after := addChain(b, afterTracking, hook, -199)
+		addRule(b, after, "not packets of established connections", q.match(nil), setTrace(inState(stateEstablished), 0))
+		addRule(b, after, "new connections", q.match(nil), setTrace(append(inState(stateNew), limited()...), 1))
+	}
+	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
+		addChain(b, endOf, hook, 1<<31-2)
+	}
+	return b
+}
+
+func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfnetlink.ChainID {
+	c := nfnetlink.Chain{
+		Family: nfnetlink.Inet, Table: kernel.TraceTable, Name: name + hookName(nfnetlink.Inet, hook),
+		Hook:   &nfnetlink.Hook{Type: "filter", Number: hook, Priority: priority},
+		Policy: nfnetlink.Accept,
+	}
+	b.AddChain(c)
+	return c.ID()
+}
+
+func addRule(b *nfnetlink.Batch, chain nfnetlink.ChainID, comment string, match, statement []expr.Any) {
+	b.AddRule(nfnetlink.Rule{
+		Family: chain.Family, Table: chain.Table, Chain: chain.Name,
+		Exprs:    nfnetlink.Marshal(chain.Family, append(match, statement...)...),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, comment),
+	})
+}
+
+// match selects the packets of the query, and those that a part selects.
+func (q Query) match(part []expr.Any) []expr.Any {
+	ipv6 := q.To.Addr().Is6()
+	family := byte(unix.NFPROTO_IPV4)
+	if ipv6 {
+		family = unix.NFPROTO_IPV6
+	}
+	out := equals(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{family})
+	if q.From.IsValid() {
+		out = append(out, equals(nfnetlink.AddressPayload(ipv6, true), q.From.AsSlice())...)
+	}
+	out = append(out, equals(nfnetlink.AddressPayload(ipv6, false), q.To.Addr().AsSlice())...)
+	if q.Protocol != 0 {
+		out = append(out, equals(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{q.Protocol})...)
+	}
+	if q.To.Port() != 0 {
+		port := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+		out = append(out, equals(port, binary.BigEndian.AppendUint16(nil, q.To.Port()))...)
+	}
+	return append(out, part...)
+}
+
+// protocols select the first packets of connections, one after another, before they are tracked: of TCP those
+// with SYN alone, of other protocols any packet.
+func (q Query) protocols() [][]expr.Any {
+	protocol := &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}
+	tcp := []byte{unix.IPPROTO_TCP}
+	const flags, synOnly, synAckRstFin = 13, 0x02, 0x17 // RFC 9293, section 3.1
+	syn := append(equals(protocol, tcp),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{synAckRstFin}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{synOnly}})
+	others := []expr.Any{protocol, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: tcp}}
+	switch q.Protocol {
+	case unix.IPPROTO_TCP:
+		return [][]expr.Any{syn}
+	case 0:
+		return [][]expr.Any{syn, others}
+	}
+	return [][]expr.Any{others}
+}
+
+func equals(load expr.Any, value []byte) []expr.Any {
+	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
+}
+
+func inState(bit uint32) []expr.Any {
+	mask := binary.NativeEndian.AppendUint32(nil, bit)
+	zero := make([]byte, 4)
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: zero},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: zero},
+	}
+}
+
+func limited() []expr.Any {
+	return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: limitRate, Unit: expr.LimitTimeSecond, Burst: limitBurst}}
+}
+
+func setTrace(match []expr.Any, value byte) []expr.Any {
+	return append(match,
+		&expr.Immediate{Register: 1, Data: []byte{value}},
+		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: 1})
+}
