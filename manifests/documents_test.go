@@ -43,7 +43,8 @@ var elsewhere = map[string]string{
 		"TestUnitIsValidAndItsAgentInstallsRules verifies the unit and starts the agent as it does",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
-	"make fleet": "runs kubectl masq fleet",
+	"make fleet":  "runs kubectl masq fleet",
+	"nft monitor": "does not end by itself: TestNFTMonitorAnswersWhoDeletesOurRules runs it",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
@@ -93,8 +94,8 @@ func shellLines(text string) []string {
 // program matches the beginning of a command line.
 var program = regexp.MustCompile(
 	`^(make|kubectl|helm|nft|ip (route|address)|ip6?tables\S*|conntrack|nft-masq-agent|go|git|promtool|` +
-		`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|monitor|` +
-		`cleanup|ready) \S`,
+		`systemctl|sha256sum|skopeo|cosign|manifests/\S+\.sh|check|diff|render|status|explain|connections|cleanup|` +
+		`ready) \S`,
 )
 
 // allCommands returns the commands of all documents.
@@ -374,7 +375,7 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 		"DESTINATION", "203.0.113.9", "POD", "10.244.1.2", "FILE", "ip-masq-agent", "NEW", "proposed", "CHAIN",
 		"IP-MASQ-AGENT",
 		"COMMAND", "status", "$(HOST_IP)", "127.0.0.1")
-	names := regexp.MustCompile(`^(check|diff|render|status|explain|connections|monitor|cleanup|ready) `)
+	names := regexp.MustCompile(`^(check|diff|render|status|explain|connections|cleanup|ready) `)
 	for _, d := range by(t, "node") {
 		line := d.line
 		if strings.Contains(line, "ADDRESS:PORT") { // of a connection that conntrack knows
@@ -394,8 +395,6 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 		case strings.HasSuffix(line, " cleanup"): // next to a running agent it refuses
 			on.NS = empty
 			line = "unshare --mount bash -c 'mount -t tmpfs none /run && " + line + "'"
-		case strings.HasSuffix(line, " monitor"):
-			line += " --for 100ms"
 		}
 		out, err := on.run(line)
 		var exit *exec.ExitError

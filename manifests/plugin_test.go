@@ -217,9 +217,6 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		"203.0.113.9", "COMMAND", "status")
 	for _, d := range by(t, "plugin") {
 		line := examples.Replace(strings.TrimPrefix(d.line, "kubectl masq "))
-		if strings.HasPrefix(line, "monitor ") {
-			line += " --for=100ms"
-		}
 		if !strings.Contains(line, "--watch") { // which does not end
 			questions = append(questions, question{line, 0, []string{""}})
 		}

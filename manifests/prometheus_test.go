@@ -106,7 +106,7 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 			t.Errorf("%s has no severity", a.Alert)
 		}
 		// The command is one to paste.
-		command := regexp.MustCompile(`kubectl masq (status|connections|monitor) \{\{ \$labels\.node \}\}`)
+		command := regexp.MustCompile(`kubectl masq (status|connections) \{\{ \$labels\.node \}\}`)
 		if strings.Contains(a.Annotations["summary"], "$labels.node") && !command.MatchString(a.Annotations["runbook"]) {
 			t.Errorf("%s concerns a node, and has no command for it: %s", a.Alert, a.Annotations["runbook"])
 		}

@@ -115,7 +115,6 @@ func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 		"render --windows-api 1":                              "--windows-api",
 		"render -o win-bridge":                                "--windows-api",
 		"render -o win-bridge --windows-api 1 --to-ports 1-2": "--to-ports",
-		"monitor --for 0s":                                    "must be a duration such as 10m",
 		"connections --yes":                                   "--yes",
 		"connections --ports --stale":                         "--ports",
 		"connections --ports --flush --yes":                   "--ports",
@@ -145,7 +144,6 @@ func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 		"explain 10.1.2.3 --from":                             "needs an argument: --from",
 		"check --strict=maybe":                                "for --strict",
 		"check --output yaml":                                 "for flag --output: must be text or json",
-		"monitor /etc/ip-masq-agent.x":                        "did you mean --config /etc/ip-masq-agent.x?",
 	} {
 		got := runHere(t, strings.Fields(args)...)
 		if got.code != exitUsage || got.stdout != "" || strings.Count(got.stderr, "\n") != 1 ||

@@ -48,6 +48,11 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 	q.Close(timeout)
 }
 
+// A writerFunc is a function that is called with what is written.
+type writerFunc func(text string) error
+
+func (f writerFunc) Write(p []byte) (int, error) { return len(p), f(string(p)) }
+
 func TestLinesAreLostOnlyIfTheQueueIsFull(t *testing.T) {
 	written := make(chan string)
 	q := newLineQueue(writerFunc(func(text string) error {

@@ -33,7 +33,7 @@ func main() {
 // commands returns the commands, in the order of the help.
 func commands() []command {
 	return slices.Concat([]command{runCommand(), readyCommand()}, wired().commands, []command{
-		monitorCommand(), cleanupCommand(), versionCommand(), helpCommand(),
+		cleanupCommand(), versionCommand(), helpCommand(),
 	})
 }
 

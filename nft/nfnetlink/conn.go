@@ -156,15 +156,17 @@ var ErrInterrupted = errors.New("what was read changed meanwhile")
 // Generation returns the number that the kernel increments with each transaction
 // in the network namespace.
 func (c *Conn) Generation() (uint32, error) {
-	g := Generation{}
+	var generation uint32
 	err := c.Exchange(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil), func(m netlink.Message) error {
-		g, _ = ParseGeneration(m)
+		if m.Header.Type == netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) && len(m.Data) >= headerLen {
+			generation = Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
+		}
 		return nil
 	})
 	if err != nil {
 		return 0, fmt.Errorf("cannot read nftables: %w", err)
 	}
-	return g.ID, nil
+	return generation, nil
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects

@@ -304,26 +304,3 @@ func parseObject(f Family, a Attrs) Object {
 		Packets: data.Uint64(unix.NFTA_COUNTER_PACKETS),
 	}
 }
-
-// A Generation is what the kernel reports about a transaction.
-type Generation struct {
-	ID uint32
-	// Process is the command name of the thread that committed it, at most 15
-	// bytes, made [Printable].
-	Process string
-	// Thread is the ID of that thread in the initial PID namespace. It is the PID only of
-	// a program with one thread.
-	Thread uint32
-}
-
-// ParseGeneration reads the message that a transaction ends with; false if it is another one.
-func ParseGeneration(m netlink.Message) (Generation, bool) {
-	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) || len(m.Data) < headerLen {
-		return Generation{}, false
-	}
-	a := Attrs(m.Data[headerLen:])
-	return Generation{
-		a.Uint32(unix.NFTA_GEN_ID), Printable(a.Str(unix.NFTA_GEN_PROC_NAME)),
-		a.Uint32(unix.NFTA_GEN_PROC_PID),
-	}, true
-}

@@ -140,7 +140,7 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	if v.attempt.slowed {
 		l.add(zap.WarnLevel, "repairs_slowed",
 			"another program keeps changing the rules; they are restored at most once a second. "+
-				"nft-masq-agent monitor shows which program it is")
+				"nft monitor shows which program it is")
 	}
 	reportMissing(l, before, v)
 }

@@ -334,7 +334,7 @@ func (r *Status) Conclude(o options.Options, lenient *nft.Ruleset, others string
 		}
 		r.Explain(config.Error, "config-rejected", "fix "+fix, "config rejected; %s", r.enforced(o, lenient))
 	case !r.Kernel.InSync:
-		remedy := "see its log, and nft-masq-agent monitor for who changes them"
+		remedy := "see its log, and nft monitor for who changes them"
 		switch {
 		case r.Agent == nil:
 			remedy = "start it, or check that it runs with these flags"

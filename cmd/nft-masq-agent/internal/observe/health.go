@@ -62,7 +62,7 @@ func (o *nodeHealth) often() config.Problems {
 	return config.Problems{{
 		ID: rulesRestored, Level: config.Error,
 		Msg:     fmt.Sprintf("another program keeps changing the rules: restored %d times in the last minute", n),
-		Details: "nft-masq-agent monitor shows which program it is",
+		Details: "nft monitor shows which program it is",
 	}}
 }
 
