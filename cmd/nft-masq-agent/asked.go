@@ -60,6 +60,29 @@ func (f *nodeFlags) ask(e environment) *asked {
 	return s
 }
 
+// runningAgent returns what is known of the agent that runs here, whether or not it has a
+// socket or answers there.
+func (s *asked) runningAgent() (r report.Report, found bool) {
+	if s.agent != nil {
+		return *s.agent, true
+	}
+	r = report.Report{PID: running.Hidden, Alive: s.stuck}
+	holder, first := running.Holder()
+	latecomer, second := running.Latecomer()
+	switch {
+	case first && second:
+		r.PID = holder
+		r.SecondAgent = latecomer
+	case first:
+		r.PID = holder
+	case second: // a process of another user has the lock
+		r.PID = latecomer
+	default:
+		return r, s.stuck != ""
+	}
+	return r, true
+}
+
 // follow uses the flags of the agent.
 func (s *asked) follow() {
 	agent := fmt.Sprintf("the running agent (pid %d)", s.agent.PID)

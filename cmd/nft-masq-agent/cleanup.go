@@ -11,7 +11,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/older"
@@ -75,13 +74,10 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	if f.legacy && f.legacyOnly {
 		return exitUsage, usagef("--legacy removes this agent's rules, too, and --legacy-only does not: omit one")
 	}
-	pid, runs := running.Holder()
-	if s := f.ask(e); s.agent != nil {
-		pid, runs = s.agent.PID, true
-	}
-	if runs && !f.legacyOnly && !f.dryRun {
+	s := f.ask(e)
+	if a, found := s.runningAgent(); found && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (%s) and would restore its rules: stop it first",
-			report.Process(pid))
+			report.Process(a.PID))
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

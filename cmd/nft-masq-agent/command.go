@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
 
@@ -56,15 +59,32 @@ const program = "nft-masq-agent"
 
 // dispatch runs the command named by the arguments and returns the exit code.
 // Without a command, or if the first argument is a flag, it is run, because the
-// older agents have no commands. A person who types the name alone gets the help.
+// older agents have no commands. A person who types the name alone gets the help,
+// and next to a running agent the name alone is an error: a second one would
+// overwrite its rules.
 func dispatch(ctx context.Context, all []command, args []string, e environment) int {
-	name, implied := "run", true
-	if len(args) > 0 && !isFlag(args[0]) {
-		name, args, implied = args[0], args[1:], false
-	} else if len(args) == 0 && e.person {
-		name, implied = "help", false
-	} else if len(args) > 0 && asksForHelp(args[0]) && !slices.ContainsFunc(args[1:], isFlag) {
-		name, args, implied = "help", args[1:], false
+	skipped, args := skipOlderName(args)
+	name := "run"
+	implied := false
+	switch {
+	case len(args) == 0 && e.person:
+		name = "help"
+	case len(args) == 0:
+		if pid, found := running.Agent(); found {
+			_, _ = fmt.Fprintf(e.stderr, "%s: an agent already runs here (%s): name a command, such as status or "+
+				"explain ADDRESS (%s help lists them); only the command run starts a second agent\n",
+				program, report.Process(pid), program)
+			return exitUsage
+		}
+		implied = true
+	case asksForHelp(args[0]) && !slices.ContainsFunc(args[1:], isFlag):
+		name = "help"
+		args = args[1:]
+	case isFlag(args[0]):
+		implied = true
+	default:
+		name = args[0]
+		args = args[1:]
 	}
 	c, err := find(all, name)
 	if err != nil {
@@ -77,6 +97,9 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		queue := newLineQueue(e.stderr)
 		defer queue.Close(time.Second)
 		e.stderr = queue
+	}
+	for _, name := range skipped {
+		_, _ = fmt.Fprintf(e.stderr, "warning: the first argument %q is no command: it is skipped\n", name)
 	}
 	c.tolerant = implied
 	e.command = c.name
@@ -93,6 +116,22 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		return exitUsage
 	}
 	return max(code, exitFailed)
+}
+
+// olderNames are the names of the older agents' programs. Command lines for an image
+// without an entrypoint begin with one.
+var olderNames = []string{"ip-masq-agent", "ip-masq-agent-v2", "non-masquerade-daemon"}
+
+// skipOlderName returns the arguments without the first one, if that is empty or the name
+// of an older agent's program, which those ignore.
+func skipOlderName(args []string) (skipped, remaining []string) {
+	if len(args) == 0 || isFlag(args[0]) { // the path of a config may end in such a name
+		return nil, args
+	}
+	if args[0] == "" || slices.Contains(olderNames, path.Base(args[0])) {
+		return args[:1], args[1:]
+	}
+	return nil, args
 }
 
 func isFlag(arg string) bool { return strings.HasPrefix(arg, "-") }

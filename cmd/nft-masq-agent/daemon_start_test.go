@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os/exec"
 	"strings"
@@ -42,17 +43,25 @@ func TestSecondAgentIsReported(t *testing.T) {
 	other := &testNode{n.NS, t, n.path, n.socket + "-second"}
 	second := other.start("--resync-interval=1", "--http-address", httpAddress)
 	line := second.await("second_agent")
-	if line["pid"] != float64(first.Pid) {
-		t.Errorf("named: %v, want pid %d", line, first.Pid)
+	if line["pid"] != float64(first.Pid) || line["own_pid"] != float64(second.Pid) {
+		t.Errorf("named: %v, want pid %d and own_pid %d", line, first.Pid, second.Pid)
 	}
 	second.await("starting")
 	second.await("rules_in_place")
 	second.silent()
+	first.signal(unix.SIGHUP) // so that it looks now
+	if line := first.await("second_agent"); line["pid"] != float64(second.Pid) {
+		t.Errorf("the first one names %v, want pid %d", line, second.Pid)
+	}
 	first.silent()
-	for _, of := range []*testNode{n, other} { // whichever is asked
-		got := of.run("status")
-		if got.code != exitFailed || !strings.HasPrefix(unwrap(got.stdout), "2 agents run here and overwrite each other") {
-			t.Errorf("status: %+v", got)
+	for of, pids := range map[*testNode][2]int{ // whichever is asked, or none of them
+		n:                                     {first.Pid, second.Pid},
+		other:                                 {second.Pid, first.Pid},
+		{n.NS, t, n.path, n.socket + "-none"}: {first.Pid, second.Pid},
+	} {
+		want := fmt.Sprintf("2 agents run here (pid %d, pid %d) and overwrite each other", pids[0], pids[1])
+		if got := of.run("status"); got.code != exitFailed || !strings.Contains(unwrap(got.stdout), want) {
+			t.Errorf("status: %+v, want exit code %d and %q", got, exitFailed, want)
 		}
 	}
 	if got := n.metric("nft_masq_agent_second_agent"); got != "1" {
@@ -67,6 +76,84 @@ func TestSecondAgentIsReported(t *testing.T) {
 		t.Errorf("status after its end: %+v", got)
 	}
 	n.start().await("second_agent") // the second one has the lock now
+}
+
+// As kubectl exec POD -- /nft-masq-agent does.
+func TestNameAloneNextToAnAgentIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		socket, stopped, hidden bool
+	}{
+		"answers":                     {socket: true},
+		"has no socket":               {},
+		"is stopped":                  {socket: true, stopped: true},
+		"is in another PID namespace": {hidden: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			args := []string{"run", "--config", n.path}
+			if tt.socket {
+				args = append(args, "--probe-socket", n.socket)
+			}
+			d := n.startCommand(n.command(nil, args...))
+			d.await("config_applied")
+			process := fmt.Sprintf("pid %d", d.Pid)
+			ask := n.command
+			if tt.hidden {
+				process = "pid unknown"
+				ask = func(env []string, args ...string) *exec.Cmd {
+					cmd := n.command(env, args...)
+					wrapper := nfttest.Command("unshare", append([]string{"--pid", "--fork"}, cmd.Args...)...)
+					wrapper.Env = cmd.Env
+					return wrapper
+				}
+			}
+			if tt.stopped {
+				d.signal(unix.SIGSTOP)
+				defer d.signal(unix.SIGCONT)
+			}
+			before := n.kernelText()
+			for _, args := range [][]string{nil, {""}, {"/ip-masq-agent"}} {
+				want := "nft-masq-agent: an agent already runs here (" + process
+				if got := n.runCommand(ask(nil, args...)); got.code != exitUsage || !strings.HasPrefix(got.stderr, want) {
+					t.Errorf("%q: %+v, want exit code %d and %q", args, got, exitUsage, want)
+				}
+			}
+			for _, args := range [][]string{{"cleanup"}, {"cleanup", "--legacy"}} {
+				want := "nft-masq-agent cleanup: an agent runs here (" + process
+				if got := n.runCommand(ask(nil, args...)); got.code != exitFailed || !strings.HasPrefix(got.stderr, want) {
+					t.Errorf("%q: %+v, want exit code %d and %q", args, got, exitFailed, want)
+				}
+			}
+			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
+				t.Errorf("the ruleset changed (-before +after):\n%s", diff)
+			}
+			if !tt.stopped { // flags are the command line of an older agent
+				n.startCommand(n.command(nil, "--v=2", "--config", n.path)).await("second_agent")
+			}
+		})
+	}
+}
+
+func TestArgumentBeforeTheFlagsOfAnOlderAgentIsSkipped(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"", "ip-masq-agent", "/ip-masq-agent", "/usr/bin/ip-masq-agent-v2", "non-masquerade-daemon"} {
+		n := newNode(t)
+		n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
+		args := []string{first, "--config", n.path, "--masq-chain=X", "--probe-socket", n.socket}
+		d := n.startCommand(n.command(nil, args...))
+		d.applied("start", wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"))
+		if got := n.run("status", "--masq-chain=Y"); !strings.Contains(got.stdout+got.stderr, "except --masq-chain") {
+			t.Errorf("%q: status does not follow the flags of the agent: %+v", first, got)
+		}
+		d.signal(unix.SIGTERM)
+		<-d.Done()
+		want := fmt.Sprintf("warning: the first argument %q is no command: it is skipped\n", first)
+		if got := d.Stderr(); got != want {
+			t.Errorf("stderr %q, want %q", got, want)
+		}
+	}
 }
 
 // exempting returns a config that exempts only these CIDRs.

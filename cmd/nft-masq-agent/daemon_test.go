@@ -264,14 +264,21 @@ func (n *testNode) run(args ...string) result {
 // runIn is run in an environment.
 func (n *testNode) runIn(env []string, args ...string) result {
 	n.t.Helper()
-	cmd := n.command(env, args...)
+	got := n.runCommand(n.command(env, args...))
+	validate(n.t, args, got.stdout)
+	return got
+}
+
+// runCommand runs a command on the node to its end.
+func (n *testNode) runCommand(cmd *exec.Cmd) result {
+	n.t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout = &stdout
+	cmd.Stderr = &stderr
 	var ended *exec.ExitError
 	if err := n.Run(cmd); err != nil && !errors.As(err, &ended) {
 		n.t.Fatal(err)
 	}
-	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 

@@ -128,6 +128,9 @@ func (n *faultyNode) step(word, text string) {
 	case "hold":
 		held := nfttest.In(n.test(), n.NS, running.Lock)
 		n.t.Cleanup(func() { _ = held.Close() })
+	case "late":
+		held := nfttest.In(n.test(), n.NS, running.Later)
+		n.t.Cleanup(func() { _ = held.Close() })
 	case "sent":
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}
 		nfttest.MustSend(n.t, n.top, flow)

@@ -113,7 +113,7 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
 			Generation: generations.Generation, Processor: agent.ThreadTime,
 			Addresses: node.Addresses, Follow: node.Follow,
-			Lock: running.Lock, Later: running.Later, Holder: running.Holder,
+			Lock: running.Lock, Later: running.Later, Holder: running.Holder, Latecomer: running.Latecomer,
 		},
 		own,
 		agent.Settings{
@@ -142,8 +142,9 @@ func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *z
 	return ended
 }
 
+// args returns the flags of the running agent, for commands that follow them.
 func args() []string {
-	args := os.Args[1:]
+	_, args := skipOlderName(os.Args[1:])
 	if len(args) > 0 && args[0] == "run" {
 		args = args[1:]
 	}

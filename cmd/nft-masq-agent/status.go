@@ -11,8 +11,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -64,14 +62,8 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 
 func (s *session) report(ctx context.Context) (answer.Status, error) {
 	r := answer.NewStatus(s.head(), *s.Options, s.Loaded, s.rejected)
-	switch pid, found := running.Holder(); {
-	case s.agent != nil:
-		if found && pid != s.agent.PID {
-			s.agent.SecondAgent = pid
-		}
-		r.SetAgent(*s.agent)
-	case found, s.stuck != "":
-		r.SetAgent(report.Report{PID: pid, Alive: s.stuck})
+	if a, found := s.runningAgent(); found {
+		r.SetAgent(a)
 	}
 	for _, line := range legacyIPTables(s.proc) {
 		r.Add(config.Error, "older-agent", "%s", line)

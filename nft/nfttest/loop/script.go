@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -53,7 +54,8 @@ var hash = regexp.MustCompile(`\b[0-9a-f]{8}\b`)
 func (w *World) play(step *script.Step, more Steps) string {
 	var b strings.Builder
 	say := func(format string, a ...any) {
-		text := hash.ReplaceAllStringFunc(fmt.Sprintf(format, a...), func(h string) string {
+		said := strings.ReplaceAll(fmt.Sprintf(format, a...), fmt.Sprintf(`"own_pid":%d`, os.Getpid()), `"own_pid":PID`)
+		text := hash.ReplaceAllStringFunc(said, func(h string) string {
 			if name, ok := w.names[h]; ok {
 				return "«" + name + "»"
 			}
@@ -213,6 +215,10 @@ var steps = Steps{
 	"follows": func(w *World, _ string) string { return fmt.Sprintf("followed %d times", w.Follows) },
 	"other": func(w *World, pid string) string {
 		w.Locked(func() { w.Other = nfttest.Must(strconv.Atoi(pid)) })
+		return ""
+	},
+	"late": func(w *World, pid string) string {
+		w.Locked(func() { w.Late = nfttest.Must(strconv.Atoi(pid)) })
 		return ""
 	},
 	"exchange": func(w *World, _ string) string { w.Locked(func() { w.Exchanged = true }); return "" },

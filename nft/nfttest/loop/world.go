@@ -62,6 +62,7 @@ type World struct {
 	Counts    []nft.Counts
 	CountsErr error
 	Other     int // the process that has the lock, 0 for none
+	Late      int // the process of an agent that came later, 0 for none
 
 	Looks, Frames, Deep int // checks with the elements of sets, without, and of more than our rules
 	Rereads, Follows    int
@@ -219,6 +220,9 @@ func (w *World) Lock() (io.Closer, error) {
 
 // Holder returns the other process that has the lock.
 func (w *World) Holder() (int, bool) { return w.Other, w.Other != 0 }
+
+// Latecomer returns the process of an agent that came later.
+func (w *World) Latecomer() (int, bool) { return w.Late, w.Late != 0 }
 
 // File is a config that exempts some networks.
 func File(cidrs string) []config.Source {

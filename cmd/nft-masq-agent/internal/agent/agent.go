@@ -49,11 +49,12 @@ type Inputs struct {
 	Addresses func() ([]netip.Addr, error)
 	Follow    func(context.Context) <-chan node.Change
 
-	// Lock is that of the network namespace, Later tells who has it that this is another
-	// agent, and Holder is the process that has it.
-	Lock   func() (io.Closer, error)
-	Later  func() (io.Closer, error)
-	Holder func() (pid int, ok bool)
+	// Lock is that of the network namespace, and Later tells who has it that this is another
+	// agent. Holder and Latecomer are the agents that have these two.
+	Lock      func() (io.Closer, error)
+	Later     func() (io.Closer, error)
+	Holder    func() (pid int, found bool)
+	Latecomer func() (pid int, found bool)
 }
 
 // Settings are the options of the command line that the loop needs, and what describes the

@@ -55,6 +55,7 @@ func named(t *testing.T, name string, test func(t *testing.T, w *world)) {
 		w.agent = New(Inputs{
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation, Processor: n.Processor,
 			Addresses: n.Addresses, Follow: n.Follow, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
+			Latecomer: n.Latecomer,
 		}, n, settings, log)
 		return w.agent
 	}, func(*loop.World) { test(w.T, w) })

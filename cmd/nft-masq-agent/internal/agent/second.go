@@ -3,22 +3,25 @@ package agent
 import (
 	"context"
 	"io"
+	"os"
 	"sync/atomic"
 
 	"go.uber.org/zap"
 )
 
-// second takes the lock of the network namespace, and reports another agent that has it.
+// second takes the lock of the network namespace, and reports another agent there: the one
+// that has the lock or, if this agent has it, one that came later.
 type second struct {
 	*Agent
-	lock  io.Closer
-	later io.Closer    // while another one has the lock
-	other atomic.Int64 // its process, 0 for none
+	lock    io.Closer
+	later   io.Closer    // while another one has the lock
+	hasLock atomic.Bool  // lock is not nil
+	other   atomic.Int64 // process of the other agent, 0 for none
 }
 
 func (s *second) Run(ctx context.Context) {
 	s.Follow(ctx, func(_ View, checked bool) {
-		if s.lock == nil && checked {
+		if checked {
 			s.try()
 		}
 	})
@@ -30,34 +33,49 @@ func (s *second) Run(ctx context.Context) {
 }
 
 func (s *second) try() {
-	var err error
-	if s.lock, err = s.in.Lock(); err != nil {
-		s.lock = nil
+	if s.lock == nil {
+		s.takeLock()
 	}
-	other := 0
+	find := s.in.Holder
+	if s.lock != nil {
+		find = s.in.Latecomer
+	}
+	other, found := find()
+	if !found {
+		other = 0
+	}
+	before := s.other.Swap(int64(other))
 	switch {
-	case s.lock == nil:
-		other, _ = s.in.Holder()
-		if s.later == nil {
-			if s.later, err = s.in.Later(); err != nil {
-				s.later = nil
-			}
-		}
-	case s.later != nil:
-		_ = s.later.Close()
-		s.later = nil
-	}
-	switch was := s.other.Swap(int64(other)); {
-	case other != 0 && was == 0:
+	case other != 0 && before == 0:
 		s.Log(zap.WarnLevel, "second_agent",
-			"another agent runs in this network namespace, and both write the same rules: stop one of them", "pid", other)
-	case other == 0 && was != 0:
+			"another agent runs in this network namespace, and both write the same rules: stop one of them",
+			"pid", other, "own_pid", os.Getpid())
+	case other == 0 && before != 0:
 		s.Log(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
 	}
 }
 
+// takeLock takes the lock or, while another process has it, that of an agent that came later.
+func (s *second) takeLock() {
+	lock, err := s.in.Lock()
+	if err == nil {
+		s.lock = lock
+		if s.later != nil {
+			_ = s.later.Close()
+			s.later = nil
+		}
+		s.hasLock.Store(true)
+		return
+	}
+	if s.later == nil {
+		later, err := s.in.Later()
+		if err == nil {
+			s.later = later
+		}
+	}
+}
+
 func (s *second) Collect(e Exporter) {
-	e.Gauge("second_agent", "Whether another agent was in this network namespace before this one: 1 or 0. Both write "+
-		"the same rules.",
+	e.Gauge("second_agent", "Whether another agent runs in this network namespace: 1 or 0. Both write the same rules.",
 		Number(s.other.Load() != 0))
 }

@@ -39,7 +39,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		installed: good, told: report.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		refusal: errors.New("refused"),
 	})
-	a.second.other.Store(7)
+	a.second.hasLock.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := Serve(ctx, OnSocket, path, a.SocketHandler(), zap.NewNop())
 	for range 200 { // none of them sends a request
@@ -65,7 +65,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		Policy:    &report.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
-		Refusal:   "cannot read nftables: refused", SecondAgent: 7,
+		Refusal:   "cannot read nftables: refused", HasLock: true,
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {

@@ -57,7 +57,7 @@ func (a *Agent) Report() report.Report {
 		Alive: text(a.Alive()), Ready: text(v.ready()), Refusal: text(v.problem()),
 		Delayed: kernel.Delayed(v.refusal),
 		Source:  string(v.policy.from), Compiled: v.policy.want != nil, Addresses: v.addresses,
-		SecondAgent: int(a.second.other.Load()), Problems: a.told(),
+		HasLock: a.second.hasLock.Load(), SecondAgent: int(a.second.other.Load()), Problems: a.told(),
 	}
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {
 		r.ConfigPath = path

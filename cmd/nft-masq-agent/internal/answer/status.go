@@ -150,7 +150,8 @@ func (r *Status) SetAgent(a report.Report) {
 	}
 	r.Take(a.Problems)
 	if a.SecondAgent != 0 {
-		r.Add(config.Error, "second-agent", "2 agents run here and overwrite each other: stop all but one")
+		r.Add(config.Error, "second-agent", "2 agents run here (%s, %s) and overwrite each other: stop all but one",
+			report.Process(a.PID), report.Process(a.SecondAgent))
 	}
 }
 

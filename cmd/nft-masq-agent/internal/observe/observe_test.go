@@ -70,6 +70,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 		w.agent = agent.New(agent.Inputs{
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation,
 			Processor: func() time.Duration { return 0 }, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
+			Latecomer: n.Latecomer,
 		}, n, agent.Settings{NFT: o.NFT(), LostLines: func() uint64 { return 0 }}, log)
 		w.all = All(w.agent, w, o, func(nft.Policy) (found config.Problems) {
 			w.Locked(func() { found = w.problems })

@@ -43,8 +43,11 @@ type Report struct {
 	Refusal string `json:"refusal"`
 	// Delayed says that it is only because other programs write all the time.
 	Delayed bool `json:"delayed"`
+	// HasLock means that the agent is the first one in its network namespace.
+	HasLock bool `json:"hasLock"`
 	// SecondAgent is the process of another agent in this network namespace, 0 for none; -1
-	// if its namespace hides it. The agent knows only of one that was there before it.
+	// if its PID namespace hides it. A command looks again, because processes have other IDs
+	// in its PID namespace.
 	SecondAgent int `json:"secondAgent"`
 }
 

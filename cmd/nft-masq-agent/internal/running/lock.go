@@ -38,12 +38,29 @@ func listen(name string) (io.Closer, error) {
 	return l, nil
 }
 
-// Holder returns the process of the agent that has the lock of this network namespace,
-// or -1 if that is in a PID namespace that hides it, and whether there is one. A process
-// of another user than root and the caller does not count: every user can take the lock.
-func Holder() (pid int, ok bool) { return listener(lockName) }
+// Hidden stands for the ID of a process that is in a PID namespace which this process does
+// not see.
+const Hidden = -1
 
-func listener(name string) (pid int, ok bool) {
+// Holder returns the process of the agent that has the lock of this network namespace, or
+// [Hidden], and whether there is one. A process of another user than root and the caller
+// does not count: every user can take the lock.
+func Holder() (pid int, found bool) { return listener(lockName) }
+
+// Latecomer returns the process of an agent that came later than the one that has the
+// lock, as Holder does.
+func Latecomer() (pid int, found bool) { return listener(laterName) }
+
+// Agent returns the process of an agent in this network namespace, also of one that cannot
+// have the lock because a process of another user has it.
+func Agent() (pid int, found bool) {
+	if pid, found = Holder(); found {
+		return pid, true
+	}
+	return Latecomer()
+}
+
+func listener(name string) (pid int, found bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	c, holder, err := dial(ctx, name)
@@ -52,7 +69,7 @@ func listener(name string) (pid int, ok bool) {
 	}
 	_ = c.Close()
 	if holder.Pid == 0 {
-		return -1, true
+		return Hidden, true
 	}
 	return int(holder.Pid), true
 }

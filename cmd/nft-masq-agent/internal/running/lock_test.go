@@ -61,6 +61,17 @@ func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
 		if pid, ok := running.Holder(); ok {
 			t.Errorf("another user's process %d counts as an agent", pid)
 		}
+		if pid, ok := running.Agent(); ok {
+			t.Errorf("an agent runs: process %d", pid)
+		}
+		later, err := running.Later()
+		if err != nil {
+			return err
+		}
+		defer later.Close()
+		if pid, ok := running.Agent(); !ok || pid != os.Getpid() {
+			t.Errorf("agent next to another user's process: %d, %v, want %d", pid, ok, os.Getpid())
+		}
 		return nil
 	})
 	if err != nil {

@@ -46,10 +46,23 @@ func Ask(socket string) (r report.Report, err error) {
 	if pid != 0 { // as this process sees it
 		r.PID = pid
 	}
-	if r.SecondAgent == 0 {
-		r.SecondAgent, _ = listener(laterName)
-	}
+	r.SecondAgent = second(r)
 	return r, nil
+}
+
+// second returns the process of another agent than the one that answers, 0 for none. It is
+// found by its lock: an agent may notice it only later. Without the lock, the agent itself
+// may be the one that has it by now.
+func second(r report.Report) int {
+	other := Latecomer
+	if !r.HasLock {
+		other = Holder
+	}
+	pid, found := other()
+	if !found || !r.HasLock && pid == r.PID {
+		return 0
+	}
+	return pid
 }
 
 // Probe asks the agent on a unix socket by one of the paths for probes. The reason is

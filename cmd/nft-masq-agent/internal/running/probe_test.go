@@ -36,13 +36,13 @@ func serve(t *testing.T, answer http.HandlerFunc) (socket string) {
 func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/agent" {
-			_ = json.NewEncoder(w).Encode(report.Report{PID: 1, Source: "file"})
+			_ = json.NewEncoder(w).Encode(report.Report{PID: 1, Source: "file", HasLock: true, SecondAgent: 7})
 		}
 	})
 	err := nfttest.NewNS(t, "agent").Do(func() error {
 		r, err := running.Ask(socket)
 		if err != nil || r.PID != os.Getpid() || r.Source != "file" || r.SecondAgent != 0 {
-			t.Errorf("alone: %+v, %v", r, err)
+			t.Errorf("alone: %+v, %v, want pid %d, source file and no second agent", r, err, os.Getpid())
 		}
 		second, err := running.Later()
 		if err != nil {
@@ -72,10 +72,33 @@ func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 	}
 }
 
-func TestSecondAgentOfTheReportStays(t *testing.T) {
+// An agent without the lock may be the first one: it takes the lock at its next check, or a process of
+// another user has it.
+func TestAgentIsNotItsOwnSecondAgent(t *testing.T) {
 	socket := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"secondAgent": 7}`)) })
-	if r, err := running.Ask(socket); err != nil || r.SecondAgent != 7 {
-		t.Errorf("%+v, %v", r, err)
+	err := nfttest.NewNS(t, "agent").Do(func() error {
+		for name, take := range map[string]func() (io.Closer, error){
+			"lock":                  running.Lock,
+			"that of a later agent": running.Later,
+			"lock of another user":  func() (io.Closer, error) { return listenAsNobody("@nft-masq-agent") },
+			"neither of the two":    func() (io.Closer, error) { return io.NopCloser(nil), nil },
+		} {
+			taken, err := take()
+			if err != nil {
+				return err
+			}
+			r, err := running.Ask(socket)
+			if err != nil || r.SecondAgent != 0 {
+				t.Errorf("with the %s: %+v, %v, want no second agent", name, r, err)
+			}
+			if err := taken.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
