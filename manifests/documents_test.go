@@ -14,8 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
 )
@@ -229,27 +227,6 @@ func wantTargets(t *testing.T, file, line string) {
 	}
 }
 
-func TestHelpOfMakeGroupsEachTarget(t *testing.T) {
-	t.Parallel()
-	help := run(t, "make help")
-	groups := regexp.MustCompile(`(?m)^\S+$`).FindAllString(help, -1)
-	if diff := cmp.Diff([]string{"use", "test", "release", "develop"}, groups); diff != "" {
-		t.Errorf("groups (-want +got):\n%s", diff)
-	}
-	described := 0
-	for _, file := range []string{"../Makefile", "manifests.mk", "../cmd/bench/bench.mk", "../cmd/stress/stress.mk"} {
-		for _, m := range regexp.MustCompile(`(?m)^(\S+):.*## `).FindAllStringSubmatch(readFile(t, file), -1) {
-			described++
-			if n := len(regexp.MustCompile(`(?m)^  `+m[1]+` +\S`).FindAllString(help, -1)); n != 1 {
-				t.Errorf("%s: %s is in the help %d times", file, m[1], n)
-			}
-		}
-	}
-	if described < 30 {
-		t.Errorf("%d targets", described)
-	}
-}
-
 // A tag may be moved, the digest of what was pushed is what it is.
 func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 	t.Parallel()
@@ -423,29 +400,9 @@ func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 	for _, line := range []string{"go run ./cmd/demo -h", demo} {
 		printed := run(t, "script --quiet --return --command '"+line+"' /dev/null")
 		if line == demo {
-			printed = strings.ReplaceAll(printed, "\r\n", "\n")
-			wantTableOfTheReadme(t, printed)
 			if lines := regexp.MustCompile(`(\d+) reloads, (\d+) connections\r`).FindAllString(printed, -1); len(lines) < 2 {
 				t.Errorf("progress: %q", lines)
 			}
 		}
-	}
-}
-
-// wantTableOfTheReadme compares what the demo prints with what README.md shows of it.
-func wantTableOfTheReadme(t *testing.T, printed string) {
-	t.Helper()
-	_, section, _ := strings.Cut(readFile(t, "../README.md"), "\n## Try it\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	lines := 0
-	for line := range strings.Lines(section) {
-		if shown, ok := strings.CutPrefix(line, "    "); ok {
-			if lines++; !strings.Contains(printed, shown) {
-				t.Errorf("the demo does not print %q:\n%s", shown, printed)
-			}
-		}
-	}
-	if lines != 12 {
-		t.Errorf("README.md shows %d lines", lines)
 	}
 }

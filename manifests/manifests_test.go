@@ -6,7 +6,6 @@ package manifests_test
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -242,58 +241,5 @@ func TestSampleConfigMeansTheDefaults(t *testing.T) {
 	noPlaces := cmp.Transformer("text", func(c config.CIDR) string { return c.Prefix.String() })
 	if diff := cmp.Diff(want, got, noPlaces, cmp.AllowUnexported(config.Config{})); diff != "" {
 		t.Errorf("-defaults +sample:\n%s", diff)
-	}
-}
-
-// The last column of the platforms says what was really tested: groups of the cluster test
-// that have a table in nft/EVIDENCE.md, rows of the lab, or rules that tests read.
-func TestPlatformsSayWhatWasTested(t *testing.T) {
-	t.Parallel()
-	evidence := readFile(t, "../nft/EVIDENCE.md")
-	tested := map[string]string{} // by name: the best of what was tested
-	samples, err := filepath.Glob("../testdata/foreign/*")
-	if err != nil || len(samples) == 0 {
-		t.Fatal("no rules", err)
-	}
-	for _, dir := range samples {
-		tested[filepath.Base(dir)] = "recorded rules"
-	}
-	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9-]+)` \\|").FindAllStringSubmatch(
-		regexp.MustCompile("(?s)<!-- lab -->.*<!-- /lab -->").FindString(evidence), -1) {
-		tested[row[1]] = "lab"
-	}
-	groups := regexp.MustCompile("(?s)<!-- cluster: ([a-z-]+) -->\n(.*?)<!-- /cluster").FindAllStringSubmatch(evidence, -1)
-	for _, group := range groups {
-		if tested[group[1]] = "cluster"; group[2] == "" {
-			tested[group[1]] = "nothing yet: its table in nft/EVIDENCE.md is empty"
-		}
-	}
-	_, table, _ := strings.Cut(readFile(t, "README.md"), "| tested here |\n|")
-	table, _, _ = strings.Cut(table, "\n\n")
-	named := map[string]bool{}
-	rows := strings.Split(strings.TrimSpace(table), "\n")[1:]
-	for _, row := range rows {
-		cells := strings.Split(strings.Trim(row, "| "), " | ")
-		cell := cells[len(cells)-1]
-		for part := range strings.SplitSeq(cell, "; ") {
-			how, names, lists := strings.Cut(part, ": ")
-			if !lists && cell != "no" {
-				t.Errorf("%q lists nothing that was tested", cell)
-			}
-			for name := range strings.SplitSeq(names, ", ") {
-				name = strings.Trim(name, "`")
-				if named[name] = true; lists && tested[name] != how {
-					t.Errorf("%s: %q says %q, want %q", cells[0], name, how, tested[name])
-				}
-			}
-		}
-	}
-	for _, name := range []string{"flannel", "bridge", "ptp", "portmap", "kindnet", "kube-proxy"} {
-		if got, known := tested[name]; !known || got == "cluster" && !named[name] {
-			t.Errorf("no platform says %q, of which nft/EVIDENCE.md has a table", "cluster: `"+name+"`")
-		}
-	}
-	if len(rows) < 10 || len(groups) < 8 {
-		t.Errorf("%d platforms, %d groups", len(rows), len(groups))
 	}
 }

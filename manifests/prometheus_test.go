@@ -118,16 +118,6 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	}
 }
 
-func TestReadmeNamesTheCriticalAlerts(t *testing.T) {
-	readme := readFile(t, "README.md")
-	for _, a := range readAlerts(t) {
-		critical := a.Labels["severity"] == "critical"
-		if named := strings.Contains(readme, "`"+a.Alert+"`"); named != critical {
-			t.Errorf("%s is critical: %t, is named: %t", a.Alert, critical, named)
-		}
-	}
-}
-
 func TestDashboardPanelsDoNotOverlap(t *testing.T) {
 	taken, ids := map[[2]int]string{}, map[int]bool{}
 	for _, p := range readDashboard(t).Panels {

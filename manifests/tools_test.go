@@ -238,15 +238,6 @@ func TestToolsChartRejectsConflictingAndUnknownValues(t *testing.T) {
 	}
 }
 
-// values.yaml is the only reference of the values.
-func TestEachValueOfTheChartIsDescribed(t *testing.T) {
-	for paragraph := range strings.SplitSeq(readFile(t, "helm/values.yaml"), "\n\n") {
-		if !strings.HasPrefix(paragraph, "# ") {
-			t.Errorf("no comment is above\n%s", paragraph)
-		}
-	}
-}
-
 func TestToolsNodePoolsHaveSeparateAgents(t *testing.T) {
 	pool, err := build(t, "examples/node-pool")
 	must(t, err)

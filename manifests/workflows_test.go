@@ -3,7 +3,6 @@ package manifests_test
 import (
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -64,29 +63,6 @@ func TestWorkflowsOnlyReadAndCallTargetsOfMake(t *testing.T) {
 			if runs == 0 {
 				t.Errorf("%s: %s runs nothing", file, name)
 			}
-		}
-	}
-}
-
-// What a maintainer asks for first, before an issue is open for a day.
-func TestTemplateForIssuesAsksForStatusAndRuleset(t *testing.T) {
-	t.Parallel()
-	var form struct {
-		Body []struct {
-			Attributes  struct{ Label string }
-			Validations struct{ Required bool }
-		}
-	}
-	readYAML(t, "../.github/ISSUE_TEMPLATE/bug.yml", &form)
-	var required []string
-	for _, field := range form.Body {
-		if field.Validations.Required {
-			required = append(required, field.Attributes.Label)
-		}
-	}
-	for _, want := range []string{"nft-masq-agent status -o json", "nft list ruleset"} {
-		if !slices.Contains(required, want) {
-			t.Errorf("%q is not required: %q", want, required)
 		}
 	}
 }
