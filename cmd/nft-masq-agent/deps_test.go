@@ -92,7 +92,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/agent": {"nft/nfttest"},
 		"nft/nfttest/loop": {
 			"config", "nft", "nft/kernel", "nft/layout", "nft/nfnetlink", "nft/nfttest", "nft/nfttest/cases",
-			"nft/nfttest/logged", "nft/node", "nft/older",
+			"nft/nfttest/logged", "nft/nfttest/script", "nft/node", "nft/older",
 		},
 		"nft/nfttest/mutate": {"nft/nfttest"},
 		"nft/nfttest/modes":  {"nft", "nft/facts", "nft/layout", "nft/nfnetlink", "nft/nfttest"},

@@ -8,13 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 // What is known of a policy is what is specified: the verdict for each connection, the region of those that it
@@ -73,55 +72,53 @@ func TestPolicyMatchesThePackets(t *testing.T) {
 	})
 }
 
-// testdata/explain.txt has configs, and what is asked of each: "?", source, destination, and the interfaces that a
-// connection is received on and leaves by, or "node" for one that this node sends, or "here" for one to this node.
-// Each step ("> ") names the condition, what it says, where the entry is, and the verdict if it decides.
+// The cases of testdata/explain.txt are configs, and what is asked of each. Each step of the answer names the condition,
+// what it says, where the entry is, and the verdict if it decides.
 func TestExplanationOfEachKindOfCondition(t *testing.T) {
-	const file = "testdata/explain.txt"
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []string
-	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
-		yaml, questions, _ := strings.Cut(paragraph, "\n?")
-		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(yaml)})
-		if problems.Err() != nil {
-			t.Fatal(problems)
-		}
-		got := yaml
-		for question := range strings.SplitSeq(questions, "\n?") {
-			first, _, _ := strings.Cut(question, "\n")
-			words := append(strings.Fields(strings.ReplaceAll(first, " -", " ")), "", "")
-			conn := nft.Connection{
-				Src: netip.MustParseAddr(words[0]), Dst: netip.MustParseAddr(words[1]), In: words[2], Out: words[3],
-				FromNode: words[2] == "node", ToNode: words[2] == "here",
+	script.Golden(t, "testdata/explain.txt", false, func(t *testing.T, c *script.Case) {
+		yaml := ""
+		for _, s := range c.Steps {
+			verb, question := s.Words()
+			if verb != "ask" {
+				yaml += s.Line + "\n"
+				continue
 			}
-			got += "\n?" + first
-			for _, s := range judge.Explain(policyOf(c), conn) {
-				got += "\n> " + s.Question
-				if s.Yes {
-					got += ": yes"
-				}
-				if s.CIDR.IsValid() {
-					got += fmt.Sprintf(" %s %s", s.CIDR.Text(), s.CIDR.Pos)
-				} else if s.CIDR.Pos != (config.Position{}) {
-					got += " " + s.CIDR.Pos.String()
-				}
-				if s.Name != "" {
-					got += " " + s.Name
-				}
-				if s.Decides {
-					got += " decides: " + string(s.Verdict)
-				}
+			parsed, problems := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(yaml)})
+			if problems.Err() != nil {
+				t.Fatal(problems)
 			}
+			s.Say(explained(policyOf(parsed), question))
 		}
-		all = append(all, got)
+	})
+}
+
+// explained returns the steps of an explanation.
+func explained(p nft.Policy, question string) string {
+	words := append(strings.Fields(strings.ReplaceAll(question, " -", " ")), "", "")
+	conn := nft.Connection{
+		Src: netip.MustParseAddr(words[0]), Dst: netip.MustParseAddr(words[1]), In: words[2], Out: words[3],
+		FromNode: words[2] == "node", ToNode: words[2] == "here",
 	}
-	got := strings.Join(all, "\n\n") + "\n"
-	if diff := cmp.Diff(string(text), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
+	var b strings.Builder
+	for _, s := range judge.Explain(p, conn) {
+		b.WriteString(s.Question)
+		if s.Yes {
+			b.WriteString(": yes")
+		}
+		if s.CIDR.IsValid() {
+			fmt.Fprintf(&b, " %s %s", s.CIDR.Text(), s.CIDR.Pos)
+		} else if s.CIDR.Pos != (config.Position{}) {
+			b.WriteString(" " + s.CIDR.Pos.String())
+		}
+		if s.Name != "" {
+			b.WriteString(" " + s.Name)
+		}
+		if s.Decides {
+			b.WriteString(" decides: " + string(s.Verdict))
+		}
+		b.WriteString("\n")
 	}
+	return b.String()
 }
 
 func TestExemptDestinationsAreThoseOfTheLists(t *testing.T) {

@@ -144,8 +144,8 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
-	for name, rules := range paragraphs(t, "hairpins.txt") {
-		for status, translate := range paragraphs(t, "services.txt") {
+	for name, rules := range rulesByName(t, "hairpins.txt") {
+		for status, translate := range rulesByName(t, "services.txt") {
 			if status != "DNAT" && name == "everything DNATed" {
 				continue
 			}
@@ -220,8 +220,8 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	w := newWire(t)
-	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+paragraphs(t, "services.txt")["DNAT"]+"\n}\n"+
-		"chain post {\ntype nat hook postrouting priority "+paragraphs(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
+	nfttest.NFT(t, w.Node, "table inet services {\nchain pre {\n"+rulesByName(t, "services.txt")["DNAT"]+"\n}\n"+
+		"chain post {\ntype nat hook postrouting priority "+rulesByName(t, "hairpins.txt")["portmap"]+"\n}\n}", "-f", "-")
 	k := open(t, w.Node)
 	c := enforcing()
 	c.MasqueradeSrcCIDRs, c.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}

@@ -20,6 +20,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
@@ -87,13 +88,12 @@ func testdata(t testing.TB, name string) string {
 	return string(text)
 }
 
-// paragraphs returns those of a file of testdata, by their names: the first lines.
-func paragraphs(t testing.TB, name string) map[string]string {
+// rulesByName returns the rules of a file of testdata, by the names of its cases.
+func rulesByName(t testing.TB, name string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for paragraph := range strings.SplitSeq(strings.TrimSpace(testdata(t, name)), "\n\n") {
-		first, rest, _ := strings.Cut(paragraph, "\n")
-		all[strings.TrimPrefix(first, "# ")] = rest
+	for _, c := range script.Read(t, filepath.Join("testdata", name)) {
+		all[c.Name] = c.Text()
 	}
 	return all
 }

@@ -26,6 +26,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/netns"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 // Segments that are invalid to conntrack unless they belong to a connection.
@@ -133,11 +134,8 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 					t.Fatal(err)
 				}
 			}
-			for line := range strings.Lines(testdata(t, "invalid-packets.txt")) {
-				words := strings.Fields(line)
-				if words[0] == "#" {
-					continue
-				}
+			for _, s := range script.Read(t, "testdata/invalid-packets.txt")[0].Steps {
+				words := strings.Fields(s.Line)
 				from, src, dst, drop := w.Pod, words[1], words[2], words[3] == "dropped"
 				name := strings.Join(words[4:], " ")
 				if words[0] == "node" {

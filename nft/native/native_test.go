@@ -27,6 +27,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
@@ -635,43 +636,34 @@ func tampered() map[string]nft.Ruleset {
 	}
 }
 
-// The files of testdata/tamperings have one paragraph for each: its name, the script of an attacker,
-// and a part of what has to be found ("> "), or all differences ("= "; "…" stands for any others, or for any rest
-// of one). If it cannot be written over, the table is replaced.
+// The files of testdata/tamperings have the script of an attacker, and all differences that have to be found ("…" stands
+// for any others, or for any rest of one), or a part of one. If it cannot be written over, the table is replaced.
 func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	for file, want := range tampered() {
-		text, err := os.ReadFile(filepath.Join("testdata", "tamperings", file+".txt"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for part := range slices.Chunk(strings.Split(string(text), "\n\n"), 20) {
+		for part := range slices.Chunk(script.Read(t, filepath.Join("testdata", "tamperings", file+".txt")), 20) {
 			t.Run(file, func(t *testing.T) {
 				t.Parallel()
 				n := modes.New(t, native.Read)
 				n.Apply(t, want, layout.Ours)
 				before := listing(t, n)
-				for _, paragraph := range part {
-					name, rest, _ := strings.Cut(strings.TrimPrefix(paragraph, "# "), "\n")
-					script, finds, exactly := strings.Cut(rest, "\n= ")
-					if !exactly {
-						script, finds, _ = strings.Cut(rest, "\n> ")
-					}
-					t.Run(name, func(t *testing.T) {
+				for _, c := range part {
+					t.Run(c.Name, func(t *testing.T) {
 						a := &attacker{t, n, want}
-						finds = a.named(strings.TrimRight(finds, "\n"))
-						a.run(script + "\n")
+						finds := a.named(strings.Join(append(c.All('>'), c.All('~')...), "\n"))
+						exactly := len(c.All('>')) > 0
+						a.run(c.Text())
 						s := n.Read(t, want, layout.Ours)
 						found := modes.Texts(s, rule.String)
 						ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
 						if exactly {
-							ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n= "))
+							ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n"))
 						}
 						if !ok {
 							t.Errorf("want %q, %d are found: %.300q", finds, len(found), found[:min(5, len(found))])
 						}
-						if i, ok := s.Installed(); ok && i.Hash != want.Hash() && i.Hash != "" && name != "change comment" {
+						if i, ok := s.Installed(); ok && i.Hash != want.Hash() && i.Hash != "" && c.Name != "change comment" {
 							t.Errorf("installed is %+v", i)
 						}
 						odd := slices.ContainsFunc(found, func(d string) bool { return strings.HasPrefix(d, "odd: ") })

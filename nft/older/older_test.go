@@ -17,6 +17,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
@@ -158,40 +159,34 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	}
 }
 
-// testdata/older.txt has a paragraph for each: its name, rules for iptables-restore, what is found of older agents
-// ("> "), and what is left once that is removed ("| "). Agents comment all of their rules. In a chain with another
-// name, a comment like theirs may be somebody else's.
+// testdata/older.txt has rules for iptables-restore, what is found of older agents, and as data what is left once that is
+// removed. Agents comment all of their rules. In a chain with another name, a comment like theirs may be somebody else's.
 func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore", "iptables-nft-save", "ip6tables-nft-save")
-	text, err := os.ReadFile("testdata/older.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
+	six := strings.NewReplacer("192.0.2.0/24", "2001:db8:2::/64", "192.0.2.", "2001:db8:2::", "/32", "/128",
+		"table ip nat", "table ip6 nat", "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr")
+	for _, recorded := range script.Read(t, "testdata/older.txt") {
 		for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+			rules := recorded.Text()
+			want := strings.Join(recorded.All('>'), "\n") + "\n" + recorded.Last().Data
 			if program == "ip6tables-nft" {
-				paragraph = strings.NewReplacer("192.0.2.0/24", "2001:db8:2::/64", "192.0.2.", "2001:db8:2::", "/32", "/128",
-					"table ip nat", "table ip6 nat", "ip saddr", "ip6 saddr", "ip daddr", "ip6 daddr").Replace(paragraph)
+				rules, want = six.Replace(rules), six.Replace(want)
 			}
-			name, rest, _ := strings.Cut(paragraph, "\n")
-			t.Run(name+", "+program, func(t *testing.T) {
+			t.Run(recorded.Name+", "+program, func(t *testing.T) {
 				t.Parallel()
 				ns, c := dialNS(t)
-				rules, _, _ := strings.Cut(rest, "\n>")
-				nfttest.Run(t, ns, "*nat\n"+rules+"\nCOMMIT\n", program+"-restore")
+				nfttest.Run(t, ns, "*nat\n"+rules+"COMMIT\n", program+"-restore")
 				generation, found := find(t, c)
-				got := rules + "\n"
+				var lines []string
 				for _, l := range found {
-					got += fmt.Sprintf("> %s; %d jumps, decides %t\n", l, len(l.Jumps), l.Decides())
+					lines = append(lines, fmt.Sprintf("%s; %d jumps, decides %t", l, len(l.Jumps), l.Decides()))
 				}
 				remove(t, c, generation, older.Removable(found))
 				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
-				for line := range strings.Lines(strings.TrimSuffix(left, "COMMIT\n")) {
-					got += "| " + line
-				}
-				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(strings.TrimSpace(got), "handle N")
-				if diff := cmp.Diff(rest, got); diff != "" {
+				got := strings.Join(lines, "\n") + "\n" + strings.TrimSuffix(left, "COMMIT\n")
+				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(got, "handle N")
+				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
 			})

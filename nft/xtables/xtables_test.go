@@ -21,6 +21,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
@@ -131,9 +132,8 @@ const ofOthers = `*nat
 COMMIT
 `
 
-// A change is a paragraph of a file in testdata: its name, what another program does (lines of nft, and of
-// iptables-restore, which begin with "-" or ":"), all differences ("= "), and what is left ("| "). "…" at an end is
-// any rest.
+// A change is a case of a file in testdata: what another program does (lines of nft, and of iptables-restore, which begin
+// with "-" or ":"), all differences, and as data what is left. "…" at an end is any rest.
 type change struct {
 	name, nft, iptables string
 	finds               []string
@@ -142,38 +142,24 @@ type change struct {
 
 func changes(t *testing.T, file string) (all []change) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for paragraph := range strings.SplitSeq(string(text), "\n\n") {
-		var c change
-		for line := range strings.SplitSeq(strings.TrimSuffix(paragraph, "\n"), "\n") {
-			times := 1
-			if n, rest, ok := strings.Cut(line, " × "); ok {
-				times, err = strconv.Atoi(n)
-				line = rest
-			}
-			head, rest, _ := strings.Cut(line, " ")
-			switch head {
-			case "#":
-				c.name = rest
-			case "=":
-				c.finds = append(c.finds, rest)
-			case "|":
-				c.left += rest + "\n"
-			default:
-				if line[0] == '-' || line[0] == ':' {
-					c.iptables += strings.Repeat(line+"\n", times)
-				} else {
-					c.nft += strings.Repeat(line+"\n", times)
+	for _, c := range script.Read(t, filepath.Join("testdata", file)) {
+		next := change{name: c.Name, finds: c.All('>'), left: c.Last().Data}
+		for _, s := range c.Steps {
+			line := s.Line + "\n"
+			if n, repeated, ok := strings.Cut(line, " × "); ok {
+				times, err := strconv.Atoi(n)
+				if err != nil {
+					t.Fatalf("%s: %v", s.Place, err)
 				}
+				line = strings.Repeat(repeated, times)
+			}
+			if line[0] == '-' || line[0] == ':' {
+				next.iptables += line
+			} else {
+				next.nft += line
 			}
 		}
-		all = append(all, c)
-	}
-	if err != nil || len(all) == 0 {
-		t.Fatal(len(all), err)
+		all = append(all, next)
 	}
 	return all
 }
