@@ -194,7 +194,7 @@ type fault struct{ level, text string }
 // mistakes or are valid.
 func faults(t testing.TB) (all []fault) {
 	t.Helper()
-	for _, c := range script.Read(t, corpusFile("faults")) {
+	for _, c := range script.Read(t, corpusFile("mistakes")) {
 		for _, s := range c.Steps {
 			level, quoted := s.Words()
 			text, err := strconv.Unquote(quoted)

@@ -24,6 +24,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -66,9 +67,8 @@ type assault struct {
 // assaults are those of testdata/assaults.txt, which are transactions of nft or words for iptables, and others.
 func assaults(t *testing.T) (all []assault) {
 	t.Helper()
-	for _, part := range strings.Split(readDocument(t, "testdata/assaults.txt"), "\n\n")[1:] {
-		name, text, _ := strings.Cut(part, "\n")
-		all = append(all, assault{name[2:], func(a *assailant) { a.script(text) }})
+	for _, c := range script.Read(t, filepath.Join(root, "testdata", "assaults.txt")) {
+		all = append(all, assault{c.Name, func(a *assailant) { a.script(c.Text()) }})
 	}
 	operation := assault{"operation on the config", func(a *assailant) { a.operation() }}
 	return append(all, []assault{

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/script"
 )
 
 // A situation is a case of a file of testdata: what a node has, and what is asked and expected there.
@@ -25,30 +25,28 @@ type situation struct {
 	lines         [][2]string
 }
 
-// situations reads a file. A case begins with "== NAME", a line with a tab is a rule, and "config" begins a line
-// of the config. Other lines are a word and what follows it.
+// situations reads a file. A line with a tab is a rule, and "config" begins a line of the config. Other lines are a word,
+// or a mark, and what follows it.
 func situations(t *testing.T, name string) (all []situation) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "testdata", name+".txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	number := 0
-	for line := range strings.Lines(string(text)) {
-		number++
-		line = strings.TrimSuffix(line, "\n")
-		word, rest, _ := strings.Cut(line, " ")
-		switch last := len(all) - 1; {
-		case word == "==":
-			all = append(all, situation{place: fmt.Sprint(filepath.Base(name), ":", number)})
-		case word == "" && !strings.HasPrefix(line, "\t"), strings.HasPrefix(word, "#"):
-		case strings.HasPrefix(line, "\t"):
-			all[last].rules += line[1:] + "\n"
-		case word == "config":
-			all[last].config += rest + "\n"
-		default:
-			all[last].lines = append(all[last].lines, [2]string{word, rest})
+	for _, c := range script.Read(t, filepath.Join(root, "testdata", name+".txt")) {
+		s := situation{place: c.Place}
+		for _, step := range c.Steps {
+			word, rest, _ := strings.Cut(step.Line, " ")
+			switch {
+			case strings.HasPrefix(step.Line, "\t"):
+				s.rules += step.Line[1:] + "\n"
+			case word == "config":
+				s.config += rest + "\n"
+			default:
+				step.IsDocumented(t)
+				s.lines = append(s.lines, [2]string{word, rest})
+			}
+			for _, want := range step.Wants {
+				s.lines = append(s.lines, [2]string{string(want.Mark), want.Text})
+			}
 		}
+		all = append(all, s)
 	}
 	return all
 }

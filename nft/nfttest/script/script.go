@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -229,6 +230,27 @@ func (s *Step) Unknown(t testing.TB) {
 	file, _, _ := strings.Cut(s.Place, ":")
 	verb, _ := s.Words()
 	t.Fatalf("%s: no verb %q; testdata/README.md has:\n%s", s.Place, verb, verbs(t, file))
+}
+
+// IsDocumented fails the test if testdata/README.md has verbs for the file of a step, but not that of the step.
+func (s *Step) IsDocumented(t testing.TB) {
+	t.Helper()
+	file, _, _ := strings.Cut(s.Place, ":")
+	verb, _ := s.Words()
+	documented, found := false, false
+	for line := range strings.Lines(verbs(t, file)) {
+		if !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		documented = true
+		verbs, _, _ := strings.Cut(line, " | ")
+		for _, m := range regexp.MustCompile("[|,] `(\\S+?)[` ]").FindAllStringSubmatch(verbs, -1) {
+			found = found || m[1] == verb
+		}
+	}
+	if documented && !found {
+		s.Unknown(t)
+	}
 }
 
 // verbs returns the section of testdata/README.md that names a file in its heading.

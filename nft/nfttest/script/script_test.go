@@ -1,6 +1,7 @@
 package script
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -58,5 +59,28 @@ func TestTextsAreWrittenAsTheyAreRead(t *testing.T) {
 	want := strings.Replace(strings.ReplaceAll(text, "%c", "new"), "> new\n~ a part\n", "~ a part\n> new\n", 1)
 	if diff := cmp.Diff(want, string(after)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// failing notes why a test ends.
+type failing struct {
+	testing.TB
+	why string
+}
+
+func (f *failing) Helper()                      {}
+func (f *failing) Fatalf(text string, a ...any) { f.why = fmt.Sprintf(text, a...) }
+
+func TestAnUnknownVerbEndsATestWithTheTableOfThose(t *testing.T) {
+	for line, place := range map[string]string{
+		"enforce x": "", "spared udp 10.9.0.9": "", "hang": "stale.txt:7", "sparedd": "stale.txt:7", "in": "stale.txt:7",
+	} {
+		f := &failing{TB: t}
+		s := &Step{Place: "stale.txt:7", Line: line}
+		s.IsDocumented(f)
+		table := place == "" || strings.Contains(f.why, "`spared PROTOCOLS ADDRESSES`")
+		if !strings.HasPrefix(f.why, place) || (f.why != "") != (place != "") || !table {
+			t.Errorf("%q ends the test with %q, want the table of verbs: %t", line, f.why, place != "")
+		}
 	}
 }
