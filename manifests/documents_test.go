@@ -32,6 +32,7 @@ var mentions = []string{
 	"kubectl apply", "kubectl exec", "kubectl create configmap --from-file", "helm install", "helm uninstall",
 	"promtool test rules", "conntrack -D", "nft -f", "ip address", "ip nat",
 	"ready --wait-for", "go test -short", "nft list table", "cleanup --legacy",
+	"connections N", // a verb of test scripts
 	"nft-masq-agent cleanup: an agent runs here (pid PID) and would restore its rules: stop it first",
 }
 

@@ -1,7 +1,6 @@
 package manifests_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -210,16 +209,14 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"explain 10.9.0.9 --pod", 2, []string{"--pod needs NAMESPACE/NAME"}},
 		{"--unknown status", 2, []string{"unknown flag --unknown"}},
 		{"-n", 2, []string{"-n needs a value"}},
-		{"fleet node-1", 2, []string{"fleet takes --watch only"}},
+		{"fleet node-1", 2, []string{"fleet asks all nodes: omit what follows it"}},
 		{"status node-1 --unknown", 2, []string{"--unknown"}},
 	}
 	examples := strings.NewReplacer("NAMESPACE/NAME", "default/web", "NODE", "node-1", "ADDRESS:PORT", seen4, "ADDRESS",
 		"203.0.113.9", "COMMAND", "status")
 	for _, d := range by(t, "plugin") {
 		line := examples.Replace(strings.TrimPrefix(d.line, "kubectl masq "))
-		if !strings.Contains(line, "--watch") { // which does not end
-			questions = append(questions, question{line, 0, []string{""}})
-		}
+		questions = append(questions, question{line, 0, []string{""}})
 	}
 	for _, tt := range questions {
 		out, err := n.run("KUBECTL=./kubectl manifests/kubectl-masq " + tt.args + " 2>&1")
@@ -236,29 +233,4 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Until it is interrupted, with the state of each time.
-func TestPluginWatchesTheFleet(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	kubectl := filepath.Join(dir, "kubectl")
-	writeFile(t, kubectl, "#!/bin/sh\nexit 0\n")
-	cmd := exec.CommandContext(t.Context(), "./kubectl-masq", "fleet", "--watch=0.1")
-	cmd.Env = append(os.Environ(), "KUBECTL="+kubectl)
-	pipe, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	must(t, err)
-	lines, times := bufio.NewScanner(pipe), 0
-	for times < 3 && lines.Scan() {
-		if strings.Contains(lines.Text(), "no pods with ") {
-			times++
-		}
-	}
-	if err := cmd.Process.Kill(); err != nil || times < 3 {
-		t.Errorf("%d times, %v", times, err)
-	}
-	_ = cmd.Wait()
 }

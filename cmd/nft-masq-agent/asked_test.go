@@ -202,24 +202,22 @@ func (c canceler) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestCommandsAnswerAndWaitForTheSignal(t *testing.T) {
+func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("")
-	for _, command := range []string{"cleanup --wait", "connections --watch"} {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		var stderr strings.Builder
-		e := thisProcess(noProcesses(t), nil, &stderr)
-		e.stdout = canceler(cancel)
-		n.check(n.Do(func() error {
-			args := append(strings.Fields(command), "--config", n.path)
-			if code := dispatch(ctx, commands(), args, e); code != exitDone || ctx.Err() == nil {
-				t.Errorf("%s: exit code %d, %v: %s", command, code, ctx.Err(), &stderr)
-			}
-			return nil
-		}))
-	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stderr strings.Builder
+	e := thisProcess(noProcesses(t), nil, &stderr)
+	e.stdout = canceler(cancel)
+	n.check(n.Do(func() error {
+		args := []string{"cleanup", "--wait", "--config", n.path}
+		if code := dispatch(ctx, commands(), args, e); code != exitDone || ctx.Err() == nil {
+			t.Errorf("exit code %d, %v: %s", code, ctx.Err(), &stderr)
+		}
+		return nil
+	}))
 }
 
 // What is stale by then is not known without the rules.

@@ -68,19 +68,7 @@ func connectionsCommand(l look) command {
 			fs.BoolVar(&f.blocks, "blocks", false,
 				"list the block of source ports of each pod, with portsPerPod; elsewhere of each address of --pod-cidr")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections or pods", parseLimit)
-			again := false
-			addWatch(fs, &again)
-			return func(ctx context.Context, operands []string, e environment) (int, error) {
-				given := *f.Options
-				if again && f.flush {
-					return exitUsage, usagef("--flush deletes once: omit --watch")
-				}
-				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
-					o, once := given, f
-					once.nodeFlags = &nodeFlags{&o, f.output}
-					return once.connections(ctx, operands, e)
-				})
-			}
+			return f.connections
 		},
 	}
 }

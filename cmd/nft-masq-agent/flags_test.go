@@ -121,7 +121,6 @@ func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 		"connections --blocks --stale":                        "--ports and --blocks do not list",
 		"connections --blocks --ports":                        "--blocks lists all pods",
 		"connections --blocks 192.0.2.9":                      "--blocks lists all pods",
-		"connections --flush --watch":                         "omit --watch",
 		"connections --seen-as 192.0.2.9:0":                   "is not an IP address or ADDRESS:PORT",
 		"connections --seen-as 192.0.2.9 --from fd00::1":      "different address families",
 		"explain 192.0.2.9 --from fd00::1":                    "--from",

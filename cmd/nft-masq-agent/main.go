@@ -54,7 +54,6 @@ type environment struct {
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
 	color          bool   // whether text may have colors
-	stream         bool   // whether each answer as JSON is a line
 	person         bool   // whether a person has typed the command line, not in a pod
 	proc           string // mount point of procfs
 	socket         string // of the running agent

@@ -34,11 +34,7 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 	var err error
 	if format == outputJSON {
 		r.Begin().Take(files)
-		encode := reply.JSON
-		if e.stream {
-			encode = reply.JSONLine
-		}
-		err = encode(e.stdout, r)
+		err = reply.JSON(e.stdout, r)
 	} else {
 		for _, p := range files {
 			printProblem(e, p)

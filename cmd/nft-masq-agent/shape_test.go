@@ -1,12 +1,7 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
-	"errors"
 	"flag"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -18,32 +13,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/nft/nfttest"
 )
-
-func TestWatchAnswersUntilItIsInterrupted(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t) // an answer every two seconds
-	n := newNode(t)
-	d := n.start()
-	d.began(wants(t, ""))
-	for _, name := range []string{"status", "connections"} {
-		cmd := n.command(nil, name, "--watch", "-o", "json")
-		out, err := cmd.StdoutPipe()
-		n.check(err)
-		n.check(n.Do(cmd.Start))
-		lines := bufio.NewScanner(out)
-		for range 2 {
-			var head reply.Head
-			if !lines.Scan() || json.Unmarshal(lines.Bytes(), &head) != nil || head.Command != name {
-				t.Fatalf("%s: %q: %v", name, lines.Text(), lines.Err())
-			}
-		}
-		n.check(cmd.Process.Signal(unix.SIGINT))
-		n.check(cmd.Wait())
-	}
-	if got := n.run("connections", "--watch", "--flush"); got.code != exitUsage {
-		t.Errorf("%+v", got)
-	}
-}
 
 func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
 	text := "in sync: ok\n\nagent           ok     runs\nother programs  wrong  ok \nok\n"
@@ -126,38 +95,5 @@ func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(nfttest.Must(os.ReadFile(path))), got); diff != "" {
 		t.Errorf("make golden (-want +got):\n%s", diff)
-	}
-}
-
-// An interrupted watch gives the answer that it has begun.
-func TestWatchIsAStreamOfWholeAnswers(t *testing.T) {
-	interrupted, cancel := context.WithCancel(t.Context())
-	cancel()
-	const emptied = "\x1b[H\x1b[2J"
-	for _, tt := range []struct {
-		on, fit        bool
-		err            error
-		stdout, stderr string
-	}{
-		{false, true, nil, "stream false", ""},
-		{true, false, nil, "stream true", ""},
-		{true, true, nil, emptied + "stream true", ""},
-		{true, false, errors.New("broken"), "stream true", program + " toy: broken\n"},
-	} {
-		var stdout, stderr strings.Builder
-		e := environment{command: "toy", stdout: &stdout, stderr: &stderr, fit: tt.fit}
-		code, err := e.watch(interrupted, tt.on, outputText, func(e environment) (int, error) {
-			return exitFailed, errors.Join(tt.err, write(e.stdout, fmt.Sprint("stream ", e.stream)))
-		})
-		if code != exitFailed || err != nil || stdout.String() != tt.stdout || stderr.String() != tt.stderr {
-			t.Errorf("%+v: code %d, %v, %q, %q", tt, code, err, stdout.String(), stderr.String())
-		}
-	}
-	var lines strings.Builder
-	_, _ = environment{stdout: &lines}.watch(interrupted, true, outputJSON, func(e environment) (int, error) {
-		return e.reply(outputJSON, &buildInfo{})
-	})
-	if strings.Count(lines.String(), "\n") != 1 {
-		t.Errorf("JSON is %s", lines.String())
 	}
 }

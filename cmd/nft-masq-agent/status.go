@@ -34,14 +34,8 @@ func statusCommand(l look) command {
 			f := addNodeFlags(fs)
 			f.AddPodCIDRs(fs)
 			f.AddAcceptForeign(fs)
-			again := false
-			addWatch(fs, &again)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
-				given := *f.Options
-				return e.watch(ctx, again, f.output, func(e environment) (int, error) {
-					o := given
-					return lookFlags{&nodeFlags{&o, f.output}, l}.status(ctx, e)
-				})
+				return lookFlags{f, l}.status(ctx, e)
 			}
 		},
 	}

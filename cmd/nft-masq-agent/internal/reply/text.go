@@ -85,13 +85,6 @@ func JSON(w io.Writer, v any) error {
 	return output(errors.Join(p.err, out.Flush()))
 }
 
-// JSONLine writes an answer as one line of JSON.
-func JSONLine(w io.Writer, v any) error {
-	enc := json.NewEncoder(escaper{w})
-	enc.SetEscapeHTML(false)
-	return output(enc.Encode(v))
-}
-
 func output(err error) error {
 	if err != nil {
 		return fmt.Errorf("output: %w", err)

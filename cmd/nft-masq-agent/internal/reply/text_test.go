@@ -61,17 +61,15 @@ func TestJSONIsIndentedAsByTheLibrary(t *testing.T) {
 
 func TestJSONHasNoCharacterThatATerminalDoesNotShow(t *testing.T) {
 	const text = "\x7f\u0085é\u202e\U000e0001 <&>"
-	var line, value bytes.Buffer
-	for _, err := range []error{JSONLine(&line, text), JSON(&value, []string{text})} {
-		if err != nil {
-			t.Fatal(err)
-		}
+	var got bytes.Buffer
+	if err := JSON(&got, []string{text}); err != nil {
+		t.Fatal(err)
 	}
-	const want = `"\u007f\u0085é\u202e\udb40\udc01 <&>"`
-	if line.String() != want+"\n" || value.String() != "[\n  "+want+"\n]\n" {
-		t.Errorf("%s%s", &line, &value)
+	const want = "[\n  \"\\u007f\\u0085é\\u202e\\udb40\\udc01 <&>\"\n]\n"
+	if got.String() != want {
+		t.Errorf("%q, want %q", &got, want)
 	}
-	if n, err := (escaper{&line}).Write([]byte("\u0085")); n != 2 || err != nil {
+	if n, err := (escaper{&got}).Write([]byte("\u0085")); n != 2 || err != nil {
 		t.Errorf("wrote %d bytes of 2: %v", n, err)
 	}
 }
@@ -82,10 +80,8 @@ func TestFailedOutputIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	for _, err := range []error{JSON(w, NewHead("check")), JSONLine(w, 1)} {
-		if err == nil || !strings.HasPrefix(err.Error(), "output: ") {
-			t.Errorf("%v", err)
-		}
+	if err := JSON(w, NewHead("check")); err == nil || !strings.HasPrefix(err.Error(), "output: ") {
+		t.Errorf("a full disk: %v, want an error that begins with output:", err)
 	}
 	if err := JSON(io.Discard, []any{math.NaN()}); err == nil {
 		t.Error("NaN is no error")
