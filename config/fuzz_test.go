@@ -53,7 +53,7 @@ func FuzzParse(f *testing.F) {
 func checkConfig(t *testing.T, text *text, c Config) {
 	t.Helper()
 	if c.ResyncInterval <= 0 {
-		t.Errorf("interval %s", c.ResyncInterval)
+		t.Errorf("the interval is %s, want one above 0", c.ResyncInterval)
 	}
 	for _, row := range Conditions() {
 		for _, cidr := range row.Entries(c) {
@@ -78,7 +78,7 @@ func checkProblem(t *testing.T, text *text, p Problem) {
 	}
 	unprintable := func(r rune) bool { return !unicode.IsPrint(r) && r != '\t' }
 	if s := p.Caret(); strings.ContainsFunc(strings.Replace(s, "\n", "", 1), unprintable) {
-		t.Errorf("caret %q", s)
+		t.Errorf("the line with the caret has control characters: %q", s)
 	}
 }
 

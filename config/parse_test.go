@@ -225,7 +225,8 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if n := len(Keys()); n != 22 || SNATAddresses().Key != KeySNATAddresses {
-		t.Errorf("%d keys", n)
+		t.Errorf("%d keys, want 22 (a new one needs a row here, in the schema and in README.md): %q; snatAddresses is %q",
+			n, Keys(), SNATAddresses().Key)
 	}
 }
 
@@ -266,7 +267,7 @@ func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
 		}
 	}
 	if n := (PortRange{1, 65535}).Size() + (PortRange{7, 7}).Size(); n != 65536 {
-		t.Errorf("%d ports", n)
+		t.Errorf("all ports and one more are %d, want 65536", n)
 	}
 }
 

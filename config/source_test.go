@@ -143,7 +143,7 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 	}
 	for _, text := range texts {
 		if !strings.Contains(text, `\x1b[2J\n\x9b\u202e`) || strings.ContainsAny(text, "\x1b\u009b\u202e") {
-			t.Errorf("%q", text)
+			t.Errorf("%q has a control character of a file's name, or not its escape", text)
 		}
 	}
 }

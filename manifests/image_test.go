@@ -314,7 +314,7 @@ func TestImageLabelsMatchTheBuild(t *testing.T) {
 		}
 	}
 	if v := labels["org.opencontainers.image.version"]; !regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+`).MatchString(v) {
-		t.Errorf("version %s", v)
+		t.Errorf("the label version is %q, want v and three numbers", v)
 	}
 	printed := n.output("run", "--rm", "--pull=never", "--network=none", "--ulimit=nofile=1024:1024",
 		"--ulimit=nproc=1024:1024", image, "version")

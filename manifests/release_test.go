@@ -76,7 +76,7 @@ func TestReleaseIsReproducibleAndVerifiable(t *testing.T) {
 		}
 	}
 	if manifests < 8 {
-		t.Errorf("%d manifests", manifests)
+		t.Errorf("%d manifests of the release have an image, want at least 8", manifests)
 	}
 	wantProvenance(t, files)
 
@@ -97,7 +97,7 @@ func wantProvenance(t *testing.T, files map[string][]byte) {
 	}
 	must(t, json.Unmarshal(files["provenance.json"], &s))
 	if s.Type != "https://in-toto.io/Statement/v1" {
-		t.Errorf("type %s", s.Type)
+		t.Errorf("the provenance is a %q, want a statement of in-toto", s.Type)
 	}
 	got := []string{"SHA256SUMS", "provenance.json"}
 	for _, subject := range s.Subject {

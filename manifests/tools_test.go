@@ -411,6 +411,6 @@ func TestToolsMakeManifestHasImageAndComponents(t *testing.T) {
 	out := run(t, "make -s manifest IMAGE=registry.example:5000/a/nft-masq-agent TAG=v1.0.0 "+
 		"COMPONENTS='prometheus takeover'")
 	if !strings.Contains(out, "image: registry.example:5000/a/nft-masq-agent:v1.0.0\n") {
-		t.Errorf("%s", out)
+		t.Errorf("make manifest does not write the image that it was given:\n%s", out)
 	}
 }

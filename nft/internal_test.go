@@ -74,7 +74,7 @@ func TestManyCoveredEntriesAreFast(t *testing.T) {
 	list = append(list, config.CIDR{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	got := NewList(list)
 	if len(got.CIDRs) != 1 {
-		t.Errorf("%d kept", len(got.CIDRs))
+		t.Errorf("%d CIDRs are kept, want 10.0.0.0/8 alone, which covers the others", len(got.CIDRs))
 	}
 }
 

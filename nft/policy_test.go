@@ -171,7 +171,7 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 		}
 	}
 	if tested != 2*(5+3) {
-		t.Errorf("%d lists were compared", tested)
+		t.Errorf("%d lists were compared, want %d: a new one needs a change here", tested, 2*(5+3))
 	}
 }
 

@@ -170,14 +170,14 @@ func TestFollowDeliversContentAndWarnings(t *testing.T) {
 		return reader(s.path("/file"))()
 	}, error.Error)
 	if got := <-content; got != "one" {
-		t.Errorf("got %q", got)
+		t.Errorf("delivered %q, want %q of the mounted file", got, "one")
 	}
 	if warning := <-warnings; !strings.Contains(warning.Error(), "mounted as a single file") {
-		t.Errorf("got %v", warning)
+		t.Errorf("warning %v, want that the file is mounted as a single one", warning)
 	}
 	check(t, os.WriteFile(s.path("/source"), []byte("two"), 0o644))
 	if got := <-content; got != "two" {
-		t.Errorf("got %q", got)
+		t.Errorf("delivered %q, want %q, which was written into the mount's source", got, "two")
 	}
 	for len(reads) > 0 {
 		<-reads

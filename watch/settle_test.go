@@ -275,12 +275,12 @@ func TestUnchangedFilesAreNotRead(t *testing.T) {
 				synctest.Wait()
 			}
 			if p.reads != 1 {
-				t.Errorf("%d reads in an hour without a change", p.reads)
+				t.Errorf("%d reads in an hour without a change of the file, want 1: events of others cause none", p.reads)
 			}
 			p.do("poll", "one")
 			synctest.Wait()
 			if p.reads != 2 {
-				t.Error("not read on request")
+				t.Errorf("%d reads after a request, want 2", p.reads)
 			}
 			p.do("write", "one")
 			time.Sleep(time.Hour)
@@ -385,7 +385,7 @@ func TestEndWaitsForTheRunningCheck(t *testing.T) {
 		close(hangs)
 		synctest.Wait()
 		if !ended {
-			t.Error("not ended after the check")
+			t.Error("the check has returned, and the follower does not end")
 		}
 	})
 }

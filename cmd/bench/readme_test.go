@@ -29,7 +29,7 @@ func TestPlotsAreThoseOfTheTable(t *testing.T) {
 		}
 	}
 	if files != 4 {
-		t.Errorf("%d files", files)
+		t.Errorf("plots.sha256 has %d files, want those of 4 plots", files)
 	}
 }
 
@@ -50,6 +50,6 @@ func TestReadmeShowsTheTargetsOfTheResults(t *testing.T) {
 		}
 	}
 	if rows < 20 {
-		t.Errorf("%d rows", rows)
+		t.Errorf("README.md has %d rows with a target that this test finds, want at least 20", rows)
 	}
 }

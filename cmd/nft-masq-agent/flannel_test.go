@@ -41,6 +41,6 @@ func TestCommandsForRulesThatFlannelLeavesDeleteThem(t *testing.T) {
 		nfttest.Run(t, n.NS, "", args[0], args[1:]...)
 	}
 	if got := masquerades(); got != 0 {
-		t.Errorf("%d rules still masquerade", got)
+		t.Errorf("after the commands of the documents %d rules masquerade, want none", got)
 	}
 }

@@ -33,7 +33,7 @@ func TestUnreadLogBlocksNothingAndCountsLostLines(t *testing.T) {
 	q.Close(0) // it does not wait for the reader
 	lost := q.lost.Load()
 	if most := uint64(lines - maxQueued); lost != most-1 {
-		t.Errorf("%d lines lost", lost)
+		t.Errorf("%d lines are lost, want %d: all but those that the queue holds and the one being written", lost, most-1)
 	}
 	read, last := uint64(0), ""
 	for s := bufio.NewScanner(r); !strings.HasPrefix(last, "lost") && s.Scan(); read++ {
@@ -66,7 +66,7 @@ func TestLinesAreLostOnlyIfTheQueueIsFull(t *testing.T) {
 		<-written
 	}
 	if _, _ = q.Write(make([]byte, maxSize+1)); q.lost.Load() != 1 {
-		t.Errorf("%d lines lost", q.lost.Load())
+		t.Errorf("of a line that is longer than the queue %d are lost, want 1", q.lost.Load())
 	}
 	q.Close(timeout)
 }
@@ -104,7 +104,7 @@ func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
 	}
 	q.Close(timeout)
 	if line := <-w.written; line != "y\n" {
-		t.Errorf("written %q", line)
+		t.Errorf("written is %q, want the line after those that were lost", line)
 	}
 }
 

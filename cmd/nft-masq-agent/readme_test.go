@@ -103,7 +103,7 @@ func TestDocumentsShowTheListingsOfTheCases(t *testing.T) {
 		}
 	}
 	if listings == 0 {
-		t.Error("no listing")
+		t.Error("no document shows a listing of nft: is the pattern of this test still theirs?")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestTestsNamedInDocumentsExist(t *testing.T) {
 		named = append(named, regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(readDocument(t, d), -1)...)
 	}
 	if len(named) == 0 {
-		t.Fatal("no test is named")
+		t.Fatal("no document names a test: is the pattern of this test still theirs?")
 	}
 	out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9]+\(`,
 		root).Output()
@@ -227,7 +227,7 @@ func TestPoliciesInTheDocumentsAreValid(t *testing.T) {
 		}
 	}
 	if policies < 5 {
-		t.Errorf("%d policies", policies)
+		t.Errorf("config/README.md has %d policies that this test knows, want at least 5", policies)
 	}
 }
 
@@ -280,7 +280,7 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 		}
 	}
 	if seen < 9 {
-		t.Errorf("%d views", seen)
+		t.Errorf("%d addresses of the documents were compared with the far end's, want at least 9", seen)
 	}
 }
 

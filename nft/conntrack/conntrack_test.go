@@ -589,14 +589,14 @@ func TestTallyNeverHasMoreKeys(t *testing.T) {
 		}
 	}
 	if len(tally) != maxKeys {
-		t.Errorf("%d keys", len(tally))
+		t.Errorf("the tally has %d keys, want no more than %d", len(tally), maxKeys)
 	}
 	add(0)
 	if top := tally.Fullest(1); len(tally) != maxKeys || top[0].Used != 2 {
-		t.Errorf("%d keys, %+v", len(tally), top)
+		t.Errorf("a known key makes %d keys, want %d, and is %+v, want it used twice", len(tally), maxKeys, top)
 	}
 	if add(maxKeys); len(tally) != 1 {
-		t.Errorf("%d keys are left", len(tally))
+		t.Errorf("one key too many leaves %d, want it alone", len(tally))
 	}
 }
 

@@ -136,7 +136,7 @@ func TestRulesDoWhatThePolicySays(t *testing.T) {
 			}
 			for _, what := range all {
 				if seen[what] < 10 {
-					t.Errorf("only %v", seen)
+					t.Errorf("packets that are %s are too few of %v: want 10, or they are not tested", what, seen)
 				}
 			}
 		})

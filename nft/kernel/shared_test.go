@@ -432,7 +432,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 		defer c.Close()
 		return rulesOf(t, c, nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting), nil
 	}); len(rules) != 1 {
-		t.Errorf("%d rules in the first dump of a socket", len(rules))
+		t.Errorf("the first dump of a socket has %d rules, want the long one alone", len(rules))
 	}
 	for _, matches := range []int{1, 8, longRule} {
 		for _, mode := range cases.Modes() {
@@ -445,7 +445,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
 						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
 						if (len(diffs) > 0) != differs {
-							t.Errorf("changed %v", diffs)
+							t.Errorf("differences are %v, want some: %t", diffs, differs)
 						}
 						err = errors.Join(err, k.Close())
 					}

@@ -309,7 +309,7 @@ func testValidConnections(t *testing.T, ipv6 bool) {
 		_ = d.Close()
 	}
 	if got := dropped(t, conn, ipv6); got != counted {
-		t.Errorf("%d packets were dropped", got-counted)
+		t.Errorf("%d packets of connections that are known were dropped, want none", got-counted)
 	}
 }
 
@@ -426,7 +426,7 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 				}
 				_ = d.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 				if n, err := d.Read(make([]byte, 1)); err == nil {
-					t.Errorf("%d bytes come back", n)
+					t.Errorf("%d bytes come back through a connection whose packets are dropped, want none", n)
 				}
 			})
 		}

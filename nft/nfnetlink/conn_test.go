@@ -95,7 +95,7 @@ func TestTransactionIsAtomic(t *testing.T) {
 	tables, err := c.Tables(nfnetlink.Inet)
 	must(t, err)
 	if len(tables) != 2 || tables[0].Name != "t" || tables[1].Name != "u" {
-		t.Errorf("tables %v", tables)
+		t.Errorf("tables %v, want t and u: the rejected transaction would add v", tables)
 	}
 }
 
@@ -275,7 +275,7 @@ func TestConnectionIsSharedAndRedialed(t *testing.T) {
 				b.DelTable(nfnetlink.Inet, name)
 				b.DelTable(nfnetlink.Inet, "missing")
 				if err := c.Commit(b, 0); !errors.Is(err, unix.ENOENT) {
-					t.Errorf("error %v", err)
+					t.Errorf("deleting a table that is missing: error %v, want %v", err, unix.ENOENT)
 				}
 			}
 		})
@@ -331,10 +331,10 @@ func TestSocketThatFailedIsReplaced(t *testing.T) {
 func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 	c := nfnetlink.New(func() (*netlink.Conn, error) { return nil, unix.EMFILE })
 	if _, err := c.Generation(); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("error %v", err)
+		t.Errorf("the generation without a socket: error %v, want %v", err, unix.EMFILE)
 	}
 	if err := c.Commit(createTable("t"), 0); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("error %v", err)
+		t.Errorf("a commit without a socket: error %v, want %v", err, unix.EMFILE)
 	}
 	must(t, c.Close())
 	must(t, nfttest.NewNS(t, "conn").Do(func() error {
@@ -424,7 +424,7 @@ func TestListOfAChainIsRightNextToTransactionsElsewhere(t *testing.T) {
 	want, err := list("long")
 	must(t, err)
 	if len(want) != 5001 || !slices.IsSorted(want) {
-		t.Fatalf("%d rules", len(want))
+		t.Fatalf("%d rules are listed, sorted: %t; want 5001 in their order", len(want), slices.IsSorted(want))
 	}
 	for range nfttest.FullRounds(5, 100) {
 		got, err := list("long")

@@ -27,7 +27,7 @@ func TestAttributesAreReadAsWritten(t *testing.T) {
 	})
 	a.AddUint32(8, 1)
 	if len(a)%attrAlign != 0 {
-		t.Errorf("%d bytes", len(a))
+		t.Errorf("the attributes have %d bytes, want a multiple of %d", len(a), attrAlign)
 	}
 	var got []any
 	var read func(b []byte, nested ...uint16)

@@ -88,7 +88,7 @@ func TestRepairsAgainstAFightingProgramAreOneSecondApart(t *testing.T) {
 			t.Errorf("said %d times", n)
 		}
 		if n := fight(time.Minute); n < 45 || n > 65 {
-			t.Errorf("%d repairs within a minute", n)
+			t.Errorf("%d repairs within a minute of fight, want about one a second", n)
 		}
 	})
 }
@@ -99,12 +99,12 @@ func TestBusyNeighborIsPolledFourTimesASecond(t *testing.T) {
 		w.Cost = 50 * time.Microsecond
 		w.Next(time.Minute, 10*time.Millisecond)
 		if w.Looks < 4*60-5 || w.Looks > 4*60+5 {
-			t.Errorf("%d checks in a minute", w.Looks)
+			t.Errorf("%d checks in a minute next to a busy program, want four a second", w.Looks)
 		}
 		w.Tamper()
 		w.Pass(restoredWithin + time.Millisecond)
 		if w.Held == "tampered" {
-			t.Error("not repaired")
+			t.Errorf("rules that were tampered with are still there after %s", restoredWithin)
 		}
 	})
 }
@@ -124,7 +124,7 @@ func TestChecksTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		w.Tamper() // after a quiet time
 		w.Pass(restoredWithin + w.Cost)
 		if w.Held == "tampered" {
-			t.Error("not repaired at once")
+			t.Error("after a quiet time, rules that were tampered with are not repaired at the first event")
 		}
 	})
 }
@@ -178,7 +178,7 @@ func TestRejectionIsRetriedWithBackoffWhateverOthersDo(t *testing.T) {
 		w.Gets("10.0.0.0/8")
 		w.Next(time.Minute, 10*time.Millisecond)
 		if w.Looks > 70 {
-			t.Errorf("%d tries in a minute", w.Looks)
+			t.Errorf("%d tries in a minute, want at most 70 while the kernel rejects all", w.Looks)
 		}
 		if w.Rereads < 4 { // after 1, 3, 7, 15 s
 			t.Errorf("the file was read %d times", w.Rereads)

@@ -106,7 +106,7 @@ func TestIdleClientsDoNotBlockOthers(t *testing.T) {
 					go func() { _, _ = io.WriteString(c, request) }()
 				}
 				if code := ask(t, l.dial(), plainRequest); code != http.StatusOK {
-					t.Errorf("status %d", code)
+					t.Errorf("behind ten times as many connections as are served: status %d, want %d", code, http.StatusOK)
 				}
 				if took := time.Since(start); took > 0 {
 					t.Errorf("answered after %s", took)
@@ -139,7 +139,7 @@ func TestClientsBeingServedKeepTheirConnections(t *testing.T) {
 		close(release)
 		for range maxConnections {
 			if code := <-codes; code != http.StatusOK {
-				t.Errorf("status %d", code)
+				t.Errorf("a request that was being served: status %d, want %d", code, http.StatusOK)
 			}
 		}
 	})
@@ -168,7 +168,7 @@ func TestLongHeaderIsRejected(t *testing.T) {
 	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
 		request := "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + strings.Repeat("x", 2*maxHeaderBytes) + "\r\n\r\n"
 		if code := ask(t, l.dial(), request); code != http.StatusRequestHeaderFieldsTooLarge {
-			t.Errorf("status %d", code)
+			t.Errorf("status %d, want %d", code, http.StatusRequestHeaderFieldsTooLarge)
 		}
 	})
 }
@@ -186,7 +186,7 @@ func TestPendingRequestIsAnsweredBeforeShutdown(t *testing.T) {
 			end()
 		}()
 		if code := ask(t, c, plainRequest); code != http.StatusOK {
-			t.Errorf("status %d", code)
+			t.Errorf("a request that had arrived before the end: status %d, want %d", code, http.StatusOK)
 		}
 	})
 }
@@ -251,13 +251,13 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 		ended := Serve(ctx, listen, address, http.NotFoundHandler(), log)
 		if line := <-lines; !strings.Contains(line, "cannot listen on "+address+", retrying") ||
 			!strings.Contains(line, "address already in use") {
-			t.Errorf("logged %s", line)
+			t.Errorf("logged is %s, want that the address is in use, and that it is tried again", line)
 		}
 		if line := <-lines; !strings.Contains(line, "serving HTTP") {
-			t.Errorf("logged %s", line)
+			t.Errorf("logged is %s, want that HTTP is served once the address is free", line)
 		}
 		if code := ask(t, free.dial(), plainRequest); code != http.StatusNotFound {
-			t.Errorf("status %d", code)
+			t.Errorf("status %d, want %d of the handler", code, http.StatusNotFound)
 		}
 		cancel()
 		<-ended

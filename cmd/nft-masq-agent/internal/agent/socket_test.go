@@ -54,7 +54,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(got.Files) != 1 || !bytes.Equal(got.Files[0].Data, large) {
-		t.Fatalf("%d files", len(got.Files))
+		t.Fatalf("the report has %d files, want the large one as it is", len(got.Files))
 	}
 	got.Files[0].Data = nil // comparing it takes long
 	want := report.Report{

@@ -41,6 +41,6 @@ func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
 		}
 	}
 	if len(seen) < 50 {
-		t.Errorf("%d events", len(seen))
+		t.Errorf("the README has %d events that this test finds, want at least 50", len(seen))
 	}
 }

@@ -109,7 +109,7 @@ func TestLinesAreWrappedAtEightyColumns(t *testing.T) {
 		}
 	}
 	if got := Line(" a\n\tb ", "  "); got != "  a b\n" {
-		t.Errorf("line %q", got)
+		t.Errorf("the line is %q, want it indented, with one space for each gap", got)
 	}
 }
 
