@@ -52,7 +52,7 @@ func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	overlay, program := withoutLooking(t), filepath.Join(t.TempDir(), "program")
 	const tags = "agentonly,nethttpomithttp2"
-	commands := []string{"build -buildvcs=false -o " + program + " ./cmd/nft-masq-agent"}
+	commands := []string{"build -buildvcs=false -ldflags=-s -o " + program + " ./cmd/nft-masq-agent"}
 	if nfttest.Long() {
 		// The tests of the other packages word rules as package rule does.
 		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/... ./config ./watch "+

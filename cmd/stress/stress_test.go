@@ -20,7 +20,7 @@ func TestShortStress(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	var out strings.Builder
-	args := []string{"--agent", agent.Program(t), "--each", "200ms", "--flows", "1", "--limit", "3m"}
+	args := []string{"--agent", agent.Program(t), "--each", "100ms", "--flows", "1", "--limit", "3m"}
 	code := run(t.Context(), args, &out, &out)
 	t.Log(out.String())
 	if code != exitClean {

@@ -337,7 +337,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 		cases.Load(t, "to-ports-force").Compile(nft.ModeIPTables), cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
 		cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "default").Compile(nft.ModeNFTables),
 	}
-	for seed := range uint64(nfttest.Rounds(3, 20, 1000)) {
+	for seed := range uint64(nfttest.Rounds(3, 12, 1000)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			m := meddler{rand.New(rand.NewPCG(seed, 46)), ns, nil}

@@ -61,13 +61,13 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 	nfttest.Require(t, "nft")
 	var all []cases.Case
 	cases.EachIn(t, nft.ModeNFTables, func(_ *testing.T, c cases.Case) { all = append(all, c) })
-	n := modes.New(t, native.Read)
+	n, theirs := modes.New(t, native.Read), modes.New(t, native.Read)
 	for _, c := range all {
-		theirs, want := modes.New(t, native.Read), c.Compile(nft.ModeNFTables)
+		want := c.Compile(nft.ModeNFTables)
 		if diff := cmp.Diff(c.File(t, "ruleset.nft"), want.String()); diff != "" {
 			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
 		}
-		theirs.Load(t, want.String())
+		theirs.Load(t, "flush ruleset\n"+want.String())
 		s := theirs.Read(t, want, layout.Ours)
 		if diffs := modes.Texts(s, rule.String); len(diffs) > 0 {
 			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)

@@ -70,12 +70,13 @@ func save(t testing.TB, n *modes.Node) string {
 // Whatever the tables had before, they have each case then, as iptables writes it.
 func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 	t.Parallel()
-	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	var all []cases.Case
 	cases.EachIn(t, nft.ModeIPTables, func(_ *testing.T, c cases.Case) { all = append(all, c) })
-	n := modes.New(t, xtables.Read)
+	n, theirs := modes.New(t, xtables.Read), modes.New(t, xtables.Read)
 	for _, c := range all {
-		theirs, want := modes.New(t, xtables.Read), c.Compile(nft.ModeIPTables)
+		want := c.Compile(nft.ModeIPTables)
+		theirs.Load(t, "flush ruleset")
 		if diff := cmp.Diff(c.File(t, "iptables.rules"), want.String()); diff != "" {
 			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
 		}

@@ -76,7 +76,7 @@ func TestElementsAreRestoredWithinThirtySecondsHoweverSlowChecksAre(t *testing.T
 					inBubble(t, func(t *testing.T, w *world) {
 						w.Settle()
 						w.Locked(func() { w.Cost, w.FrameCost, w.Stall = size.elements, size.frames, stall })
-						for range nfttest.Rounds(1, 3, 3) {
+						for range nfttest.Rounds(1, 2, 3) {
 							w.Next(elementsPause/4, every)
 							w.Messages()
 							w.Locked(func() { w.Exchanged = true })
