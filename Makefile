@@ -148,7 +148,7 @@ reproducible: ## release: Build the last commit in two directories and compare
 
 .PHONY: ci-full
 ci-full: export LONG = 1
-ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test schema-test install-test test-cluster soak test-race test-busy test-s390x test test-nft ## test: Run all checks, including the slow ones
+ci-full: lint all-build manifests-check reproducible fuzz container-test reproducible-image release-test promtool-test systemd-test schema-test install-test test-cluster soak test-race test-busy test-s390x test test-nft ## test: Run all checks, including the slow ones
 
 .PHONY: version
 version: ## release: Print the version that a build is stamped with
@@ -176,4 +176,4 @@ DEMO_DEPS = nft:nftables iptables-nft:iptables
 # The programs with which the kernel tests compare the agent.
 .PHONY: deps
 deps:
-	$(call need,$(DEMO_DEPS) systemd-analyze:systemd)
+	$(call need,$(DEMO_DEPS))

@@ -39,7 +39,7 @@ var mentions = []string{
 // elsewhere are command lines that no test of this file runs, with the reason.
 var elsewhere = map[string]string{
 	"systemctl daemon-reload && systemctl enable --now nft-masq-agent": "needs systemd as the first process; " +
-		"TestUnitIsValidAndItsAgentInstallsRules verifies the unit and starts the agent as it does",
+		"TestAgentOfTheUnitInstallsRules starts the agent as it does",
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
 	"make fleet":  "runs kubectl masq fleet",

@@ -139,6 +139,11 @@ release-test: bin/tools/kustomize bin/tools/helm ## release: Make the release of
 promtool-test: bin/promtool ## test: Check metrics, alerts and dashboard with promtool
 	PROMTOOL='$(CURDIR)/bin/promtool' go test -count=1 -run '^TestPromtool' ./manifests
 
+.PHONY: systemd-test
+systemd-test: ## test: Check the unit with systemd-analyze
+	$(call need,systemd-analyze:systemd)
+	SYSTEMD_ANALYZE=systemd-analyze go test -count=1 -run '^TestSystemd' ./manifests
+
 # Programs of Debian's packages, without installing their servers.
 define extract
 	@dir="$$(mktemp -d)"; trap 'rm -rf "$$dir"' EXIT; \
