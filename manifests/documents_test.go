@@ -214,6 +214,44 @@ func TestMakeKnowsTheTargetsOfTheDocuments(t *testing.T) {
 	}
 }
 
+// make golden runs the tests whose own bodies read the flag.
+func TestMakeGoldenKnowsEachTestThatWritesGoldenFiles(t *testing.T) {
+	t.Parallel()
+	packages := strings.Fields(run(t, `make --eval='golden-packages: ; @echo $(GOLDEN)' golden-packages`))
+	for i := range packages {
+		packages[i] = filepath.Clean(packages[i])
+	}
+	function := regexp.MustCompile(`(?ms)^func (\([^)]*\) )?(\w+).*?^}$`)
+	flagged := regexp.MustCompile(`[*]update\b`)
+	writers := 0
+	err := fs.WalkDir(os.DirFS(".."), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text := readFile(t, filepath.Join("..", path))
+		if !strings.Contains(text, `Bool("update"`) && !flagged.MatchString(text) || strings.Contains(path, "cluster/") {
+			return nil
+		}
+		if !slices.Contains(packages, filepath.Dir(path)) {
+			t.Errorf("%s writes golden files, and GOLDEN in the Makefile is without its package: %q", path, packages)
+		}
+		for _, m := range function.FindAllStringSubmatch(text, -1) {
+			if !flagged.MatchString(m[0]) {
+				continue
+			}
+			writers++
+			if !strings.HasPrefix(m[2], "Test") {
+				t.Errorf("%s: %s reads the flag: give it the value, so that make golden finds the test", path, m[2])
+			}
+		}
+		return nil
+	})
+	must(t, err)
+	if writers < 10 {
+		t.Errorf("%d tests write golden files, want at least 10: does the pattern still find them?", writers)
+	}
+}
+
 // wantTargets has make read a command line, but for targets whose lines call make: those run in a dry run, too.
 func wantTargets(t *testing.T, file, line string) {
 	t.Helper()

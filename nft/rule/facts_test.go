@@ -141,15 +141,15 @@ func TestFactsOfRules(t *testing.T) {
 			if err != nil || len(rules) > 0 {
 				t.Fatalf("left are %q, %v", rules, err)
 			}
-			golden(t, file, got)
+			golden(t, file, got, *update)
 		})
 	}
 }
 
-// golden compares a file with what it should be.
-func golden(t *testing.T, file, got string) {
+// golden compares a file with what it should be, or writes it.
+func golden(t *testing.T, file, got string, write bool) {
 	t.Helper()
-	if *update {
+	if write {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +269,7 @@ func TestFactsOfRulesThatNFTDoesNotWrite(t *testing.T) {
 	} {
 		got += tt.name + "\n\t" + strings.Join(factsOf(tt.rule), "\n\t") + "\n"
 	}
-	golden(t, "testdata/built.txt", got)
+	golden(t, "testdata/built.txt", got, *update)
 }
 
 // xt is a match or target of xtables with parameters.
