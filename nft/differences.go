@@ -14,6 +14,9 @@ func sameRule(a, b nfnetlink.Rule) bool {
 	return nfnetlink.Same(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
 }
 
+// SameRules reports whether two chains have the same rules in the same order.
+func SameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
+
 // ruleKey is equal for the same rules.
 func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
 
@@ -21,7 +24,7 @@ func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r
 // kernel, or that their order is wrong.
 func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule, words facts.Words) []string {
 	wanted := c.Bytecode(t, live)
-	if slices.EqualFunc(wanted, got, sameRule) {
+	if SameRules(wanted, got) {
 		return nil
 	}
 	var diffs []string

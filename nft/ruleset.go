@@ -28,7 +28,12 @@ func (r Ruleset) Hash() string { return r.digest.String() }
 
 // Same reports whether the kernel should have the same for both.
 func (r Ruleset) Same(o Ruleset) bool {
-	return r.digest == o.digest && r.Layout == o.Layout && r.Policy.samePresent(o.Policy) &&
+	return r.SamePolicy(o) && r.Policy.samePresent(o.Policy)
+}
+
+// SamePolicy reports whether both are written for the same policy in the same way, whatever addresses the node has.
+func (r Ruleset) SamePolicy(o Ruleset) bool {
+	return r.digest == o.digest && r.Layout == o.Layout &&
 		(r.Mode() != ModeIPTables || r.String() == o.String()) // the order of the rules is that of the file
 }
 
@@ -115,6 +120,20 @@ type Set struct {
 	Verdicts bool                // they are to chains
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
+}
+
+// Set returns the set with a name, one without elements if the table does not have it.
+func (t Table) Set(name string) Set {
+	i := slices.IndexFunc(t.Sets, func(s Set) bool { return s.Name == name })
+	if i < 0 {
+		return Set{Name: name}
+	}
+	return t.Sets[i]
+}
+
+// SameElements reports whether two sets have the same elements.
+func (s Set) SameElements(o Set) bool {
+	return slices.Equal(s.Prefixes, o.Prefixes) && slices.Equal(s.Mappings, o.Mappings)
 }
 
 // LearnedSize is the most elements that a set which rules fill can have; that of nft.

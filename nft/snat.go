@@ -129,7 +129,7 @@ func (r Ruleset) On(addresses []netip.Addr) Ruleset {
 	if p.samePresent(r.Policy) {
 		return r
 	}
-	return CompilePolicy(p, r.Layout)
+	return Ruleset{Policy: p, Layout: r.Layout, Tables: r.Layout.Compile(p, r.Hash()), digest: r.digest}
 }
 
 // samePresent reports whether the node has the same of snatAddresses and snatRules.

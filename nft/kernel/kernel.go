@@ -27,10 +27,8 @@ type Kernel struct {
 	// settled is the layout whose rules were right once: since then, rules of other agents
 	// in our chain are just drift.
 	settled nft.Layout
-	// right is the ruleset that the last Apply wanted, unless it failed, and rightAt the generation at
-	// which the kernel had it, 0 if that is not known.
-	right   nft.Ruleset
-	rightAt uint32
+	// right is the ruleset that the last Apply left in the kernel, none after one that failed.
+	right nft.Ruleset
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -73,8 +71,8 @@ func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth)
 
 // Applied is what [Kernel.Apply] did.
 type Applied struct {
-	// Differences are those that were found and removed; none if nothing was
-	// written.
+	// Differences are those that were found and removed; none if nothing was written. With an error
+	// they are those that were found, and are still there.
 	Differences []string
 	// TookOver are the names of other agents' chains that were removed, Removed
 	// those of leftovers of another mode or chain name of ours.
@@ -82,9 +80,9 @@ type Applied struct {
 	// Replaced are the rules of other agents that were in the chain of mode
 	// iptables-nft.
 	Replaced []string
-	// Generation of the ruleset at which everything was right. If another program wrote in the
-	// meantime, it is 0, or not the last one.
-	Generation uint32
+	// Read is the generation of the ruleset that was compared, and Generation that at which everything was
+	// right. If another program wrote in the meantime, that is 0, or not the last one.
+	Read, Generation uint32
 	// Recreated is set if our table was deleted and created again, because it had something
 	// that is not ours.
 	Recreated bool
@@ -96,29 +94,33 @@ type Applied struct {
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too. After a few seconds next to programs that write all
 // the time, the error is [nfnetlink.ErrBusy]. [layout.Frame] is [layout.Ours] unless the last Apply
-// wanted the same.
+// wanted the same policy.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
 	start := time.Now()
-	if depth == layout.Frame && !k.right.Same(want) {
+	if depth == layout.Frame && !k.right.SamePolicy(want) {
 		depth = layout.Ours
 	}
 	first := k.settled != want.Layout
-	s, diffs, err := k.look(ctx, want, depth, first)
-	switch {
-	case err != nil:
-	case len(diffs) == 0:
-		a.Generation = s.generation
-	default:
-		a, err = k.write(ctx, s, diffs, first)
-	}
+	s, found, err := k.look(ctx, want, depth, first)
+	a.Differences = texts(found)
 	if err != nil {
-		k.right, k.rightAt = nft.Ruleset{}, 0
+		if !Delayed(err) {
+			k.right = nft.Ruleset{}
+		}
 		return a, err
+	}
+	a.Read, a.Generation = s.generation, s.generation
+	if len(found) > 0 {
+		k.right = nft.Ruleset{}
+		if err := k.write(ctx, s, found, first, &a); err != nil {
+			return Applied{Differences: a.Differences}, err
+		}
+		k.describe(&a, found)
 	}
 	if depth == layout.TakeOver {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
-	k.settled, k.right, k.rightAt = want.Layout, want, a.Generation
+	k.settled, k.right = want.Layout, want
 	a.Took = time.Since(start)
 	return a, nil
 }
@@ -131,14 +133,17 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 ) {
 	var last []string
 	err = nfnetlink.Again(ctx, func() error {
-		if s, err = k.read(ctx, want, depth, nil); err != nil {
+		s, err = k.read(ctx, want, depth, nil)
+		if err != nil {
 			return err
 		}
-		if diffs = s.differences(first); len(diffs) == 0 {
+		diffs = s.differences(first)
+		if len(diffs) == 0 {
 			return nil
 		}
-		now, err := k.ended(diffs)
-		if found := texts(diffs); err == nil && now != s.generation && !slices.Equal(found, last) {
+		current, err := k.ended(diffs)
+		found := texts(diffs)
+		if err == nil && current != s.generation && !slices.Equal(found, last) {
 			last = found
 			return nfnetlink.ErrInterrupted
 		}
@@ -147,59 +152,89 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	return s, diffs, err
 }
 
-// write removes the differences of a state, and describes them. After another program's
-// transaction it reads again, and continues with what it has staged.
-func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool) (a Applied, err error) {
-	a.Differences = texts(found)
-	diffs := found
-	n, unfit := 0, 0
-	err = nfnetlink.Again(ctx, func() (err error) {
-		if n++; n > 1 {
-			now, err := k.read(ctx, s.Want, s.depth, s)
-			if err != nil {
-				return err
-			}
-			s, now.words = now, nil // they were described before, and time counts
-			diffs = s.differences(first)
-		}
-		replacer, _ := s.wanted.(layout.Replacer)
-		stuck := prevented(diffs)
-		odd := slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind == layout.Odd })
-		switch {
-		case len(diffs) == 0:
-			return nil
-		case odd || stuck != nil:
-			if now, err := k.ended(diffs); err != nil {
-				return err
-			} else if now != s.generation {
-				return nfnetlink.ErrInterrupted
-			}
-			if stuck != nil && unfit > 0 {
-				return stuck
-			}
-		case unfit < 2:
-			err = s.carryOut(ctx)
-			if replacer == nil || a.Recreated || !mayComeFromTheTable(err) {
-				if err == nil && n == 1 {
-					a.Generation = s.generation
-				}
-				return err
-			}
-		}
-		// A transaction that is then aborted counts in what was read, too: only the second such read decides.
-		if unfit++; unfit >= 2 && stuck == nil {
-			if err := replacer.Replace(s.commitNow); err != nil {
-				return err
-			}
-			unfit, a.Recreated = 0, true
-		}
-		return nfnetlink.ErrInterrupted
-	})
-	if err != nil {
-		return Applied{}, err
+// write removes differences. Chains that only have other rules are written again as a whole, by their names:
+// that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the generation
+// that was read.
+func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool, a *Applied) error {
+	if s.rewrite(found) == nil {
+		a.Generation = s.generation
+		return nil
 	}
-	k.describe(&a, found)
-	return a, nil
+	c := change{kernel: k, state: s, found: found, first: first}
+	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
+	a.Recreated, a.Generation = c.recreated, c.generation
+	return err
+}
+
+// A change is the way to the wanted ruleset by a switch to sets that were filled before, or by replacing our table.
+// Both are right only at the generation that was read: after another program's transaction the change is planned
+// again, with what it has filled.
+type change struct {
+	kernel     *Kernel
+	state      *State
+	found      []layout.Difference
+	first      bool
+	tries      int
+	doubts     int // reads after which the table cannot be changed as it is
+	recreated  bool
+	generation uint32 // at which everything is right; 0: unknown, because the last try compared only a part
+}
+
+// try plans and writes once. It returns [nfnetlink.ErrInterrupted] if it is to be called again.
+func (c *change) try(ctx context.Context) error {
+	c.tries++
+	if c.tries > 1 {
+		if err := c.readAgain(ctx); err != nil || len(c.found) == 0 {
+			return err
+		}
+	}
+	obstacle := prevented(c.found)
+	odd := slices.ContainsFunc(c.found, func(d layout.Difference) bool { return d.Kind == layout.Odd })
+	replacer, replaceable := c.state.wanted.(layout.Replacer)
+	switch {
+	case obstacle != nil || odd:
+		current, err := c.kernel.ended(c.found)
+		if err != nil {
+			return err
+		}
+		if current != c.state.generation {
+			return nfnetlink.ErrInterrupted
+		}
+	case c.doubts < 2:
+		err := c.state.carryOut(ctx)
+		if err == nil && c.tries == 1 {
+			c.generation = c.state.generation
+		}
+		if !replaceable || c.recreated || !mayComeFromTheTable(err) {
+			return err
+		}
+	}
+	// A transaction that is then aborted counts in what was read, too: only the second such read decides.
+	c.doubts++
+	if c.doubts == 1 {
+		return nfnetlink.ErrInterrupted
+	}
+	if obstacle != nil {
+		return obstacle
+	}
+	// Other programs' transactions do not change that it is replaced.
+	if err := replacer.Replace(c.state.commitNow); err != nil {
+		return err
+	}
+	c.doubts, c.recreated = 0, true
+	return nfnetlink.ErrInterrupted
+}
+
+// readAgain reads what tells whether what was compared and filled is still there.
+func (c *change) readAgain(ctx context.Context) error {
+	s, err := c.kernel.read(ctx, c.state.Want, c.state.depth, c.state)
+	if err != nil {
+		return err
+	}
+	s.words = nil // the differences were described before, and time counts
+	c.state = s
+	c.found = s.differences(c.first)
+	return nil
 }
 
 // ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -34,14 +35,15 @@ func Unread(want nft.Ruleset) *State { return &State{Want: want} }
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
-	read func(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
+	// read reads the state. last is the ruleset that the last Apply left; at a [layout.Frame] it has the wanted policy.
+	read func(c *nfnetlink.Conn, want, last nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
 }
 
 func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With the one of an earlier attempt to write, it reads no
+// read reads the kernel's state. With the one of an earlier attempt to write, it reads no rules and no
 // elements: they were compared then, or written.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, staged *State) (*State, error) {
 	c := k.conn.In(ctx)
@@ -49,23 +51,26 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	if err != nil {
 		return nil, err
 	}
-	s := &State{Want: want, depth: depth, conn: k.conn, words: k.words, generation: generation}
-	var has nft.Ruleset // that the kernel has, if nobody has committed since that was read or written
-	if generation == k.rightAt && !k.right.Same(want) {
-		has = k.right
+	if staged == nil {
+		if err := c.AwaitCommit(); err != nil {
+			return nil, err
+		}
 	}
+	s := &State{Want: want, depth: depth, conn: k.conn, words: k.words, generation: generation}
 	for i, r := range readers() {
-		var earlier, now layout.State
+		var earlier, current layout.State
 		if staged != nil {
 			earlier = staged.modes[i]
 		}
 		if r.mode == want.Mode() || depth > layout.Ours {
-			if now, err = r.read(c, want, has, depth, earlier); err != nil {
+			current, err = r.read(c, want, k.right, depth, earlier)
+			if err != nil {
 				return nil, err
 			}
 		}
-		if s.modes = append(s.modes, now); r.mode == want.Mode() {
-			s.wanted = now
+		s.modes = append(s.modes, current)
+		if r.mode == want.Mode() {
+			s.wanted = current
 		}
 	}
 	if depth == layout.TakeOver {
@@ -135,12 +140,25 @@ func (s *State) Differences() (diffs []layout.Difference) {
 	return diffs
 }
 
+// rewrite writes chains again that only have other rules. It fails if there are other differences.
+func (s *State) rewrite(diffs []layout.Difference) error {
+	r, ok := s.wanted.(layout.Rewriter)
+	if !ok || slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind != layout.Rules }) {
+		return errors.ErrUnsupported
+	}
+	b := &nfnetlink.Batch{}
+	if !r.Rewrite(b) {
+		return errors.ErrUnsupported
+	}
+	return s.commit(b)
+}
+
 // commit sends a transaction that is right at any generation.
 func (s *State) commit(b *nfnetlink.Batch) error {
 	err := s.commitAt(b, 0)
 	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
 		// It may have met what another program has just written.
-		if now, _ := s.conn.Generation(); now != s.generation {
+		if current, _ := s.conn.Generation(); current != s.generation {
 			return nfnetlink.ErrInterrupted
 		}
 	}
@@ -148,17 +166,28 @@ func (s *State) commit(b *nfnetlink.Batch) error {
 }
 
 // commitNow sends a transaction that is right only if nobody has written since the state was read.
-func (s *State) commitNow(b *nfnetlink.Batch) error { return s.commitAt(b, s.generation) }
+func (s *State) commitNow(b *nfnetlink.Batch) error {
+	if s.generation == 0 {
+		return nfnetlink.ErrInterrupted
+	}
+	return s.commitAt(b, s.generation)
+}
 
+// commitAt sends a transaction. Then the generation of the state is the new one, or 0 if another program may have
+// written, too: the kernel does not count a transaction that changes nothing.
 func (s *State) commitAt(b *nfnetlink.Batch, generation uint32) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	err := s.conn.Commit(b, generation)
-	if err == nil {
-		s.generation++
+	if err := s.conn.Commit(b, generation); err != nil {
+		return err
 	}
-	return err
+	if b.Generation-s.generation > 1 {
+		s.generation = 0
+	} else {
+		s.generation = b.Generation
+	}
+	return nil
 }
 
 // carryOut turns the state into the wanted one.
@@ -168,16 +197,17 @@ func (s *State) carryOut(ctx context.Context) error {
 			return err
 		}
 	}
-	now, after, atAny := &nfnetlink.Batch{}, &nfnetlink.Batch{}, true
+	first, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	atAny := true
 	for _, m := range s.modes {
 		if m != nil {
-			before := now.Len()
-			right := m.Switch(now, after)
-			atAny = atAny && (right || now.Len() == before)
+			before := first.Len()
+			right := m.Switch(first, after)
+			atAny = atAny && (right || first.Len() == before)
 		}
 	}
 	if gone := older.Removable(s.legacy); len(gone) > 0 {
-		older.Remove(gone, now)
+		older.Remove(gone, first)
 		atAny = false
 	}
 	if err := ctx.Err(); err != nil {
@@ -187,7 +217,7 @@ func (s *State) carryOut(ctx context.Context) error {
 	if !atAny {
 		commit = s.commitNow
 	}
-	if err := commit(now); err != nil || after.Len() == 0 {
+	if err := commit(first); err != nil || after.Len() == 0 {
 		return err
 	}
 	nfnetlink.AwaitPackets()

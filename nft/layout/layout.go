@@ -16,8 +16,11 @@ type Depth int
 
 // The depths.
 const (
-	// Frame is the wanted mode's table, or chain, without the elements of sets.
-	Frame Depth = iota - 1
+	// None is not a depth: whoever asks for a check says how deep it is.
+	None Depth = iota
+	// Frame is the wanted mode's table, or chain, without the elements of sets and the rules of chains to which
+	// only maps lead. These are taken to be as the last Apply left them.
+	Frame
 	// Ours is all of it.
 	Ours
 	// Everything is also what other modes, or other names of our chain, left behind.
@@ -42,6 +45,13 @@ type State interface {
 	Installed() (Installed, bool)
 }
 
+// A Rewriter is a [State] that can write chains again by their names.
+type Rewriter interface {
+	// Rewrite adds the chains that have differences of the kind Rules to a transaction that is right at any
+	// generation of the ruleset. It reports whether that is enough: not if their sets have to change.
+	Rewrite(b *nfnetlink.Batch) (enough bool)
+}
+
 // A Commit sends a transaction.
 type Commit func(*nfnetlink.Batch) error
 
@@ -64,6 +74,7 @@ type Kind int
 // The kinds of differences.
 const (
 	Drift     Kind = iota // rules, sets and counters of ours are written again
+	Rules                 // a chain of ours has other rules, or is missing: it is written again by its name
 	Odd                   // our table has something else: it is replaced
 	Leftover              // it is removed
 	Older                 // rules of an iptables-based agent, which are removed
@@ -90,7 +101,7 @@ func (d Difference) String() string {
 		return "leftover " + d.Text
 	case Older:
 		return "another agent's " + d.Text
-	case Drift, Odd, Unsigned, Foreign, Prevented:
+	case Drift, Rules, Odd, Unsigned, Foreign, Prevented:
 	}
 	return d.Text
 }

@@ -295,7 +295,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	n.Load(t, "add element "+set+"{ 9.0.0.0/8 }")
 	differs := func(want nft.Ruleset, depth layout.Depth, staged layout.State) bool {
 		t.Helper()
-		s, err := native.Read(n.Conn, want, nft.Ruleset{}, depth, staged)
+		s, err := native.Read(n.Conn, want, want, depth, staged)
 		if err != nil {
 			t.Fatal(err)
 		}

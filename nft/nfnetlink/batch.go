@@ -19,7 +19,9 @@ type Batch struct {
 	// handle, once the batch is committed. One that is created again under the same name
 	// has another.
 	Handles map[string]uint64
-	deleted map[ruleID]bool // what the batch has deleted, and does not delete again
+	// Generation is the one that the kernel reports right after the batch was committed.
+	Generation uint32
+	deleted    map[ruleID]bool // what the batch has deleted, and does not delete again
 }
 
 // A ruleID names a rule, or with handle 0 a chain.

@@ -179,6 +179,20 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if b.Len() == 0 {
 		return nil
 	}
+	return c.transact(b, generation)
+}
+
+// AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its
+// generation can be read a moment before (nf_tables_commit). An empty transaction has to wait for its turn.
+func (c *Conn) AwaitCommit() error {
+	err := c.transact(&Batch{}, 0)
+	if errors.As(err, new(*RefusedError)) {
+		return nil // it is committed or refused in its turn
+	}
+	return err
+}
+
+func (c *Conn) transact(b *Batch, generation uint32) error {
 	c.requests.Lock()
 	defer c.requests.Unlock()
 	nl, err := c.open()
@@ -193,9 +207,21 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 	sent, err := nl.SendMessages(msgs)
 	if err != nil {
 		c.fail()
+		if err := unsent(err); errors.Is(err, unix.ENOMEM) {
+			return &RefusedError{Op: "send transaction", Err: err}
+		}
 		return fmt.Errorf("send transaction: %w", err)
 	}
 	return c.outcome(nl, b, sent)
+}
+
+// unsent returns why a message was not sent. ENOBUFS means then that the kernel had no memory for it
+// (netlink_sendmsg), and not, as it does for a reply, that one was lost.
+func unsent(err error) error {
+	if errors.Is(err, unix.ENOBUFS) {
+		return unix.ENOMEM
+	}
+	return err
 }
 
 func envelope(b *Batch, generation uint32) []netlink.Message {
@@ -246,6 +272,7 @@ func (c *Conn) outcome(nl *netlink.Conn, b *Batch, sent []netlink.Message) error
 		case err == nil:
 			for _, m := range msgs {
 				if m.Header.Sequence == marker.Header.Sequence {
+					b.Generation = Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
 					return first
 				}
 				b.recordHandle(m)
@@ -324,7 +351,7 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 	request, err := bounded(nl).Send(m)
 	if err != nil {
 		c.fail()
-		return err
+		return unsent(err)
 	}
 	interrupted := false
 	for reply, err := range nl.ReceiveIter() {

@@ -58,7 +58,7 @@ func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.S
 
 // kinds are the kinds of differences, as [Texts] begins with them.
 var kinds = map[layout.Kind]string{
-	layout.Drift: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Unsigned: "unsigned: ",
+	layout.Drift: "", layout.Rules: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Unsigned: "unsigned: ",
 	layout.Foreign: "foreign: ", layout.Prevented: "prevented: ",
 }
 

@@ -1,0 +1,359 @@
+package native
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// A State is our table as the kernel has it, and the wanted one. It implements
+// [layout.State], [layout.Rewriter] and [layout.Replacer].
+type State struct {
+	conn  *nfnetlink.Conn
+	want  *nft.Table // nil: none
+	last  bool       // another mode is wanted, whose rules come first
+	table *ourTable
+	live  nft.Sides                // the kernel's set for each wanted one of which it has one
+	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
+
+	unread   map[string]bool // chains whose rules were not read, and whether they have the wanted ones
+	diffs    []string        // of the elements
+	broken   []nft.Chain     // those with differences of the kind Rules
+	replaced bool            // the table was
+}
+
+// Read reads our table. In a [layout.Frame], the elements of sets and the rules of chains that only maps lead to
+// are those of the ruleset that the last Apply left, as far as that wants the same. Deeper, elements are read if the
+// policy in force is the wanted one: otherwise sets are filled anew. Maps are always compared then: they are small,
+// few changes concern them, and what goes with an old one waits for packets. With the state of an earlier attempt,
+// which has compared elements and filled sets, only what tells whether these are still there is read.
+func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
+	s := &State{
+		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
+		live: nft.Sides{}, right: map[string]nfnetlink.Set{}, unread: map[string]bool{},
+	}
+	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
+		s.want = &want.Tables[0]
+	}
+	earlier, _ := staged.(*State)
+	frame := depth == layout.Frame && want.SamePolicy(has)
+	unchanged := frame && want.Same(has)
+	if err := s.readTable(earlier, unchanged); err != nil || s.want == nil {
+		return s, err
+	}
+	for _, w := range s.want.Sets {
+		if name := s.now(w); name != "" {
+			s.live[w.Name] = name
+		}
+	}
+	switch {
+	case earlier != nil:
+		s.keep(earlier)
+	case frame:
+		s.trust(has, unchanged)
+	default:
+		return s, s.compareSets(want.Hash())
+	}
+	return s, nil
+}
+
+// keep takes over what an earlier attempt has compared or filled, if it is still there: handles begin again in another
+// table.
+func (s *State) keep(earlier *State) {
+	for _, w := range s.want.Sets {
+		known := earlier.right[w.Name]
+		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
+			s.right[w.Name] = known
+		} else {
+			s.diffs = append(s.diffs, fmt.Sprintf("set %s is not filled", w.Name))
+		}
+	}
+}
+
+// trust takes the sets to be right that the last Apply left with the elements that are wanted now. The policy is
+// the same, but the addresses of the node can be others.
+func (s *State) trust(has nft.Ruleset, unchanged bool) {
+	for _, w := range s.want.Sets {
+		name, ok := s.live[w.Name]
+		switch {
+		case !ok:
+			continue
+		case unchanged || has.Tables[0].Set(w.Name).SameElements(w):
+			s.right[w.Name] = s.table.sets[name]
+		default:
+			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
+		}
+	}
+}
+
+// compareSets reads the elements of sets. With another policy, of which the sets are filled anew, their differences do
+// not count.
+func (s *State) compareSets(hash string) error {
+	installed, _ := s.Installed()
+	other := installed.Hash != hash
+	for _, w := range s.want.Sets {
+		name, ok := s.live[w.Name]
+		if !ok || other && w.Mappings == nil {
+			continue
+		}
+		diffs, err := compare(s.conn, s.table.sets[name], w)
+		if err != nil {
+			return err
+		}
+		if len(diffs) == 0 {
+			s.right[w.Name] = s.table.sets[name]
+		}
+		if !other {
+			s.diffs = append(s.diffs, diffs...)
+		}
+	}
+	return nil
+}
+
+// Installed implements [layout.State]. The comment of the last rule has the hash.
+func (s *State) Installed() (found layout.Installed, ok bool) {
+	rules := s.table.rules[BaseChain]
+	found.Layout = Layout{}
+	for _, r := range rules {
+		if hash, is := strings.CutPrefix(facts.Comment(r), hashComment); is {
+			found.Hash = hash
+		}
+	}
+	return found, len(rules) > 0
+}
+
+// refersTo reports whether a rule of a wanted chain refers to a set.
+func (s *State) refersTo(set string) bool {
+	return slices.ContainsFunc(s.want.Chains, func(w nft.Chain) bool { return s.table.refersTo(set, w.Name) })
+}
+
+// now returns the set of the kernel that is used for a wanted one, "" for none.
+func (s *State) now(w nft.Set) (name string) {
+	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
+		held, ok := s.table.sets[side]
+		if ok && sameDeclaration(held, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
+			name = side
+		}
+	}
+	return name
+}
+
+// next returns the set that is to be used for a wanted one: the one that is right, or else
+// the other side.
+func (s *State) next(w nft.Set) string {
+	if right, ok := s.right[w.Name]; ok {
+		return right.Name
+	}
+	now := s.now(w)
+	if _, taken := s.table.sets[w.Name+nft.SideA]; now == w.Name+nft.SideA || now == "" && taken {
+		return w.Name + nft.SideB
+	}
+	return w.Name + nft.SideA
+}
+
+// An ourTable is our table as the kernel has it.
+type ourTable struct {
+	nfnetlink.Table
+	exists  bool
+	chains  []nfnetlink.Chain
+	named   map[string]nfnetlink.Chain
+	rules   map[string][]nfnetlink.Rule // by chain
+	flooded bool                        // it has more rules, which were not read
+	sets    map[string]nfnetlink.Set    // by their names in the kernel
+	objects []nfnetlink.Object
+}
+
+// slack is the number of unexpected rules, or elements of a set, that are read
+// and listed. Their number alone is reported beyond that, because other programs
+// can add more than fits our memory.
+const slack = 5_000
+
+func newTable() *ourTable {
+	return &ourTable{
+		named: map[string]nfnetlink.Chain{}, rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{},
+	}
+}
+
+// readTable reads our table without the elements of its sets.
+func (s *State) readTable(earlier *State, unchanged bool) (err error) {
+	t := newTable()
+	s.table = t
+	t.Table, err = s.conn.Table(nfnetlink.Inet, nft.TableName)
+	if nfnetlink.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read table: %w", err)
+	}
+	t.exists = true
+	chains, err := s.conn.Chains(nfnetlink.Inet)
+	if err != nil {
+		return err
+	}
+	t.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
+	for _, ch := range t.chains {
+		t.named[ch.Name] = ch
+	}
+	if err := s.readRules(earlier, unchanged); err != nil {
+		return err
+	}
+	sets, err := s.conn.Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		return err
+	}
+	for _, set := range sets {
+		if set.Flags&unix.NFT_SET_ANONYMOUS == 0 { // others go with their rule
+			t.sets[set.Name] = set
+		}
+	}
+	t.objects, err = s.conn.Objects(nfnetlink.Inet, nft.TableName)
+	return err
+}
+
+// readRules reads the rules chain by chain: the list of one chain is right even if other programs commit
+// meanwhile. Those of chains that only maps lead to, which are many, are not read again after an earlier attempt, nor if
+// the kernel had what is wanted and their number is the same.
+func (s *State) readRules(earlier *State, unchanged bool) error {
+	limit := slack
+	references := map[string]uint32{}
+	if s.want != nil {
+		for _, w := range s.want.Chains {
+			limit += len(w.Rules)
+		}
+		references = mapped(s.want)
+	}
+	for _, ch := range s.table.chains {
+		if uses, ok := references[ch.Name]; ok {
+			switch {
+			case earlier != nil && !earlier.replaced:
+				s.unread[ch.Name] = earlier.hadChain(s.table.Handle, ch)
+				continue
+			case unchanged && ch.Use == uses:
+				s.unread[ch.Name] = true
+				continue
+			}
+		}
+		err := s.conn.EachRule(nfnetlink.Inet, nft.TableName, ch.Name, func(r nfnetlink.Rule) error {
+			if limit == 0 {
+				s.table.flooded = true
+				return nfnetlink.ErrEnough
+			}
+			limit--
+			s.table.rules[r.Chain] = append(s.table.rules[r.Chain], r)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hadChain reports whether a chain had the wanted rules in an earlier attempt, and has as many now.
+func (s *State) hadChain(table uint64, c nfnetlink.Chain) bool {
+	was, ok := s.table.chain(c.Name)
+	return ok && s.table.Handle == table && was.Handle == c.Handle && was.Use == c.Use &&
+		s.has(s.want.Chain(c.Name), s.live)
+}
+
+// mapped returns the kernel's reference counts of the chains that only maps lead to: each has its rules, and the
+// elements that lead to it.
+func mapped(t *nft.Table) map[string]uint32 {
+	counts := map[string]uint32{}
+	for _, set := range t.Sets {
+		for _, m := range set.Mappings {
+			if m.Chain != "" {
+				counts[m.Chain]++
+			}
+		}
+	}
+	if len(counts) == 0 {
+		return counts
+	}
+	for _, c := range t.Chains {
+		if counts[c.Name] > 0 {
+			counts[c.Name] += uint32(len(c.Rules))
+		}
+	}
+	return counts
+}
+
+func (t *ourTable) chain(name string) (nfnetlink.Chain, bool) {
+	c, ok := t.named[name]
+	return c, ok
+}
+
+// refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
+func (t *ourTable) refersTo(set, chain string) bool {
+	refers := func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }
+	if chain != "" {
+		return slices.ContainsFunc(t.rules[chain], refers)
+	}
+	for _, rules := range t.rules {
+		if slices.ContainsFunc(rules, refers) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *ourTable) hasStatements() bool {
+	for _, s := range t.sets {
+		if s.HasStatements() {
+			return true
+		}
+	}
+	return false
+}
+
+// likeOurs reports whether a set is of one of the kinds that we create. One of another
+// kind may do more than match.
+func likeOurs(s nfnetlink.Set) bool {
+	switch s.Flags {
+	case unix.NFT_SET_INTERVAL, unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT:
+	case unix.NFT_SET_MAP:
+		return len(s.Special) == 0 && (s.DataType == s.KeyType || s.DataType == unix.NFT_DATA_VERDICT)
+	default:
+		return false
+	}
+	return len(s.Special) == 0
+}
+
+// sameDeclaration compares sets without their elements.
+func sameDeclaration(a, b nfnetlink.Set) bool {
+	const comment = byte(userdata.NFTNL_UDATA_SET_COMMENT)
+	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
+		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size &&
+		slices.Equal(a.Special, b.Special) &&
+		facts.UserData(a.UserData, comment) == facts.UserData(b.UserData, comment)
+}
+
+// Counters reads the number of connections by verdict; nothing if there are no rules.
+func Counters(c *nfnetlink.Conn) ([]nft.Counts, error) {
+	objects, err := c.Objects(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		if nfnetlink.IsNotExist(err) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var out []nft.Counts
+	for _, o := range objects {
+		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
+			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded, nft.Invalid} {
+				if o.Name == string(v)+f.Suffix() {
+					out = append(out, nft.Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
+				}
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,135 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// An update has two phases. Stage fills new sets, which no rule refers to yet;
+// Switch then changes the rules and deletes the old sets. Only
+// with this sequence every packet gets the right verdict on all tested kernels:
+// since Linux 6.18, a set gets its lookup array after the rules of its own
+// transaction become active, and up to 6.12 a set that is changed in place can
+// miss an element (see nft/README.md).
+
+// A filling transaction contains half of all prefixes, within bounds. The kernel
+// writes the whole set into a new array at the end of each transaction, so that
+// many small ones take a multiple of the time; a large one blocks other writers.
+const (
+	fillShare = 2
+	// 4,000 IPv6 prefixes take 256 KiB, which fit the send buffer of a process
+	// without CAP_NET_ADMIN in the initial user namespace.
+	smallBatch = 4_000
+	largeBatch = 100_000 // 6.4 MB
+)
+
+// Stage implements [layout.State]: it fills the sets that are to be used.
+func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
+	if s.want == nil {
+		return nil
+	}
+	total := 0
+	for _, w := range s.lacking() {
+		total += w.Len()
+	}
+	most := min(max((total+fillShare-1)/fillShare, smallBatch), largeBatch)
+	err := s.fill(ctx, commit, most)
+	if errors.Is(err, unix.EMSGSIZE) { // the send buffer is small, and nothing was sent
+		err = s.fill(ctx, commit, smallBatch)
+	}
+	if err != nil {
+		return fmt.Errorf("fill sets: %w", err)
+	}
+	return nil
+}
+
+// lacking returns the wanted sets of which the kernel has none with the right elements.
+func (s *State) lacking() []nft.Set {
+	return slices.DeleteFunc(slices.Clone(s.want.Sets), func(w nft.Set) bool {
+		_, ok := s.right[w.Name]
+		return ok
+	})
+}
+
+// fill fills sets in transactions of at most so many elements.
+func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error {
+	lacking, b := s.lacking(), &nfnetlink.Batch{}
+	s.create(b)
+	first := b // it creates the sets
+	send := func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := commit(b)
+		b = &nfnetlink.Batch{}
+		return err
+	}
+	for _, w := range lacking {
+		for at := 0; at < w.Len(); at += most {
+			to := min(at+most, w.Len())
+			if b.Elements > 0 && b.Elements+to-at > most {
+				if err := send(); err != nil {
+					return err
+				}
+			}
+			s.addElements(b, w, at, to)
+		}
+	}
+	if err := send(); err != nil {
+		return err
+	}
+	s.record(lacking, first.Handles)
+	return nil
+}
+
+// record records that sets are right, which a transaction has created.
+func (s *State) record(sets []nft.Set, handles map[string]uint64) {
+	if handle, created := handles[s.want.Name]; created {
+		s.table.Handle = handle
+	}
+	for _, w := range sets {
+		name := s.next(w)
+		s.right[w.Name] = nfnetlink.Set{Name: name, Handle: handles[name]}
+	}
+}
+
+func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, from, to int) {
+	if w.Mappings != nil {
+		b.AddMappings(s.want.Family, s.want.Name, s.next(w), w.Mappings[from:to])
+	} else {
+		b.AddElements(s.want.Family, s.want.Name, s.next(w), w.Prefixes[from:to])
+	}
+}
+
+// create adds the table, the counters, the sets that are to be filled, and the chains to
+// which maps refer, if they are missing.
+func (s *State) create(b *nfnetlink.Batch) {
+	if !s.table.exists {
+		b.AddTable(s.want.Family, s.want.Name)
+	}
+	for _, name := range s.want.Counters {
+		if !slices.ContainsFunc(s.table.objects, func(o nfnetlink.Object) bool { return o.Name == name }) {
+			b.AddCounter(s.want.Family, s.want.Name, name)
+		}
+	}
+	for _, w := range s.want.Chains {
+		if _, exists := s.table.chain(w.Name); !exists && w.Hook == nil {
+			b.AddChain(w.KernelChain(*s.want))
+		}
+	}
+	for _, w := range s.lacking() {
+		name := s.next(w)
+		if _, exists := s.table.sets[name]; exists {
+			b.DelSet(s.want.Family, s.want.Name, name)
+		}
+		b.AddSet(w.KernelSet(*s.want, name))
+	}
+}

@@ -1,0 +1,163 @@
+package native
+
+import (
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/nfnetlink"
+)
+
+// Switch implements [layout.State]. If another mode is wanted, our table is
+// deleted in a later transaction: otherwise a packet that has passed the still
+// empty iptables chain could reach our own chain when it is empty already,
+// because each base chain determines separately which rules are current. Until
+// then both modes apply, with the old verdict or the new one. In the other
+// direction, a packet reaches the chain that is emptied first, and sees both or
+// one, never neither.
+func (s *State) Switch(now, after *nfnetlink.Batch) (atAny bool) {
+	switch {
+	case s.want != nil:
+		s.write(now, after)
+	case !s.table.exists:
+	case s.last:
+		after.DelTable(s.table.Family, s.table.Name)
+	default:
+		now.DelTable(s.table.Family, s.table.Name)
+	}
+	return false
+}
+
+// write replaces all rules of the chains that are not as they are to be, and deletes what the wanted table does
+// not have: in the same transaction, because packets on their way through the old rules still see
+// those of a chain that is deleted with them, and the elements of a set. Not so those of a map,
+// which the kernel makes inactive at once, nor the rules of a base chain that they only come to. If
+// one of these has to go, nothing goes before no packet is on its way, and chains keep their rules.
+func (s *State) write(first, after *nfnetlink.Batch) {
+	t := *s.want
+	sides := nft.Sides{}
+	for _, w := range t.Sets {
+		sides[w.Name] = s.next(w)
+	}
+	used := slices.Collect(maps.Values(sides))
+	deletions := first
+	for name, set := range s.table.sets {
+		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.refersTo(name, "") {
+			deletions = after
+		}
+	}
+	var gone []nfnetlink.ChainID
+	wants := chainNames(s.want)
+	for _, c := range s.table.chains {
+		switch {
+		case wants[c.Name] || c.Bound:
+		case stays(c):
+			first.FlushChain(c.ID())
+			c.Policy = nfnetlink.Accept
+			first.AddChain(c)
+		default:
+			gone = append(gone, c.ID())
+			if c.Hook != nil {
+				deletions = after
+			}
+		}
+	}
+	var chains []nft.Chain
+	for _, w := range t.Chains {
+		if !s.has(w, sides) {
+			chains = append(chains, w)
+		}
+	}
+	s.writeChains(first, chains, sides)
+	for _, chain := range gone {
+		deletions.FlushChain(chain)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.table.sets)) {
+		if !slices.Contains(used, name) {
+			deletions.DelSet(t.Family, t.Name, name)
+		}
+	}
+	for _, chain := range gone {
+		deletions.DelChain(chain)
+	}
+	for _, x := range s.table.objects {
+		if !slices.Contains(t.Counters, x.Name) {
+			deletions.DelObject(x)
+		}
+	}
+}
+
+// has reports whether the kernel has a wanted chain, with all of its rules and these sets.
+func (s *State) has(w nft.Chain, sides nft.Sides) bool {
+	got, ok := s.table.chain(w.Name)
+	if !ok || !got.Hook.Equal(w.Hook) || got.Hook != nil && got.Policy != nfnetlink.Accept {
+		return false
+	}
+	if right, unread := s.unread[w.Name]; unread {
+		return right && maps.Equal(s.live, sides)
+	}
+	return nft.SameRules(w.Bytecode(*s.want, sides), s.table.rules[w.Name])
+}
+
+// writeChains writes chains with all of their rules, whichever of them the kernel has.
+func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sides) {
+	for _, w := range chains {
+		if got, ok := s.table.chain(w.Name); ok {
+			b.FlushChain(got.ID())
+		}
+	}
+	for _, w := range chains {
+		if got, ok := s.table.chain(w.Name); ok && !got.Hook.Equal(w.Hook) {
+			b.DelChain(got.ID())
+		}
+		b.AddChain(w.KernelChain(*s.want))
+	}
+	for _, w := range chains {
+		for _, r := range w.Bytecode(*s.want, sides) {
+			b.AddRule(r)
+		}
+	}
+}
+
+// Rewrite implements [layout.Rewriter].
+func (s *State) Rewrite(b *nfnetlink.Batch) (enough bool) {
+	if s.want == nil || len(s.lacking()) > 0 {
+		return false
+	}
+	s.writeChains(b, s.broken, s.live)
+	return true
+}
+
+// Replace implements [layout.Replacer]: other programs' maps, objects and chains in our
+// table may refer to what has to go, and flags of the table cannot be changed. Packets of
+// that moment may find the new sets empty.
+func (s *State) Replace(commit layout.Commit) error {
+	b := &nfnetlink.Batch{}
+	if s.table.exists {
+		b.DelTable(s.want.Family, s.want.Name)
+	}
+	if s.table.hasStatements() {
+		// An element that counts connections makes the kernel turn off connection tracking, which
+		// only the first chain of type nat turns on: when the old one is destroyed.
+		if err := commit(b); err != nil {
+			return err
+		}
+		s.replaced = true
+		return s.conn.Settle()
+	}
+	all := State{want: s.want, table: newTable(), right: map[string]nfnetlink.Set{}}
+	all.create(b)
+	for _, w := range s.want.Sets {
+		all.addElements(b, w, 0, w.Len())
+	}
+	all.write(b, b)
+	if err := commit(b); err != nil {
+		return err
+	}
+	all.record(s.want.Sets, b.Handles)
+	s.table.Handle, s.right, s.replaced = all.table.Handle, all.right, true
+	return nil
+}
