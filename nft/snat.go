@@ -153,8 +153,13 @@ func (p Policy) SNATOf(ipv6 bool) SNAT {
 
 // Has reports whether an entry contains the address.
 func (l List) Has(a netip.Addr) bool {
-	_, found := l.Find(a)
-	return found
+	i, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
+		if p.Addr().Compare(a) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	return i > 0 && l.sorted[i-1].Contains(a) // none covers another
 }
 
 // Absent returns the entries of the list of which the node has no address.

@@ -158,15 +158,21 @@ var ErrInterrupted = errors.New("what was read changed meanwhile")
 func (c *Conn) Generation() (uint32, error) {
 	var generation uint32
 	err := c.Exchange(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil), func(m netlink.Message) error {
-		if m.Header.Type == netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) && len(m.Data) >= headerLen {
-			generation = Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
-		}
+		generation = generationOf(m)
 		return nil
 	})
 	if err != nil {
 		return 0, fmt.Errorf("cannot read nftables: %w", err)
 	}
 	return generation, nil
+}
+
+// generationOf returns the number in a reply to NFT_MSG_GETGEN, 0 if it is another message.
+func generationOf(m netlink.Message) uint32 {
+	if m.Header.Type != netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN) || len(m.Data) < headerLen {
+		return 0
+	}
+	return Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects
@@ -272,7 +278,7 @@ func (c *Conn) outcome(nl *netlink.Conn, b *Batch, sent []netlink.Message) error
 		case err == nil:
 			for _, m := range msgs {
 				if m.Header.Sequence == marker.Header.Sequence {
-					b.Generation = Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
+					b.Generation = generationOf(m)
 					return first
 				}
 				b.recordHandle(m)

@@ -14,7 +14,8 @@ import (
 // are currently unknown.
 type Change struct {
 	Addresses []netip.Addr
-	Err       error // from the kernel; the request is retried
+	At        time.Time // when the list began
+	Err       error     // from the kernel; the request is retried
 }
 
 // Follow delivers the addresses of the node, and again after each change of an address or
@@ -60,10 +61,11 @@ func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time,
 	}
 	defer func() { _ = nl.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = nl.SetReadDeadline(time.Unix(1, 0)) })()
+	listed := time.Now()
 	addresses, err := addressesOf(d)
 	pause = min(max(shortest, share*time.Since(begun)), longest)
 	if err == nil {
-		deliver(changes, Change{Addresses: addresses})
+		deliver(changes, Change{Addresses: addresses, At: listed})
 		_, err = nl.Receive()
 	}
 	if err == nil || nfnetlink.IsAny(err, unix.ENOBUFS, nfnetlink.ErrBusy) { // those mean events

@@ -182,7 +182,11 @@ var steps = Steps{
 	},
 	"moved": func(w *World, list string) string {
 		w.Locked(func() { w.Listed, w.Unlisted = cases.Addrs(strings.Fields(list)...), nil })
-		w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...)}
+		w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...), At: time.Now()}
+		return ""
+	},
+	"moved-earlier": func(w *World, list string) string { // than the addresses were listed last
+		w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...), At: time.Now().Add(-time.Hour)}
 		return ""
 	},
 	"unfollowed": func(w *World, _ string) string { w.Moves <- node.Change{Err: unix.EMFILE}; return "" },

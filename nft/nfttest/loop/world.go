@@ -137,8 +137,12 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a k
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.Refuses != nil {
+		if w.Held != r.Hash() {
+			a.Differences = []string{"differs"}
+		}
 		return a, w.Refuses
 	}
+	a.Read = w.ruleset
 	if depth == layout.TakeOver {
 		for _, c := range w.Older {
 			a.TookOver = append(a.TookOver, c.String())

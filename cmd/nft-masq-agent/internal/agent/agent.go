@@ -128,7 +128,7 @@ type event struct {
 	reason string
 	files  *Files       // a new content of the config
 	moved  *node.Change // of the addresses of the node
-	depth  layout.Depth // what to check, unless there are files or addresses
+	depth  layout.Depth // what to compare
 }
 
 func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
@@ -159,6 +159,11 @@ func (a *Agent) Run(ctx context.Context) {
 
 // wait returns the next event, or false if ctx is done.
 func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
+	if v.attempt.reason == onDrift && v.attempt.depth == layout.Frame {
+		if e, due := a.compareElements(v, a.schedule.rules.seen); due {
+			return e, true
+		}
+	}
 	for {
 		moves := a.moves
 		if !a.schedule.addresses.ready(time.Now()) {
@@ -168,18 +173,18 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 		case <-ctx.Done():
 			return event{}, false
 		case f := <-a.in.Files:
-			return event{reason: onConfig, files: &f}, true
+			return event{reason: onConfig, files: &f, depth: layout.Ours}, true
 		case c := <-moves:
-			return event{reason: onAddresses, moved: &c}, true
+			return event{reason: onAddresses, moved: &c, depth: layout.Frame}, true
 		case <-a.in.Hangup:
 			a.in.Reread()
 			return event{reason: onHangup, depth: layout.TakeOver}, true
 		case <-a.schedule.timer.C:
 			a.in.Reread()
 			if v.refusal != nil {
-				return event{reason: onRefusal}, true
+				return event{reason: onRefusal, depth: layout.Ours}, true
 			}
-			return event{reason: onResync, depth: layout.TakeOver}, true
+			return event{reason: onResync, depth: a.resyncDepth()}, true
 		case <-a.schedule.ticker.C:
 			if e, due := a.compare(v); due {
 				return e, true
@@ -211,6 +216,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		a.publish(v) // for observers that act for the policy in the kernel
 	}
 	depth := a.depth(v, e)
+	v.attempt.depth = depth
 	switch {
 	case err != nil:
 	case v.policy.want == nil:
@@ -222,7 +228,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 		return before // the agent ends, and has said so
 	}
 	v.attempt.err = err
-	if err != nil && !(kernel.Delayed(err) && v.inForce()) {
+	if err != nil && !(kernel.Delayed(err) && v.inForce() && !v.attempt.differs) {
 		v.refusal = err
 		if e.reason != onDrift || before.refusal == nil {
 			v.tries++
@@ -244,6 +250,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 	applied, err := a.kernel.Apply(ctx, *v.policy.want, depth)
 	if err != nil {
+		v.attempt.differs = len(applied.Differences) > 0
 		return err
 	}
 	*v = v.after(applied, time.Now())
@@ -298,17 +305,19 @@ func (a *Agent) decide(ctx context.Context, v *view, e event) error {
 // from the first time on; a full check also lists them.
 func (a *Agent) place(ctx context.Context, v *view, e event) error {
 	if e.moved != nil {
-		if v.unfollowed = e.moved.Err; v.unfollowed == nil {
-			v.addresses = e.moved.Addresses
+		v.unfollowed = e.moved.Err
+		if e.moved.Err == nil && !e.moved.At.Before(v.listed) {
+			v.addresses, v.listed = e.moved.Addresses, e.moved.At
 		}
 	}
 	if v.policy.want == nil || !v.policy.want.Policy.HasSNAT() {
 		return nil
 	}
 	if a.moves == nil || e.full() {
+		at := time.Now()
 		list, err := a.in.Addresses()
 		if err == nil {
-			v.addresses = list
+			v.addresses, v.listed = list, at
 		} else if a.moves == nil {
 			return err
 		}

@@ -72,6 +72,7 @@ func TestRepairsAgainstAFightingProgramAreOneSecondApart(t *testing.T) {
 		w.Settle()
 		fight := func(d time.Duration) (writes int) {
 			before := len(w.Writes)
+			time.Sleep(5 * time.Millisecond) // never at the moment of a check, of which the second would find it
 			for start := time.Now(); time.Since(start) < d; time.Sleep(10 * time.Millisecond) {
 				w.Tamper()
 				synctest.Wait()

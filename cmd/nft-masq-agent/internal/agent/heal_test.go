@@ -161,7 +161,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 					case <-w.Moves:
 					default:
 					}
-					w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...)}
+					w.Moves <- node.Change{Addresses: cases.Addrs(strings.Fields(list)...), At: time.Now()}
 					synctest.Wait()
 				}
 				writes, begun := len(w.Writes), time.Now()

@@ -52,7 +52,7 @@ func (a *Agent) report(before, v view) (l lines) {
 	if v.attempt.applied != nil {
 		a.reportApplied(&l, before, v, *v.attempt.applied)
 	}
-	if err := v.refusal; err != nil && (before.refusal == nil || before.refusal.Error() != err.Error()) {
+	if err := v.refusal; err != nil && !sameRefusal(before.refusal, err) {
 		reportRefusal(&l, err, v.hash() != "")
 	}
 	switch was := before.policy.from; {
@@ -164,6 +164,14 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 		fields = append(fields, "removed_rules", applied.Removed)
 	}
 	return fields
+}
+
+// sameRefusal reports whether an error was reported before. Whatever other programs keep us from is the same.
+func sameRefusal(before, err error) bool {
+	if before == nil {
+		return false
+	}
+	return before.Error() == err.Error() || kernel.Delayed(before) && kernel.Delayed(err)
 }
 
 // reportRefusal reports that the kernel cannot be read, or refuses the rules, or that other

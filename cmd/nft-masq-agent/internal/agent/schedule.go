@@ -22,16 +22,20 @@ const (
 
 // A schedule is when the loop checks the kernel without being asked. There are two checks:
 //
-//	check      what it reads                 when the generation is another one   otherwise
-//	rules      all but the elements of sets  within the pace of rules             10 s after the last check
-//	elements   everything                    within the pace of elements          at the resync
+//	check      what it reads                                    when the generation is another one   otherwise
+//	rules      all but elements, and chains that only maps      within the pace of rules             10 s after the last
+//	           lead to                                                                               check
+//	elements   everything                                       within the pace of elements,
+//	                                                            after the rules
 //
-// A table that is owned by a process is deleted with its socket, without a new generation:
-// hence the 10 s. While the kernel refuses our rules, the check of rules reads everything,
-// because sets may be filled only in part.
+// Each check is charged to the pace of its depth, whatever caused it. A table that is owned by a process is deleted with
+// its socket, without a new generation: hence the 10 s. While the kernel refuses our rules, there are only checks of
+// everything, because sets may be filled only in part. A resync reads everything, unless nothing was committed since
+// that was read.
 type schedule struct {
 	rules, elements check
-	checked         time.Time // when either was
+	everything      uint32    // generation at which other modes and older agents were looked for; 0: unknown
+	checked         time.Time // when either check was
 	addresses       pace      // of events about the addresses of the node
 
 	ticker *time.Ticker // compares the generation
@@ -63,36 +67,60 @@ func (s *schedule) stop() {
 	s.timer.Stop()
 }
 
+// compare returns a check that is due.
 func (a *Agent) compare(v view) (e event, due bool) {
 	s, now := &a.schedule, time.Now()
 	generation, err := a.in.Generation()
 	if err != nil {
 		return e, false
 	}
-	e.reason = onDrift
+	overdue := now.Sub(s.checked) >= rulesPause
 	switch {
-	case s.elements.due(generation, now):
-		if a.takesOver(v) {
-			e.depth = layout.TakeOver
-		}
-	case v.policy.want == nil:
+	case v.inForce() && generation != s.rules.seen && !s.rules.ready(now) && !overdue:
 		return e, false
-	case s.rules.due(generation, now), now.Sub(s.checked) >= rulesPause:
-		if v.inForce() {
-			e.depth = layout.Frame
-		}
-	default:
+	case v.inForce() && (generation != s.rules.seen || overdue):
+		s.saw(layout.Frame, 0, generation, now)
+		return event{reason: onDrift, depth: layout.Frame}, true
+	case v.policy.want != nil && overdue:
+		s.saw(layout.Ours, 0, generation, now)
+		return event{reason: onDrift, depth: layout.Ours}, true
+	}
+	return a.compareElements(v, generation)
+}
+
+// compareElements returns a check of everything, if it is due at a generation.
+func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
+	s, now := &a.schedule, time.Now()
+	if !s.elements.due(generation, now) {
 		return e, false
 	}
-	s.saw(e.depth, generation, now)
+	e = event{reason: onDrift, depth: layout.Ours}
+	if a.takesOver(v) {
+		e.depth = layout.TakeOver
+	}
+	s.saw(e.depth, 0, generation, now)
 	return e, true
 }
 
-// saw records at which generation something was checked.
-func (s *schedule) saw(depth layout.Depth, generation uint32, now time.Time) {
+// resyncDepth returns what a resync compares.
+func (a *Agent) resyncDepth() layout.Depth {
+	s := &a.schedule
+	generation, err := a.in.Generation()
+	if err == nil && generation == s.everything && generation == s.elements.seen {
+		return layout.Frame
+	}
+	return layout.TakeOver
+}
+
+// saw records at which generation something was right. What was right at the generation that was read, and was not
+// compared, is so, too.
+func (s *schedule) saw(depth layout.Depth, read, generation uint32, now time.Time) {
 	s.rules.seen, s.checked = generation, now
-	if depth > layout.Frame {
+	if depth > layout.Frame || read != 0 && read == s.elements.seen {
 		s.elements.seen = generation
+	}
+	if depth > layout.Ours || read != 0 && read == s.everything {
+		s.everything = generation
 	}
 }
 
@@ -118,12 +146,12 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	s, now := &a.schedule, time.Now()
 	switch {
 	case v.attempt.applied != nil:
-		s.saw(depth, v.attempt.applied.Generation, now)
+		s.saw(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
 	case kernel.Delayed(v.attempt.err):
-		s.saw(depth, 0, now) // again, within the pace
+		s.saw(depth, 0, 0, now) // again, within the pace
 	case v.attempt.err != nil: // our rules may be only partly written
 		generation, _ := a.in.Generation()
-		s.saw(depth, generation, now)
+		s.saw(depth, 0, generation, now)
 	}
 	v.attempt.slowed = s.charge(*v, depth, now)
 
@@ -145,26 +173,23 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	}
 }
 
-// charge charges an attempt that others have caused to its pace. It reports whether repairs are
-// slowed down from now on.
+// charge charges what others have caused to the pace of its depth. It reports whether repairs are slowed down from now
+// on.
 func (s *schedule) charge(v view, depth layout.Depth, now time.Time) (slowed bool) {
 	repaired := v.attempt.changed == restored || v.attempt.changed == removed
-	switch cost := v.attempt.cost; {
+	switch {
 	case v.attempt.reason == onAddresses:
-		s.addresses.repaired(now, cost) // observers look at the new rules, too
-	case v.attempt.reason != onDrift:
+		s.addresses.repaired(now, v.attempt.cost) // observers look at the new rules, too
+	case v.attempt.reason != onDrift && v.attempt.reason != onResync:
 	case depth == layout.Frame && repaired:
-		return s.rules.repaired(now, cost)
+		return s.rules.repaired(now, v.attempt.cost)
 	case depth == layout.Frame:
-		s.rules.spend(now, cost)
+		s.rules.spend(now, v.attempt.cost)
 	case repaired:
-		s.elements.repaired(now, cost)
+		s.elements.repaired(now, v.attempt.cost)
 		return s.rules.repaired(now, 0)
 	default:
-		s.elements.spend(now, cost)
-		if v.refusal != nil { // then checks of rules are as deep
-			s.rules.spend(now, cost)
-		}
+		s.elements.spend(now, v.attempt.cost)
 	}
 	return false
 }

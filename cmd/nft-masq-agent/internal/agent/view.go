@@ -11,6 +11,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/layout"
 )
 
 // A view has the decisions of the loop and its knowledge. It is a value: each event
@@ -21,6 +22,7 @@ type view struct {
 	policy  policy
 
 	addresses  []netip.Addr // of the node, if a policy has needed them
+	listed     time.Time    // when these were listed: an older list may arrive later
 	unfollowed error        // why their changes are not known
 
 	installed *nft.Ruleset  // what the kernel accepted last, nil for nothing yet
@@ -40,11 +42,13 @@ type view struct {
 // An attempt is what an event led to.
 type attempt struct {
 	reason  string
+	depth   layout.Depth    // of what was compared
 	read    bool            // a new content of the config
 	took    time.Duration   // including everything that was read
 	cost    time.Duration   // processor time
 	applied *kernel.Applied // nil if nothing was compared, or that failed
 	err     error           // because of which it failed
+	differs bool            // then the rules differ from the wanted ones, as far as they could be read
 	slowed  bool            // from now on repairs are slowed down
 	changed effect
 
@@ -166,7 +170,7 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 		return nothing
 	case same && want.Policy.HasSNAT() && !want.Same(*v.installed):
 		return moved
-	case !same || v.refusal != nil:
+	case !same || v.refusal != nil && !kernel.Delayed(v.refusal):
 		return replaced
 	case len(a.Differences) > len(a.TookOver):
 		return restored
