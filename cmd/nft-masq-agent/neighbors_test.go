@@ -394,7 +394,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 	case has != table:
-		t.Errorf("%s (-want +got; make golden writes it):\n%s", name, cmp.Diff(has, table))
+		t.Errorf("%s (-want +got; make golden LONG=1 writes it):\n%s", name, cmp.Diff(has, table))
 	}
 }
 
