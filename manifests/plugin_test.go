@@ -1,6 +1,7 @@
 package manifests_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -193,6 +195,10 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"explain 10.9.0.9 --pod=default/web", 0, []string{"10.9.0.9 sees 10.244.1.2", web4}},
 		{"explain 2001:db8:1::1 --pod default/web", 0, []string{"2001:db8:1::1 sees " + top.NodeV6.String(), web6}},
 		{"explain 203.0.113.9 --pod default/web -o json", 0, []string{`"command": "explain"`}},
+		{
+			"explain --pod default/web 203.0.113.9:443 --trace=1ms", 1,
+			[]string{"kubectl -n default exec web -- nc -z -w 3 203.0.113.9 443\n"},
+		},
 		{"connections --seen-as " + seen4, 0, []string{"on the node node-1:\n", web4}},
 		{"connections --seen-as='" + seen6 + "'", 0, []string{"on the node node-1:\n", web6}},
 		{"connections --seen-as 198.51.100.77:1", 1, []string{"node-1: ", "198.51.100.77:1"}},
@@ -232,5 +238,31 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 				t.Errorf("kubectl masq %s: exit code %d, want %d and %q:\n%s", tt.args, code, tt.code, want, out)
 			}
 		}
+	}
+}
+
+func TestPluginTracesAPacketOfAPod(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	top := nfttest.NewTopology(t)
+	n := newDocumentNode(t, top.Node)
+	kubectl := strings.NewReplacer("NODE4", top.NodeV4.String(), "NODE6", top.NodeV6.String(), "POD4",
+		top.PodV4.String(), "POD6", top.PodV6.String()).Replace(theKubectl)
+	writeFile(t, filepath.Join(n.dir, "kubectl"), kubectl)
+	ctx, cancel := context.WithCancel(t.Context())
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = top.Send(nfttest.Flow{
+				Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:443"),
+			})
+		}
+	})
+	out, err := n.run("KUBECTL=./kubectl manifests/kubectl-masq explain --pod default/web 203.0.113.9 --trace 1m 2>&1")
+	cancel()
+	sender.Wait()
+	if err != nil || !strings.Contains(out, "this agent's rule with handle ") ||
+		!strings.Contains(out, "10.244.1.2 is the pod default/web\n") {
+		t.Errorf("%v:\n%s", err, out)
 	}
 }

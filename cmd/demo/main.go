@@ -7,6 +7,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -201,15 +202,14 @@ func (s *stage) heal() {
 // conflict has another program masquerade an exempt destination: explain names its
 // rule, and enforceNonMasquerade wins against it.
 func (s *stage) conflict(text string) {
-	say("Another program masquerades all traffic of pods. explain names its rule:")
+	say("Another program masquerades all traffic of pods. explain --trace names its rule:")
 	const rules = "table ip cni { chain post { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 " +
 		"masquerade; }; }"
 	nfttest.Must(s.top.Node.Output(rules, "nft", "-f", "-"))
-	out := nfttest.Must(s.top.Node.Output("", os.Args[1], "explain", "10.9.0.9", "--from", s.top.PodV4.String(),
-		"--config", s.config, "--enable-ipv6"))
+	var who string
+	out := s.trace(func() { who = s.sees("10.9.0.9") })
 	headline, _, _ := strings.Cut(out, "\n\n")
 	fmt.Print(indent(headline))
-	who := s.sees("10.9.0.9")
 	fmt.Printf("  10.9.0.9 saw %s\n", who)
 	say("With enforceNonMasquerade: true and the pods' masqueradeSrcCIDRs:")
 	s.quiet.Store(true)
@@ -222,6 +222,20 @@ func (s *stage) conflict(text string) {
 		nfttest.Check(fmt.Errorf("10.9.0.9 saw %s, then %s", who, kept))
 	}
 	nfttest.Must(s.top.Node.Output("", "nft", "delete", "table", "ip", "cni"))
+}
+
+// trace returns what explain --trace prints of the first packet to 10.9.0.9 that send sends.
+func (s *stage) trace(send func()) string {
+	cmd := nfttest.Command(os.Args[1], "explain", "10.9.0.9", "--from", s.top.PodV4.String(), "--trace")
+	var out strings.Builder
+	cmd.Stdout = &out
+	stderr := nfttest.Must(cmd.StderrPipe())
+	tracer := nfttest.Must(s.top.Node.Start(cmd))
+	_, err := bufio.NewReader(stderr).ReadString('\n') // when it waits for a packet
+	nfttest.Check(err)
+	send()
+	nfttest.Check(tracer.Wait())
+	return out.String()
 }
 
 // leak sends a segment that belongs to no connection.

@@ -84,6 +84,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
 		"nft/kernel":    {"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts"},
 		"nft/nftrace":   {"nft", "nft/facts", "nft/kernel", "nft/nfnetlink", "nft/older"},
+		"nft/others":    {"nft", "nft/facts", "nft/nfnetlink", "nft/nftrace"},
 		"nft/neighbors": {
 			"config", "nft", "nft/facts", "nft/rule", "nft/trace", "nft/conntrack", "nft/iprange", "nft/judge", "nft/kernel",
 			"nft/layout", "nft/nfnetlink", "nft/node", "nft/older", "nft/routes", "nft/xtables",
@@ -141,7 +142,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 // imports both layers.
 func looksAtTheNode() []string {
 	return []string{
-		"nft/judge", "nft/rule", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes", "nft/nftrace",
+		"nft/judge", "nft/rule", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes", "nft/nftrace", "nft/others",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }

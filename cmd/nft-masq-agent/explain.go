@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,7 @@ type explainFlags struct {
 	// protocol of the packet, 0 if unknown; its destination's port is that of the operand, 0 if unknown.
 	protocol uint8
 	live     bool
+	trace    time.Duration // how long to wait for a packet; 0: the answer is about no packet that was sent
 }
 
 func explainCommand(l look) command {
@@ -44,12 +46,15 @@ func explainCommand(l look) command {
 			"one packet, which it names: without --from, from a pod of this node, or else from the node. If rules translate " +
 			"the destination, as those of a Service, it goes on to the endpoints. If the kernel " +
 			"cannot be read, the answer comes from the config alone. Flags that are not given are those of the running " +
-			"agent. Nothing is written.",
+			"agent. Nothing is written. With --trace, the answer is what the kernel does with the next packet that opens a " +
+			"connection from SOURCE, or any source, to ADDRESS: each chain and rule that it meets, the one that decides, and " +
+			"whose that is. For this time there is a table inet nft-masq-agent-trace.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
 			program + " explain 10.96.0.10:53 --protocol udp",
 			program + " explain 203.0.113.7 --out eth1",
+			program + " explain 203.0.113.7:443 --from 10.244.1.5 --trace",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
@@ -60,6 +65,8 @@ func explainCommand(l look) command {
 			options.AddFlag(fs, &f.protocol, "protocol", "",
 				"`PROTOCOL` of the packet, such as udp (default: tcp, if a port is given)", parseProtocol)
 			fs.BoolVar(&f.live, "live", false, "do not read the config: answer from the kernel alone")
+			options.AddOptional(fs, &f.trace, "trace", traceTime, "wait so long, by default "+traceTime+", for a new "+
+				"connection, and show which rules its first packet meets: `[DURATION]`", parseTraceTime)
 			return f.explain
 		},
 	}
@@ -121,6 +128,9 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	}
 	if dst.Port() != 0 {
 		f.protocol = cmp.Or(f.protocol, unix.IPPROTO_TCP)
+	}
+	if f.trace != 0 {
+		return f.traceNext(ctx, dst, e)
 	}
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()

@@ -173,7 +173,8 @@ func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {
 	node := nodeOfTranscripts(t)
 	for _, line := range []string{
 		"status", "diff", "connections", "connections --stale", "connections --ports", "explain 203.0.113.9",
-		"explain 203.0.113.9 --live", "cleanup", "cleanup --dry-run", "cleanup --legacy-only",
+		"explain 203.0.113.9 --live", "explain 203.0.113.9 --trace", "cleanup", "cleanup --dry-run",
+		"cleanup --legacy-only",
 	} {
 		got := runProgram(t, node, t.TempDir(), strings.Fields(line)...)
 		first, _, _ := strings.Cut(got.stdout+got.stderr, "\n")

@@ -30,7 +30,7 @@ const schemas = "../../manifests/schema"
 
 // answers has the type of each command's answer.
 var answers = map[string]any{
-	"check": answer.Check{}, "connections": answer.Connections{}, "diff": answer.Diff{}, "explain": answer.Explanation{},
+	"check": answer.Check{}, "connections": answer.Connections{}, "diff": answer.Diff{}, "explain": explanation{},
 	"status": answer.Status{}, "version": buildInfo{}, "cleanup": cleanupAnswer{},
 	"ready": readyAnswer{},
 }
@@ -52,7 +52,7 @@ func descriptions(t *testing.T) map[string]string {
 	all := map[string]string{}
 	for name, dir := range map[string]string{
 		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "report": "internal/report",
-		"config": "../../config",
+		"config": "../../config", "nftrace": "../../nft/nftrace",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {

@@ -38,6 +38,12 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 		}
 		return err
 	})
+	if err == nil && what != LegacyOnly {
+		var left bool
+		if left, err = RemoveTrace(k.In(ctx)); left {
+			removed = append(removed, traceName)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("remove: %w", err)
 	}
@@ -48,8 +54,13 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
 	err = nfnetlink.Again(ctx, func() error {
 		s, err := k.removable(ctx, what, nil)
-		if err == nil {
-			found = names(s.Differences())
+		if err != nil {
+			return err
+		}
+		found = names(s.Differences())
+		left, err := leftTrace(k.In(ctx))
+		if left && what != LegacyOnly {
+			found = append(found, traceName)
 		}
 		return err
 	})

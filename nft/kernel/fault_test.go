@@ -511,7 +511,8 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 
 // A change of a set takes two transactions, and the outcome of each is asked for. The
 // others read: the generation, after which an empty transaction takes two, the table, its chains, the rules
-// of each chain, sets, counters, and without a change the elements of each set.
+// of each chain, sets, counters, and without a change the elements of each set; a full check also
+// the table of a trace.
 func TestRequestsOfAnApplyAreFew(t *testing.T) {
 	for _, tt := range []struct {
 		mode         nft.Mode
@@ -519,9 +520,9 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		change, read int
 	}{
 		{nft.ModeNFTables, layout.Ours, 13, 10},
-		{nft.ModeNFTables, layout.Everything, 15, 12},
+		{nft.ModeNFTables, layout.Everything, 16, 13},
 		{nft.ModeIPTables, layout.Ours, 20, 17},
-		{nft.ModeIPTables, layout.Everything, 25, 22},
+		{nft.ModeIPTables, layout.Everything, 26, 23},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

@@ -117,7 +117,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 		}
 		k.describe(&a, found)
 	}
-	if depth == layout.TakeOver {
+	if depth >= layout.Everything {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
 	k.settled, k.right = want.Layout, want

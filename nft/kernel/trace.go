@@ -11,6 +11,9 @@ import (
 // part of the rules that are compared.
 const TraceTable = "nft-masq-agent-trace"
 
+// traceName is how [Kernel.Cleanup] names it.
+const traceName = "table inet " + TraceTable
+
 // LockTrace makes this process the only one that traces in its network namespace, until the lock
 // is closed or the process ends.
 func LockTrace() (io.Closer, error) { return net.Listen("unix", "@"+TraceTable) }

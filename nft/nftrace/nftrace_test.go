@@ -19,9 +19,9 @@ import (
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
 // trace traces on the node, and calls send as soon as packets are traced.
-func trace(t *testing.T, top *nfttest.Topology, q nftrace.Query, wait time.Duration, send func()) (nftrace.Trace, error) {
+func trace(t *testing.T, top *nfttest.Topology, q nftrace.Query, send func()) (nftrace.Trace, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(5*time.Second))
 	defer cancel()
 	var traced nftrace.Trace
 	done := make(chan struct{})
@@ -53,6 +53,9 @@ type situation struct {
 	seen    string // pod, node or outside, whose address the far end sees; "": nothing
 	met     string // the rules that matched, by chain and action
 }
+
+const policyOfTheAgent = `table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110;
+	ip daddr 10.0.0.0/8 return; masquerade; }; }`
 
 const nat = "table ip nat { chain post { type nat hook postrouting priority 100; %s; }; }"
 
@@ -128,14 +131,12 @@ COMMIT
 		met: "POSTROUTING jump, IP-MASQ-AGENT masquerade",
 	},
 	{
-		name: "this agent's exemption", nft: `table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110;
-			ip daddr 10.0.0.0/8 return; masquerade; }; }`,
+		name: "this agent's exemption", nft: policyOfTheAgent,
 		proto: nfttest.TCP, to: "10.9.0.9:80", outcome: nftrace.Kept,
 		rule: "agent: inet nft-masq-agent postrouting return", seen: "pod", met: "postrouting return",
 	},
 	{
-		name: "the earlier of two", nft: `table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 110;
-			ip daddr 10.0.0.0/8 return; masquerade; }; }` + "\n" + fmt.Sprintf(nat, "masquerade"),
+		name: "the earlier of two", nft: policyOfTheAgent + "\n" + fmt.Sprintf(nat, "masquerade"),
 		proto: nfttest.TCP, to: "10.9.0.9:80", outcome: nftrace.Translated, rule: "ip nat post masquerade", seen: "node",
 		met: "post masquerade",
 	},
@@ -162,7 +163,8 @@ COMMIT
 	{
 		name: "verdict map", nft: `table ip nat {
 			chain a { masquerade; }
-			chain post { type nat hook postrouting priority 100; ip daddr vmap { 203.0.113.0/24 : jump a, 10.0.0.0/8 : accept }; }
+			chain post { type nat hook postrouting priority 100;
+				ip daddr vmap { 203.0.113.0/24 : jump a, 10.0.0.0/8 : accept }; }
 		}`,
 		proto: nfttest.TCP, to: "203.0.113.9:80", outcome: nftrace.Translated, rule: "ip nat a masquerade", seen: "node",
 		met: "post jump, a masquerade",
@@ -288,7 +290,7 @@ var protocols = map[nfttest.Proto]uint8{
 
 func (s situation) check(t *testing.T, top *nfttest.Topology, to netip.AddrPort) {
 	t.Helper()
-	flow := nfttest.Flow{Proto: s.proto, From: top.Pod, To: top.Outside, Dst: to, Timeout: nfttest.Patient(5 * time.Second)}
+	flow := nfttest.Flow{Proto: s.proto, From: top.Pod, To: top.Outside, Dst: to}
 	addresses := map[string]netip.Addr{"pod": top.PodV4, "node": top.NodeV4, "gateway": top.GatewayV4}
 	if to.Addr().Is6() {
 		addresses = map[string]netip.Addr{"pod": top.PodV6, "node": top.NodeV6, "gateway": top.GatewayV6}
@@ -307,7 +309,7 @@ func (s situation) check(t *testing.T, top *nfttest.Topology, to netip.AddrPort)
 	var saw nfttest.Sighting
 	var sendErr error
 	query := nftrace.Query{From: netip.Addr{}, To: to, Protocol: protocols[s.proto]}
-	got, err := trace(t, top, query, nfttest.Patient(5*time.Second), func() { saw, sendErr = nfttest.Send(flow) })
+	got, err := trace(t, top, query, func() { saw, sendErr = nfttest.Send(flow) })
 	if err != nil {
 		t.Fatal(err, sendErr)
 	}
@@ -339,7 +341,8 @@ func (s situation) check(t *testing.T, top *nfttest.Topology, to netip.AddrPort)
 		}
 	}
 	if got.Outcome != s.outcome || rule != s.rule || strings.Join(met, ", ") != s.met {
-		t.Errorf("%s by %q, met %q; want %s by %q, met %q", got.Outcome, rule, strings.Join(met, ", "), s.outcome, s.rule, s.met)
+		t.Errorf("%s by %q, met %q; want %s by %q, met %q", got.Outcome, rule, strings.Join(met, ", "), s.outcome, s.rule,
+			s.met)
 	}
 	if list := nfttest.ListRuleset(t, top.Node); strings.Contains(list, "agent-trace") {
 		t.Errorf("the table is left:\n%s", list)

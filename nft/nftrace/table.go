@@ -11,7 +11,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// The chains of the table. A packet passes the first two in prerouting or in output, and one of the last two unless it is dropped.
+// The chains of the table. A packet passes the first two in prerouting or in output, and one of the last two unless
+// it is dropped.
 const (
 	beforeTracking = "before-tracking-"
 	afterTracking  = "after-tracking-"
@@ -130,7 +131,9 @@ func inState(bit uint32) []expr.Any {
 }
 
 func limited() []expr.Any {
-	return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: limitRate, Unit: expr.LimitTimeSecond, Burst: limitBurst}}
+	return []expr.Any{
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: limitRate, Unit: expr.LimitTimeSecond, Burst: limitBurst},
+	}
 }
 
 func setTrace(match []expr.Any, value byte) []expr.Any {

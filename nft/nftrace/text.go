@@ -52,7 +52,8 @@ func (t Trace) reason(otherwise string) string {
 // verbs say what the actions that can decide do.
 var verbs = map[string]string{
 	"masquerade": "masquerades it", "snat": "translates the source", "drop": "drops it", "reject": "rejects it",
-	"notrack": "keeps it from being tracked, so that nothing translates it", "return": "exempts it", "accept": "exempts it",
+	"notrack": "keeps it from being tracked, so that nothing translates it",
+	"return":  "exempts it", "accept": "exempts it",
 }
 
 // chain returns the name of the rule's chain, quoted.

@@ -27,7 +27,7 @@ type Trace struct {
 	// Local means that this node received the packet.
 	Local bool `json:"local"`
 	// Rule decided the outcome. It is absent if no rule of nf_tables did.
-	Rule *Rule `json:"rule,omitempty"`
+	Rule *Rule `json:"decidedBy,omitempty"`
 	// Chains are the base chains that the packet met, in this order.
 	Chains []Chain `json:"chains"`
 }
@@ -60,7 +60,7 @@ type Chain struct {
 	// Type is filter, nat or route.
 	Type string `json:"type"`
 	// Family of the table.
-	Family string `json:"family"`
+	Family string `json:"tableFamily"`
 	// Table is the name of the table.
 	Table string `json:"table"`
 	// Name of the chain.
@@ -68,13 +68,13 @@ type Chain struct {
 	// Rules are those with a verdict, or another effect on the packet, in the order in which they matched.
 	Rules []Rule `json:"rules"`
 	// Policy is the verdict of the chain's policy, if no rule ended the chain: accept or drop.
-	Policy string `json:"policy,omitempty"`
+	Policy string `json:"chainPolicy,omitempty"`
 }
 
 // A Rule is one that matched the packet.
 type Rule struct {
 	// Family of the table.
-	Family string `json:"family"`
+	Family string `json:"tableFamily"`
 	// Table is the name of the table.
 	Table string `json:"table"`
 	// Chain is the name of the chain.

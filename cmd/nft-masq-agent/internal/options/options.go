@@ -31,6 +31,9 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 		}
 		if at := len(args) - len(rest); at > 0 && args[at-1] == "--" {
 			return append(operands, rest...), nil
+		} else if at > 0 && takes(fs, args[at-1], rest[0]) {
+			args = rest[1:]
+			continue
 		}
 		operands, args = append(operands, rest[0]), rest[1:]
 	}
@@ -255,6 +258,40 @@ func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, pars
 		*to, _ = parse(otherwise)
 	}
 	fs.Var(&parsedFlag[T]{to: to, text: otherwise, parse: parse}, name, usage)
+}
+
+// An optionalFlag is a flag that may be given without a value.
+type optionalFlag[T any] struct {
+	parsedFlag[T]
+	without string // the value that it then has
+}
+
+// AddOptional declares a flag that may be given without a value, and then has a text as its value. It does not take
+// what follows as its value if that cannot be parsed.
+func AddOptional[T any](fs *flag.FlagSet, to *T, name, without, usage string, parse func(string) (T, error)) {
+	fs.Var(&optionalFlag[T]{parsedFlag[T]{to: to, parse: parse}, without}, name, usage)
+}
+
+// IsBoolFlag makes --name mean --name=true.
+func (f *optionalFlag[T]) IsBoolFlag() bool { return true }
+
+func (f *optionalFlag[T]) Set(s string) error {
+	if s == "true" {
+		s = f.without
+	}
+	return f.parsedFlag.Set(s)
+}
+
+func (f *optionalFlag[T]) optional() {}
+
+// takes reports whether the flag before an argument is optional, and has the argument as its value now.
+func takes(fs *flag.FlagSet, before, argument string) bool {
+	f := fs.Lookup(strings.TrimLeft(before, "-"))
+	if f == nil || !strings.HasPrefix(before, "-") {
+		return false
+	}
+	_, optional := f.Value.(interface{ optional() })
+	return optional && f.Value.Set(argument) == nil
 }
 
 func (f *parsedFlag[T]) warn() error { return f.warning }

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/nft/nftrace"
+)
+
+// An explanation is the answer of explain: with --trace, it has the trace alone.
+type explanation struct {
+	answer.Explanation
+	// Trace is what the first packet of the next connection met, with --trace.
+	Trace *nftrace.Trace `json:"trace,omitempty"`
+}
+
+// A traced is the part of an explanation that --trace answers.
+type traced struct {
+	reply.Head
+	Trace nftrace.Trace `json:"trace"`
+}
+
+// String returns the trace as text.
+func (t *traced) String() string { return t.Trace.String() }
+
+// traceNext waits for a new connection to the destination, and prints what its first packet met. A signal or a
+// broken pipe ends it, and the table goes in any case.
+func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e environment) (int, error) {
+	if f.out != "" {
+		return exitUsage, usagef("--trace and --out exclude each other: the packet shows its interface")
+	}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE)
+	defer stop()
+	waiting, cancel := context.WithTimeout(ctx, f.trace)
+	defer cancel()
+	if f.protocol == unix.IPPROTO_ICMP && dst.Addr().Is6() {
+		f.protocol = unix.IPPROTO_ICMPV6
+	}
+	query := nftrace.Query{From: f.from, To: dst, Protocol: f.protocol}
+	what := "a new connection"
+	if f.from.IsValid() {
+		what += " from " + f.from.String()
+	}
+	what += " to " + operand(dst)
+	t, err := nftrace.Run(waiting, query, func() {
+		_, _ = fmt.Fprintf(e.stderr, "waiting up to %s for %s\n", f.trace, what)
+	})
+	switch {
+	case errors.Is(err, nftrace.ErrNoPacket) && ctx.Err() != nil:
+		return exitFailed, fmt.Errorf("interrupted before %s came", what)
+	case errors.Is(err, nftrace.ErrNoPacket):
+		return exitFailed, fmt.Errorf("%s did not come within %s: while the trace runs, open one, such as: %s", what, f.trace,
+			f.opens(dst))
+	case err != nil:
+		return exitFailed, hinted(err)
+	}
+	return e.reply(f.output, &traced{reply.NewHead(e.command), t})
+}
+
+// opens returns a command that opens a connection from a pod.
+func (f *explainFlags) opens(dst netip.AddrPort) string {
+	const pod = "kubectl exec POD -- "
+	port := cmp.Or(dst.Port(), 80)
+	switch f.protocol {
+	case unix.IPPROTO_UDP:
+		return fmt.Sprintf("%ssh -c 'echo | nc -u -w 1 %s %d'", pod, dst.Addr(), port)
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return fmt.Sprintf("%sping -c 1 %s", pod, dst.Addr())
+	}
+	return fmt.Sprintf("%snc -z -w 3 %s %d", pod, dst.Addr(), port)
+}
+
+// operand returns a destination as it is given.
+func operand(dst netip.AddrPort) string {
+	if dst.Port() == 0 {
+		return dst.Addr().String()
+	}
+	return dst.String()
+}
+
+// The time that a trace waits for a packet, and the longest that it may.
+const (
+	traceTime    = "10s"
+	maxTraceTime = 10 * time.Minute
+)
+
+func parseTraceTime(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 || d > maxTraceTime {
+		return 0, fmt.Errorf("must be a duration up to %s, such as 30s", maxTraceTime)
+	}
+	return d, nil
+}

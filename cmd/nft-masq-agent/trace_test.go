@@ -1,0 +1,166 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest"
+)
+
+// A tracing is a command that traces.
+type tracing struct {
+	*nfttest.Process
+	cmd    *exec.Cmd
+	stdout *bytes.Buffer
+	stderr *bufio.Reader
+}
+
+// startTrace starts explain with --trace, and returns when packets are traced.
+func startTrace(t *testing.T, n *testNode, args ...string) tracing {
+	t.Helper()
+	cmd := n.command(nil, append([]string{"explain"}, args...)...)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	stderr, err := cmd.StderrPipe()
+	n.check(err)
+	p, err := n.Start(cmd)
+	n.check(err)
+	r := bufio.NewReader(stderr)
+	line, err := r.ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "waiting up to ") {
+		t.Fatalf("%q: %v", line, err)
+	}
+	return tracing{p, cmd, &stdout, r}
+}
+
+// traceTables returns what the node has of a trace.
+func traceTables(t *testing.T, n *testNode) bool {
+	t.Helper()
+	return strings.Contains(nfttest.NFT(t, n.NS, "", "list", "tables"), kernel.TraceTable)
+}
+
+const anotherMasquerades = `table ip cni { chain post { type nat hook postrouting priority 100;
+	ip saddr 10.244.0.0/16 masquerade comment "cni"; }; }`
+
+func TestExplainTracesTheNextConnection(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := nodeIn(t, top.Node)
+	nfttest.NFT(t, n.NS, anotherMasquerades, "-f", "-")
+	dst := netip.MustParseAddrPort("10.9.0.9:80")
+	for _, tt := range []struct{ args, want string }{
+		{
+			"10.9.0.9:80 --trace", "10.9.0.9:80 sees 192.0.2.1:PORT, not the sender's 10.244.1.2:PORT: another program's " +
+				"rule with handle 2 in chain ip cni post masquerades it\n" +
+				"  comment: cni\n  to see it: nft -a list chain ip cni post\n",
+		},
+		{"--trace 10.9.0.9 --from 10.244.1.2", "in chain ip cni post masquerades it\n"},
+		{"--trace 1m 10.9.0.9:80", "in chain ip cni post masquerades it\n"},
+		{"10.9.0.9:80 --trace=1m -o json", `"outcome": "translated"`},
+	} {
+		p := startTrace(t, n, strings.Fields(tt.args)...)
+		saw := nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.TCP, From: top.Pod, Dst: dst})
+		n.check(p.Wait())
+		_, port, _ := strings.Cut(saw.Seen.String(), ":")
+		got := p.stdout.String()
+		if text := strings.ReplaceAll(got, port, "PORT"); !strings.Contains(text, tt.want) {
+			t.Errorf("%s: %s", tt.args, text)
+		}
+		validate(t, append([]string{"explain"}, strings.Fields(tt.args)...), got)
+	}
+	if traceTables(t, n) {
+		t.Error("the table is left")
+	}
+}
+
+func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE, unix.SIGKILL} {
+		p := startTrace(t, n, "10.9.0.9", "--trace", "10m")
+		if !traceTables(t, n) {
+			t.Fatal("nothing is traced")
+		}
+		n.check(p.cmd.Process.Signal(signal))
+		_ = p.Wait()
+		if traceTables(t, n) {
+			t.Errorf("%v leaves the table", signal)
+		}
+		if code := p.cmd.ProcessState.ExitCode(); signal != unix.SIGKILL && code != exitFailed {
+			t.Errorf("%v: exit code %d", signal, code)
+		}
+	}
+}
+
+// A kernel before Linux 5.12 leaves the table of a process that is killed.
+func TestATableThatATraceLeftIsDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	leave := func() { nfttest.NFT(t, n.NS, "", "add", "table", "inet", kernel.TraceTable) }
+	leave()
+	if got := n.run("explain", "10.9.0.9", "--trace=1ms"); got.code != exitFailed || traceTables(t, n) {
+		t.Errorf("the next trace: %+v", got)
+	}
+	leave()
+	if got := n.run("cleanup"); got.code != exitDone || traceTables(t, n) {
+		t.Errorf("cleanup: %+v", got)
+	}
+	n.write("")
+	d := n.start()
+	d.await("config_applied")
+	leave()
+	n.check(d.Signal(unix.SIGHUP))
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	for traceTables(t, n) {
+		if ctx.Err() != nil {
+			t.Fatal("the agent leaves the table")
+		}
+	}
+	if got := n.run("status"); !strings.Contains(got.stdout, "in sync") {
+		t.Errorf("status: %+v", got)
+	}
+}
+
+func TestATraceSaysWhyThereIsNone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for _, tt := range []struct {
+		args, want string
+		code       int
+	}{
+		{
+			"203.0.113.9:443 --from 10.244.1.2 --trace 1ms", "a new connection from 10.244.1.2 to 203.0.113.9:443 did " +
+				"not come within 1ms: while the trace runs, open one, such as: kubectl exec POD -- nc -z -w 3 203.0.113.9 443", exitFailed,
+		},
+		{"2001:db8:1::1 --protocol icmp --trace 1ms", "kubectl exec POD -- ping -c 1 2001:db8:1::1", exitFailed},
+		{"203.0.113.9:53 --protocol udp --trace 1ms", "sh -c 'echo | nc -u -w 1 203.0.113.9 53'", exitFailed},
+		{"203.0.113.9 --trace=0", "--trace: must be a duration up to 10m0s, such as 30s", exitUsage},
+		{"203.0.113.9 --trace=11m", "must be a duration up to 10m0s", exitUsage},
+		{"203.0.113.9 --trace soon", `unexpected argument "soon"`, exitUsage},
+		{"--trace", "ADDRESS[:PORT] is missing", exitUsage},
+		{"203.0.113.9 --trace --out eth0", "--trace and --out exclude each other", exitUsage},
+	} {
+		if got := n.run(append([]string{"explain"}, strings.Fields(tt.args)...)...); got.code != tt.code ||
+			!strings.Contains(got.stderr, tt.want) || got.stdout != "" {
+			t.Errorf("%s: %+v", tt.args, got)
+		}
+	}
+	startTrace(t, n, "10.9.0.9", "--trace", "10m")
+	got := n.run("explain", "10.9.0.9", "--trace", "-o", "json")
+	var answer struct{ Errors []struct{ Message string } }
+	n.check(json.Unmarshal([]byte(got.stdout), &answer))
+	const want = "another trace is running on this node"
+	if len(answer.Errors) != 1 || answer.Errors[0].Message != want || got.code != exitFailed {
+		t.Errorf("a second trace: %+v", got)
+	}
+}
