@@ -65,8 +65,8 @@ func explainCommand(l look) command {
 			options.AddFlag(fs, &f.protocol, "protocol", "",
 				"`PROTOCOL` of the packet, such as udp (default: tcp, if a port is given)", parseProtocol)
 			fs.BoolVar(&f.live, "live", false, "do not read the config: answer from the kernel alone")
-			options.AddOptional(fs, &f.trace, "trace", traceTime, "wait so long, by default "+traceTime+", for a new "+
-				"connection, and show which rules its first packet meets: `[DURATION]`", parseTraceTime)
+			options.AddOptional(fs, &f.trace, "trace", traceTime, "wait `[DURATION]`, or "+traceTime+", for a new "+
+				"connection, and show which rules its first packet meets", parseTraceTime)
 			return f.explain
 		},
 	}
