@@ -22,11 +22,12 @@ var (
 type Tracker struct {
 	dial   func() *nfnetlink.Conn
 	sample int // the most entries of a sample
+	noted  int // the most entries that are noted
 }
 
 // Open returns that of the network namespace in which its methods are called. Each call
 // opens a connection of its own.
-func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize} }
+func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
 // newTable returns a table that dials with dial.
 func newTable(dial func() (*netlink.Conn, error)) *Tracker {
-	return &Tracker{func() *nfnetlink.Conn { return nfnetlink.New(dial) }, sampleSize}
+	return &Tracker{func() *nfnetlink.Conn { return nfnetlink.New(dial) }, sampleSize, maxNoted}
 }
 
 // anyTime is the beginning of a dump of which nothing is kept.
@@ -91,7 +91,7 @@ func removeBy(t *testing.T, table *Tracker, e Entry, j *Judge) bool {
 	t.Helper()
 	c := table.dial()
 	defer func() { _ = c.Close() }()
-	err := e.remove(c, j)
+	err := e.remove(c, j.Stale)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		t.Fatal(err)
 	}

@@ -158,13 +158,16 @@ const maxNoted = 1 << 16
 
 // Noted are connections that are remembered by a hash of their addresses, ports and ID.
 type Noted struct {
-	seed maphash.Seed
-	set  map[uint64]struct{}
+	seed  maphash.Seed
+	set   map[uint64]struct{}
+	limit int
 	// Full says that there were more than are remembered.
 	Full bool
 }
 
-func newNoted() *Noted { return &Noted{seed: maphash.MakeSeed(), set: map[uint64]struct{}{}} }
+func newNoted(limit int) *Noted {
+	return &Noted{seed: maphash.MakeSeed(), set: map[uint64]struct{}{}, limit: limit}
+}
 
 func (n *Noted) hash(e *Entry) uint64 { return maphash.Comparable(n.seed, e.Key) }
 
@@ -174,12 +177,14 @@ func (n *Noted) has(e *Entry) bool {
 }
 
 func (n *Noted) add(e *Entry) {
-	if len(n.set) < maxNoted {
+	if len(n.set) < n.limit {
 		n.set[n.hash(e)] = struct{}{}
 		return
 	}
 	n.Full = true
 }
+
+func (n *Noted) drop(e *Entry) { delete(n.set, n.hash(e)) }
 
 // Len returns how many connections are remembered.
 func (n *Noted) Len() int { return len(n.set) }
@@ -188,7 +193,7 @@ func (n *Noted) Len() int { return len(n.set) }
 // the context.
 func (t *Tracker) Note(ctx context.Context, c *Comparison) (*Noted, error) {
 	var n *Noted
-	s, err := t.each(ctx, func() { n = newNoted() }, func(e *Entry) {
+	s, err := t.each(ctx, func() { n = newNoted(t.noted) }, func(e *Entry) {
 		if _, found := c.Compare(e); found == Contradicts {
 			n.add(e)
 		}
@@ -217,9 +222,6 @@ func (t *Tracker) each(ctx context.Context, begin func(), visit func(*Entry)) (s
 	}, func(e *Entry) error {
 		visit(e)
 		s.Examined++
-		if s.Examined%checkEvery == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
 		if s.Examined < t.sample {
 			return nil
 		}
@@ -228,9 +230,6 @@ func (t *Tracker) each(ctx context.Context, begin func(), visit func(*Entry)) (s
 	})
 	return s, err
 }
-
-// checkEvery is after how many entries a dump looks whether its context has ended.
-const checkEvery = 1024
 
 // Gather compares each connection with the policy, in one pass. It ends with the context.
 func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, questions ...Question) (Evidence, error) {

@@ -123,9 +123,9 @@ func gather(change func(*config.Config), h History, all ...Entry) Evidence {
 func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 	old := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:1")
 	young := entryOf(unix.IPPROTO_UDP, "10.244.1.2:2", "", "10.9.0.9:53", "192.0.2.1:2")
-	noted := newNoted()
+	noted := newNoted(maxNoted)
 	noted.add(&old)
-	full := newNoted()
+	full := newNoted(maxNoted)
 	full.add(&old)
 	full.Full = true
 	since := time.Now()
@@ -158,7 +158,7 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 
 // Examples of what another program does now replace those of what an earlier policy did.
 func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
-	noted := newNoted()
+	noted := newNoted(maxNoted)
 	var all []Entry
 	for i := range 8 {
 		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1)).String()
@@ -199,12 +199,12 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		sum += c.Agrees
 	}
 	rest := found.Entry(judge.Entry{Key: "nonMasqueradeCIDRs", Verdict: nft.Exempt})
-	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || len(g.replies.destinations) != maxDestinations ||
-		!found.Full {
+	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || !found.Full ||
+		len(g.replies.destinations) != maxDestinations {
 		t.Errorf("%d counts of %d, %d of the key, %d destinations", len(found.Counts), sum, rest.Agrees,
 			len(g.replies.destinations))
 	}
-	noted := newNoted()
+	noted := newNoted(maxNoted)
 	for i := range maxNoted + 1 {
 		e := Entry{Key: Key{ID: uint32(i)}}
 		noted.add(&e)
@@ -281,7 +281,10 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		{"masqueraded", opened(tcp, "203.0.113.1:80", "192.0.2.1", 0, 20), "", false},
 		{"translated by another program", opened(tcp, "10.9.0.9:80", "192.0.2.1", 0, 20), "", false},
 		{"uplink", slices.Concat(silent, internet), "", true},
-		{"uplink that answers", slices.Concat(silent, internet, opened(tcp, "203.0.113.4:80", "192.0.2.1", 2, 0)), "10.9.0.9 0/20", false},
+		{
+			"uplink that answers", slices.Concat(silent, internet, opened(tcp, "203.0.113.4:80", "192.0.2.1", 2, 0)),
+			"10.9.0.9 0/20", false,
+		},
 	} {
 		found := gather(func(*config.Config) {}, History{}, tt.entries...)
 		got := ""

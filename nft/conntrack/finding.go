@@ -131,10 +131,14 @@ func (c *Comparison) spared(e *Entry) Finding {
 	return Agrees
 }
 
-// opinion returns the ruling of the policy, and whether the entry is translated accordingly.
+// opinion returns the ruling of the policy, and whether the entry is translated accordingly. A family
+// that is off is exempt.
 func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 	src, dst, seen := e.Original.Src.Addr(), e.Destination().Addr(), e.SeenAs().Addr()
 	f := c.families[index(dst.Is6())]
+	if f == nil {
+		return judge.Ruling{Entry: judge.Entry{IPv6: dst.Is6(), Verdict: nft.Exempt}}, seen == src
+	}
 	r = judge.Rule(f, nft.Connection{Src: src, Dst: dst})
 	switch {
 	case r.Verdict == nft.Exempt:

@@ -60,7 +60,7 @@ func (p *Pass) Run(ctx context.Context) error {
 		if !p.listed[p.hash(e)] {
 			return nil
 		}
-		switch err := e.remove(c, j); {
+		switch err := e.remove(c, j.Stale); {
 		case err == nil:
 			p.Deleted++
 		case !errors.Is(err, unix.ENOENT):
@@ -102,19 +102,6 @@ func (p *Pass) list(ctx context.Context) error {
 }
 
 func (p *Pass) hash(e *Entry) uint64 { return maphash.Comparable(p.seed, e.Key) }
-
-// remove deletes the entry if it is still there and stale. Otherwise it returns ENOENT,
-// also if there is a newer entry with the same addresses and ports.
-func (e *Entry) remove(c *nfnetlink.Conn, j *Judge) error {
-	var now Entry
-	if err := exchange(c, e.request(msgGet, 0), now.decode); err != nil {
-		return err
-	}
-	if now.Key != e.Key || !j.Stale(&now) {
-		return unix.ENOENT
-	}
-	return c.Exchange(e.request(msgDelete, netlink.Acknowledge), func(netlink.Message) error { return nil })
-}
 
 // request returns a request about the entry with its addresses and ports, in zone 0.
 func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {

@@ -1,0 +1,200 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+func TestOutdatedConnectionsAgreeWithThePolicyBefore(t *testing.T) {
+	const pod, node, elsewhere = "10.244.1.2:4000", "192.0.2.1:20000", "198.51.100.8:20000"
+	const pod6 = "[fd00::2]:4000"
+	exempt := func(cidrs ...string) func(*config.Config) {
+		return func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }
+	}
+	snat := func(c *config.Config) { c.SNATAddresses = cases.CIDRs("198.51.100.8/32") }
+	six := func(on bool) func(*config.Config) { return func(c *config.Config) { c.EnableIPv6 = on } }
+	by := func(name string) func(*config.Config) {
+		return func(c *config.Config) {
+			c.NonMasqueradeCIDRs = nil
+			c.MasqueradeSrcInterfaces = []config.Interface{{Name: name}}
+		}
+	}
+	leaving := func(cidrs ...string) func(*config.Config) {
+		return func(c *config.Config) {
+			c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...)
+			c.MasqueradeOutInterfaces = []config.Interface{{Name: "eth0"}}
+		}
+	}
+	without := func(c *config.Config) { c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16") }
+	udp := func(src, requested, dst, seenAs string) Entry {
+		return entryOf(unix.IPPROTO_UDP, src, requested, dst, seenAs)
+	}
+	closed := udp(pod, "", "203.0.113.9:53", node)
+	closed.State = "TIME_WAIT"
+	zone := udp(pod, "", "203.0.113.9:53", node)
+	zone.Zone = 7
+	for _, tt := range []struct {
+		name           string
+		before, policy func(*config.Config)
+		entry          Entry
+		want           bool
+	}{
+		{"now exempt", exempt(), exempt("203.0.113.0/24"), udp(pod, "", "203.0.113.9:53", node), true},
+		{"now masqueraded", exempt("203.0.113.0/24"), exempt(), udp(pod, "", "203.0.113.9:53", pod), true},
+		{"right", exempt(), exempt("203.0.113.0/24"), udp(pod, "", "203.0.113.9:53", pod), false},
+		{
+			"contradicted both", exempt("203.0.113.0/25"), exempt("203.0.113.0/24"),
+			udp(pod, "", "203.0.113.9:53", node), false,
+		},
+		{
+			"the same policy", exempt("203.0.113.0/24"), exempt("203.0.113.0/24"),
+			udp(pod, "", "203.0.113.9:53", node), false,
+		},
+		{"not this destination", exempt(), exempt("203.0.113.0/24"), udp(pod, "", "203.0.114.9:53", node), false},
+		{"now without a source", exempt(), without, udp(pod, "", "203.0.113.9:53", node), true},
+		{"IPv6 is on now", six(false), six(true), udp(pod6, "", "[2001:db8:9::1]:53", pod6), true},
+		{"IPv6 is off now", six(true), six(false), udp(pod6, "", "[2001:db8:9::1]:53", "[2001:db8::1]:9"), true},
+		{"other addresses", snat, exempt(), udp(pod, "", "203.0.113.9:53", elsewhere), false},
+		{
+			"exempt, on which interface before is not known", leaving(), leaving("203.0.113.0/24"),
+			udp(pod, "", "203.0.113.9:53", node), true,
+		},
+		{"masqueraded on some interfaces", exempt("0.0.0.0/0"), leaving(), udp(pod, "", "203.0.113.9:53", pod), false},
+		{"another interface", by("pod0"), by("next0"), udp(pod, "", "203.0.113.9:53", node), false},
+		{"Service", exempt(), exempt("203.0.113.0/24"), udp(pod, "10.96.0.10:53", "203.0.113.9:53", node), false},
+		{"hairpin", exempt(), exempt("0.0.0.0/0"), udp(pod, "10.96.0.10:53", "10.244.1.2:53", node), false},
+		{"from the node", exempt("0.0.0.0/0"), exempt(), udp("192.0.2.1:9", "", "203.0.113.9:53", "192.0.2.1:9"), false},
+		{"to the node", exempt(), exempt("0.0.0.0/0"), udp(pod, "", "192.0.2.1:53", pod), false},
+		{"multicast", exempt("0.0.0.0/0"), exempt(), udp(pod, "", "224.0.0.1:53", pod), false},
+		{"bridge", exempt("0.0.0.0/0"), exempt(), udp("10.244.0.2:9", "", "10.244.0.3:9", "10.244.0.2:9"), false},
+		{"closed", exempt(), exempt("203.0.113.0/24"), closed, false},
+		{"zone", exempt(), exempt("203.0.113.0/24"), zone, false},
+	} {
+		c := Change{Before: comparisonOf(tt.before), InForce: comparisonOf(tt.policy)}
+		if got := c.Outdated(&tt.entry); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+func toward(dst string) func(*Entry) bool {
+	return func(e *Entry) bool { return e.Destination().Addr() == netip.MustParseAddr(dst) }
+}
+
+// What opens while connections are deleted is not in the list, so it ends. Each is asked about again.
+func TestDeletionOfWhatWasListedAndIsStillDoomed(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	table := newTable(dialIn(ns))
+	insert(t, ns, untranslated(20, "203.0.113.1")...)
+	insert(t, ns, untranslated(20, "203.0.113.2")...)
+	insert(t, ns, untranslated(20, "203.0.113.3")...)
+	var listed []int
+	spared := netip.MustParseAddr("203.0.113.3") // until they are listed
+	d := Deletion{
+		Tracker: table,
+		Doomed:  func(e *Entry) bool { return e.Destination().Addr() != spared },
+		Listed: func(n int) {
+			listed = append(listed, n)
+			insert(t, ns, untranslated(20, "203.0.113.4")...)
+			spared = netip.MustParseAddr("203.0.113.2")
+		},
+	}
+	if err := d.Run(t.Context()); err != nil || d.Deleted != 20 || d.Busy != 0 || !slices.Equal(listed, []int{40}) {
+		t.Errorf("deleted %d of %d: %v", d.Deleted, listed, err)
+	}
+	want := []string{"203.0.113.2", "203.0.113.3", "203.0.113.4"}
+	if got := left(t, table); !slices.Equal(got, want) {
+		t.Errorf("connections to %q are left, want %q", got, want)
+	}
+}
+
+// The kernel refuses to delete entries in a flowtable before Linux 6.4. The others are deleted.
+func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	const all = 20
+	insert(t, ns, untranslated(all, "203.0.113.9")...)
+	refused := 0
+	table := newTable(nfttest.Through(dialIn(ns), func(m *netlink.Message) error {
+		if m.Header.Type&0xff == msgDelete && refused < 3 {
+			refused++
+			return unix.EBUSY
+		}
+		return nil
+	}, nil))
+	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Listed: func(int) {}}
+	if err := d.Run(t.Context()); err != nil || d.Deleted != all-3 || d.Busy != 3 {
+		t.Errorf("deleted %d, busy %d: %v", d.Deleted, d.Busy, err)
+	}
+	if n := len(entries(t, newTable(dialIn(ns)), Filter{})); n != 3 {
+		t.Errorf("%d are left", n)
+	}
+}
+
+func TestDeletionEndsWithItsContextAndContinuesAfterAFailure(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	const all, few = 300, 20
+	insert(t, ns, untranslated(all, "203.0.113.9")...)
+	broken := errors.New("broken")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	begun, failing, lists := false, true, 0
+	d := Deletion{
+		Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
+			switch {
+			case begun && n == few && failing:
+				return broken
+			case begun && n == few && ctx.Err() == nil:
+				cancel()
+			}
+			return nil
+		})),
+		Doomed: toward("203.0.113.9"),
+		Listed: func(int) {
+			begun = true
+			lists++
+		},
+	}
+	if err := d.Run(ctx); !errors.Is(err, broken) || d.Deleted == 0 || d.Deleted > few {
+		t.Errorf("deleted %d: %v", d.Deleted, err)
+	}
+	failing = false
+	first := d.Deleted
+	insert(t, ns, untranslated(1, "203.0.113.1")...)
+	if err := d.Run(ctx); !errors.Is(err, context.Canceled) || d.Deleted == all || d.Deleted < first {
+		t.Errorf("deleted %d: %v", d.Deleted, err)
+	}
+	if err := d.Run(t.Context()); err != nil || d.Deleted != all || lists != 1 {
+		t.Errorf("deleted %d, listed %d times: %v", d.Deleted, lists, err)
+	}
+	if got := left(t, newTable(dialIn(ns))); !slices.Equal(got, []string{"203.0.113.1"}) {
+		t.Errorf("connections to %q are left", got)
+	}
+}
+
+// More than are remembered are listed again.
+func TestManyConnectionsAreDeletedInRounds(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	const all = 250
+	insert(t, ns, untranslated(all, "203.0.113.9")...)
+	listed := 0
+	table := newTable(dialIn(ns))
+	table.noted = 100
+	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Listed: func(n int) { listed += n }}
+	if err := d.Run(t.Context()); err != nil || d.Deleted != all || listed != all {
+		t.Errorf("deleted %d of %d: %v", d.Deleted, listed, err)
+	}
+}
