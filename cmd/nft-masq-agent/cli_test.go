@@ -197,9 +197,9 @@ func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
 	n := newNode(t)
 	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ", "--v=4")
-	d.await("foreign_rules_checked") // it looks at the node, too
+	d.await("legacy_rules_checked") // it looks at the node, too
 	d.signal(unix.SIGHUP)
-	d.await("foreign_rules_checked")
+	d.await("legacy_rules_checked")
 	for args, want := range map[string]string{
 		"render":                                 "*nat\n:IP-MASQ -",
 		"render -o iptables":                     "*nat\n:IP-MASQ -",

@@ -96,9 +96,9 @@ func (n *testNode) fitsIntoTheMemoryLimit(t *testing.T, text, mode string) {
 	d := n.startCommand(cmd)
 	d.await("starting")
 	d.await("config_applied")
-	d.await("foreign_rules_checked")
+	d.await("legacy_rules_checked")
 	d.signal(unix.SIGHUP) // read everything again
-	d.await("foreign_rules_checked")
+	d.await("legacy_rules_checked")
 	peak, _ := d.memory()
 	t.Logf("peak %d MiB of %d", peak>>20, limit>>20)
 	if peak > limit && !nfttest.Race {

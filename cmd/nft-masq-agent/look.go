@@ -25,7 +25,7 @@ func wired() wiring {
 
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
 func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
-	host := observe.NewNode(k, o.AcceptForeign)
+	host := observe.NewNode(k)
 	here := health.On("/proc", routes.Pods, func() (bool, error) { // on another goroutine than the loop
 		n := neighbors.Open()
 		defer func() { _ = n.Close() }()

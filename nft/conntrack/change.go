@@ -33,9 +33,8 @@ func (c Change) Outdated(e *Entry) bool {
 	if !e.open() || e.translatedDestination() {
 		return false
 	}
-	_, agreed := c.Before.opinion(e)
 	ruling, agrees := c.InForce.opinion(e)
-	return agreed && !agrees && !ruling.Depends
+	return !agrees && !ruling.Depends && c.Before.agrees(e)
 }
 
 // A Deletion deletes connections. It lists them first, so what opens meanwhile is not deleted, and reads
@@ -91,7 +90,7 @@ func (d *Deletion) list(ctx context.Context) error {
 		n = 0
 	}, func(e *Entry) error {
 		if d.Doomed(e) {
-			listed.add(e)
+			listed.add(e, AgeStale)
 			n++
 		}
 		return nil
@@ -115,7 +114,7 @@ func (d *Deletion) remove(ctx context.Context) error {
 	c := d.Tracker.dial()
 	defer func() { _ = c.Close() }()
 	return d.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
-		if !d.listed.has(e) {
+		if _, listed := d.listed.age(e); !listed {
 			return nil
 		}
 		switch err := e.remove(c, d.Doomed); {

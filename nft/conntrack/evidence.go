@@ -3,13 +3,10 @@ package conntrack
 import (
 	"context"
 	"fmt"
-	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
@@ -25,8 +22,9 @@ import (
 //	evidence, err := conntrack.Open().Gather(ctx, c, conntrack.History{}, questions...)
 //
 // A [History] tells which of the contradicting connections are older than the policy. Only the agent
-// has one, so next to an agent its report has the evidence, and a command that gathers it itself can
-// not tell, unless the sysctl nf_conntrack_timestamp is 1: then Count.Undated counts them.
+// has one: it answers GET /evidence on its socket, with the questions of [Query]. A command without an
+// agent gathers it itself and can not tell, unless the sysctl nf_conntrack_timestamp is 1: Count.Undated
+// counts them.
 //
 // Its memory does not depend on the number of connections: examples, entries, destinations and
 // history are bounded.
@@ -46,6 +44,10 @@ type Evidence struct {
 	Unanswered []Unanswered `json:"unanswered,omitempty"`
 	// SilentUplinks are the families of which nearly nothing that is masqueraded is answered.
 	SilentUplinks []Unanswered `json:"silentUplinks,omitempty"`
+
+	// Recent are the last counts of entries that had overruled connections within the last ten minutes.
+	// Only the agent knows them.
+	Recent []Count `json:"recent,omitempty"`
 
 	Examined int  `json:"examined"`          // connections
 	Tracked  int  `json:"tracked"`           // in the table
@@ -104,105 +106,6 @@ func (e Evidence) Entry(entry judge.Entry) Count {
 		}
 	}
 	return Count{Entry: entry}
-}
-
-// A Question asks for the connections from a source, if it is valid, to a destination, after or before
-// DNAT. Protocol and port are not asked if they are 0.
-type Question struct {
-	From     netip.Addr
-	To       netip.AddrPort
-	Protocol uint8
-}
-
-func (q Question) matches(e *Entry) bool {
-	of := func(dst netip.AddrPort) bool {
-		return dst.Addr() == q.To.Addr() && (q.To.Port() == 0 || dst.Port() == q.To.Port())
-	}
-	return (!q.From.IsValid() || e.Original.Src.Addr() == q.From) &&
-		(q.Protocol == 0 || e.Original.Protocol == q.Protocol) && (of(e.Destination()) || of(e.Original.Dst))
-}
-
-// A History tells since when a policy is in force, and which connections contradicted it then. The
-// zero History knows nothing.
-type History struct {
-	Since time.Time
-	// Earlier remembers those that contradicted the policy when it came into force; nil: not known.
-	Earlier *Noted
-	// FromStart says that nothing is known of what was in force before: the agent started then.
-	FromStart bool
-}
-
-// age returns when an entry that contradicts the policy began.
-func (h History) age(e *Entry) Age {
-	switch {
-	case !e.Started.IsZero() && !h.Since.IsZero() && !h.FromStart:
-		if e.Started.Before(h.Since) {
-			return AgeStale
-		}
-		return AgeOverruled
-	case h.Earlier == nil:
-		return AgeUndated
-	case h.Earlier.has(e):
-		if h.FromStart {
-			return AgeUndated
-		}
-		return AgeStale
-	case h.Earlier.Full:
-		return AgeUndated
-	}
-	return AgeOverruled
-}
-
-// maxNoted bounds the memory of noted connections: twenty bytes for each.
-const maxNoted = 1 << 16
-
-// Noted are connections that are remembered by a hash of their addresses, ports and ID.
-type Noted struct {
-	seed  maphash.Seed
-	set   map[uint64]struct{}
-	limit int
-	// Full says that there were more than are remembered.
-	Full bool
-}
-
-func newNoted(limit int) *Noted {
-	return &Noted{seed: maphash.MakeSeed(), set: map[uint64]struct{}{}, limit: limit}
-}
-
-func (n *Noted) hash(e *Entry) uint64 { return maphash.Comparable(n.seed, e.Key) }
-
-func (n *Noted) has(e *Entry) bool {
-	_, found := n.set[n.hash(e)]
-	return found
-}
-
-func (n *Noted) add(e *Entry) {
-	if len(n.set) < n.limit {
-		n.set[n.hash(e)] = struct{}{}
-		return
-	}
-	n.Full = true
-}
-
-func (n *Noted) drop(e *Entry) { delete(n.set, n.hash(e)) }
-
-// Len returns how many connections are remembered.
-func (n *Noted) Len() int { return len(n.set) }
-
-// Note remembers the connections that contradict a policy that has just come into force. It ends with
-// the context.
-func (t *Tracker) Note(ctx context.Context, c *Comparison) (*Noted, error) {
-	var n *Noted
-	s, err := t.each(ctx, func() { n = newNoted(t.noted) }, func(e *Entry) {
-		if _, found := c.Compare(e); found == Contradicts {
-			n.add(e)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	n.Full = n.Full || s.Partial
-	return n, nil
 }
 
 // each is like [Tracker.Dump], but visits at most as many entries as a sample has.
@@ -369,169 +272,29 @@ func compareCounts(a, b Count) int {
 	return strings.Compare(a.Entry.String(), b.Entry.String())
 }
 
-// An Unanswered is a destination from which no replies come, or with [Evidence.SilentUplinks] a family.
-type Unanswered struct {
-	Entry judge.Entry `json:"entry,omitzero"`
-	// To is the destination.
-	To netip.Addr `json:"to,omitzero"`
-	// Answered and Silent count the connections to it: those with a reply, and those without one,
-	// though older than ten seconds.
-	Answered int `json:"answered"`
-	Silent   int `json:"silent"`
+// FamilyName returns the name of an address family.
+func FamilyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
 }
 
-// String returns the destination, and how many of the connections have a reply.
-func (u Unanswered) String() string {
-	return fmt.Sprintf("%s %d/%d", u.To, u.Answered, u.Answered+u.Silent)
-}
-
-// silentAfter is for how many seconds a connection has no reply before it counts as silent.
-const silentAfter = 10
-
-// A destination is silent if at least five connections to it can be judged, and nine of ten are silent.
-const (
-	fewestSilent = 5
-	silentShare  = 0.9
-)
-
-func (u Unanswered) silent() bool {
-	all := u.Answered + u.Silent
-	return all >= fewestSilent && float64(u.Silent) >= silentShare*float64(all)
-}
-
-// replies counts which destinations answer.
-type replies struct {
-	timeouts map[uint8]uint32
-	// answering are the UDP ports on which any connection was answered.
-	answering    [1 << 16]bool
-	destinations map[destination]Unanswered
-	uplinks      [2]uplink
-	full         bool
-}
-
-// A destination is an address, and of UDP a port.
-type destination struct {
-	address netip.Addr
-	udp     bool
-	port    uint16
-}
-
-// An uplink is what is masqueraded of a family.
-type uplink struct {
-	Unanswered
-	to []netip.Addr // silent destinations, up to fewestDestinations
-}
-
-// fewestDestinations is how many destinations must be silent before the uplink is.
-const fewestDestinations = 3
-
-// maxDestinations bounds the memory.
-const maxDestinations = 1 << 14
-
-func newReplies(timeouts map[uint8]uint32) *replies {
-	return &replies{timeouts: timeouts, destinations: map[destination]Unanswered{}}
-}
-
-// see counts an entry. Connections of which a translation hides who answers are left out: those that
-// contradict the policy.
-func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
-	answered := e.Status&SeenReply != 0
-	udp := e.Original.Protocol == unix.IPPROTO_UDP
-	if answered && udp {
-		r.answering[e.Destination().Port()] = true
+// OverruledText says what was seen of connections that began under the policy and contradict it.
+func (c Count) OverruledText() string {
+	shows, remedy := "the pod's own address", ""
+	if c.Entry.Verdict == nft.Exempt {
+		shows = "another address"
+		remedy = "turn off masquerading in that program, or set enforceNonMasquerade; "
 	}
-	if found != Agrees || !answered && !r.isSilent(e) {
-		return
+	if len(c.Contradicting) == 0 {
+		return fmt.Sprintf("%s: connections that show %s: %d", c.Entry, shows, c.Overruled)
 	}
-	if entry.Verdict == nft.Masqueraded {
-		if !udp || answered {
-			r.uplinks[index(entry.IPv6)].see(e, answered)
-		}
-		return
+	x := c.Contradicting[0]
+	if c.Entry.Verdict == nft.Masqueraded && x.SeenAs.Addr() != x.Source.Addr() {
+		shows = "an address that the policy does not choose"
 	}
-	to := destination{address: e.Destination().Addr(), udp: udp}
-	if udp {
-		to.port = e.Destination().Port()
-	}
-	u, known := r.destinations[to]
-	if !known && len(r.destinations) >= maxDestinations {
-		r.full = true
-		return
-	}
-	u.Entry = entry
-	u.count(answered)
-	r.destinations[to] = u
-}
-
-func (u *Unanswered) count(answered bool) {
-	if answered {
-		u.Answered++
-	} else {
-		u.Silent++
-	}
-}
-
-func (u *uplink) see(e *Entry, answered bool) {
-	u.count(answered)
-	dst := e.Destination().Addr()
-	if !answered && len(u.to) < fewestDestinations && !slices.Contains(u.to, dst) {
-		u.to = append(u.to, dst)
-	}
-}
-
-// isSilent reports whether an entry without a reply is older than ten seconds: by the time that it
-// began, or because it had no packet for that long.
-func (r *replies) isSilent(e *Entry) bool {
-	if e.Original.Protocol == unix.IPPROTO_TCP && e.State != "SYN_SENT" {
-		return false
-	}
-	if !e.Started.IsZero() {
-		return time.Since(e.Started) > silentAfter*time.Second
-	}
-	return e.Timeout+silentAfter < r.timeouts[e.Original.Protocol]
-}
-
-// unanswered returns the destinations that do not answer, and the families whose uplinks are silent.
-func (r *replies) unanswered() (all, uplinks []Unanswered) {
-	for i, u := range r.uplinks {
-		if len(u.to) == fewestDestinations && u.silent() {
-			u.Entry = judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}
-			uplinks = append(uplinks, u.Unanswered)
-		}
-	}
-	byAddress := map[netip.Addr]Unanswered{}
-	for to, u := range r.destinations {
-		if to.udp && !r.expectsAnswers(to.port) {
-			u.Silent = 0
-		}
-		sum := byAddress[to.address]
-		sum.Entry, sum.To = u.Entry, to.address
-		sum.Answered += u.Answered
-		sum.Silent += u.Silent
-		byAddress[to.address] = sum
-	}
-	for _, u := range byAddress {
-		hidden := slices.ContainsFunc(uplinks, func(up Unanswered) bool { return up.Entry.IPv6 == u.Entry.IPv6 })
-		if u.silent() && !hidden {
-			all = append(all, u)
-		}
-	}
-	slices.SortFunc(all, func(a, b Unanswered) int {
-		if n := b.Silent - a.Silent; n != 0 {
-			return n
-		}
-		return a.To.Compare(b.To)
-	})
-	return all, uplinks
-}
-
-// expectsAnswers reports whether what is sent to a UDP port is a request: somebody on this node got an
-// answer on it, or it is that of DNS, NTP or QUIC. Those of syslog and statsd never answer. What it
-// misses: a protocol of which the only destination is the silent one.
-func (r *replies) expectsAnswers(port uint16) bool {
-	switch port {
-	case 53, 123, 443:
-		return true
-	}
-	return r.answering[port]
+	return fmt.Sprintf("%s: connections that show %s: %d, such as %s %s to %s, seen as %s; another program decided: %s"+
+		"nft-masq-agent explain %s --from %s --trace names its rule", c.Entry, shows, c.Overruled, x.Protocol, x.Source,
+		x.Destination, x.SeenAs, remedy, x.Destination.Addr(), x.Source.Addr())
 }

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"net/url"
 	"slices"
 	"testing"
 	"time"
@@ -111,6 +112,10 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+func exempting(cidrs ...string) func(*config.Config) {
+	return func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }
+}
+
 // gather returns the evidence of entries.
 func gather(change func(*config.Config), h History, all ...Entry) Evidence {
 	g := newGathering(comparisonOf(change), h, nil)
@@ -123,11 +128,11 @@ func gather(change func(*config.Config), h History, all ...Entry) Evidence {
 func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 	old := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:1")
 	young := entryOf(unix.IPPROTO_UDP, "10.244.1.2:2", "", "10.9.0.9:53", "192.0.2.1:2")
-	noted := newNoted(maxNoted)
-	noted.add(&old)
-	full := newNoted(maxNoted)
-	full.add(&old)
-	full.Full = true
+	noted, undated, full := newNoted(maxNoted), newNoted(maxNoted), newNoted(1)
+	noted.add(&old, AgeStale)
+	undated.add(&old, AgeUndated)
+	full.add(&old, AgeStale)
+	full.add(&young, AgeStale)
 	since := time.Now()
 	dated := func(e Entry, d time.Duration) Entry {
 		e.Started = since.Add(d)
@@ -138,11 +143,15 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		old, young Entry
 		want       Count
 	}{
-		"nothing is known":  {History{}, old, young, Count{Undated: 2}},
-		"noted":             {History{Since: since, Earlier: noted}, old, young, Count{Stale: 1, Overruled: 1}},
-		"full":              {History{Since: since, Earlier: full}, old, young, Count{Stale: 1, Undated: 1}},
-		"at the start":      {History{Earlier: noted, FromStart: true}, old, young, Count{Undated: 1, Overruled: 1}},
-		"times, no history": {History{Since: since}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1}},
+		"nothing is known":      {History{}, old, young, Count{Undated: 2}},
+		"noted":                 {History{Since: since, Earlier: noted}, old, young, Count{Stale: 1, Overruled: 1}},
+		"full":                  {History{Since: since, Earlier: full}, old, young, Count{Stale: 1, Undated: 1}},
+		"at the start":          {History{Earlier: undated}, old, young, Count{Undated: 1, Overruled: 1}},
+		"times, and no history": {History{Since: since}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1}},
+		"times, and full": {
+			History{Since: since, Earlier: full}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1},
+		},
+		"times": {History{Since: since, Earlier: noted}, dated(old, -1), dated(young, -1), Count{Stale: 2}},
 	} {
 		found := gather(func(*config.Config) {}, tt.history, tt.old, tt.young)
 		if len(found.Counts) != 1 {
@@ -164,7 +173,7 @@ func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
 		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1)).String()
 		all = append(all, entryOf(unix.IPPROTO_UDP, src, "", "10.9.0.9:53", "192.0.2.1:9"))
 		if i < 5 {
-			noted.add(&all[i])
+			noted.add(&all[i], AgeStale)
 		}
 	}
 	got := gather(func(*config.Config) {}, History{Earlier: noted}, all...).Counts[0]
@@ -207,7 +216,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	noted := newNoted(maxNoted)
 	for i := range maxNoted + 1 {
 		e := Entry{Key: Key{ID: uint32(i)}}
-		noted.add(&e)
+		noted.add(&e, AgeStale)
 	}
 	if noted.Len() != maxNoted || !noted.Full {
 		t.Errorf("%d noted", noted.Len())
@@ -315,8 +324,11 @@ func TestEvidenceOfPackets(t *testing.T) {
 	node := nfttest.In(t, top.Node, ReadNode)
 	comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), node)
 	table := newTable(dialIn(top.Node))
-	noted, err := table.Note(t.Context(), comparison)
-	if err != nil || noted.Len() != 2 {
+	// The policy before agrees with one of two, and another program decided about the other.
+	before := comparisonOf(exempting("192.0.2.0/24"))
+	past := Past{Policies: []*Comparison{before}, History: History{Earlier: newNoted(1)}}
+	noted, err := table.Note(t.Context(), comparison, past)
+	if err != nil || noted.Len() != 1 {
 		t.Fatalf("%+v: %v", noted, err)
 	}
 	late := send("203.0.113.8:54")
@@ -335,7 +347,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 	}
 	want := map[string][3]int{
 		"nonMasqueradeCIDRs 203.0.113.0/24": {0, 1, 1}, "nonMasqueradeCIDRs 10.0.0.0/8": {1, 0, 0},
-		"anything else": {0, 1, 0},
+		"anything else": {0, 0, 1},
 	}
 	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
@@ -346,5 +358,57 @@ func TestEvidenceOfPackets(t *testing.T) {
 	}
 	if len(node.Timeouts) != 4 || node.Timeouts[unix.IPPROTO_TCP] == 0 {
 		t.Errorf("timeouts: %v", node.Timeouts)
+	}
+}
+
+func TestQuestionsAreWrittenAndRead(t *testing.T) {
+	to := netip.MustParseAddrPort
+	all := []Question{
+		{To: to("10.9.0.9:53"), From: netip.MustParseAddr("10.244.1.2"), Protocol: unix.IPPROTO_UDP},
+		{To: to("[fd00:9::9]:0")},
+	}
+	got, err := ParseQuestions(Query(all))
+	if err != nil || !slices.Equal(got, all) {
+		t.Errorf("%+v: %v", got, err)
+	}
+	for _, text := range []string{
+		"to=x&from=&protocol=0", "to=10.9.0.9:1", "to=10.9.0.9:1&from=x&protocol=0", "to=10.9.0.9:1&from=&protocol=300",
+	} {
+		query, err := url.ParseQuery(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ParseQuestions(query); err == nil {
+			t.Errorf("%s: %+v", text, got)
+		}
+	}
+}
+
+// What an entry was stays what it is, unless the agent decided about it before.
+func TestChangesOfThePolicyKeepWhatIsKnown(t *testing.T) {
+	e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:1")
+	translates, exempts := comparisonOf(exempting()), comparisonOf(exempting("10.0.0.0/8"))
+	stale, undated, none := newNoted(1), newNoted(1), newNoted(1)
+	stale.add(&e, AgeStale)
+	undated.add(&e, AgeUndated)
+	past := func(n *Noted, missing bool, policies ...*Comparison) Past {
+		return Past{Policies: policies, History: History{Earlier: n}, Missing: missing}
+	}
+	for name, tt := range map[string]struct {
+		past Past
+		want Age
+	}{
+		"the start":              {Past{}, AgeUndated},
+		"the policy before":      {past(none, false, translates), AgeStale},
+		"one before that":        {past(none, false, exempts, translates), AgeStale},
+		"overruled":              {past(none, false, exempts), AgeOverruled},
+		"stale":                  {past(stale, false, exempts), AgeStale},
+		"undated":                {past(undated, false, exempts), AgeUndated},
+		"while rules were gone":  {past(none, true, exempts), AgeStale},
+		"undated, and rules too": {past(undated, true, exempts), AgeUndated},
+	} {
+		if got := tt.past.age(&e); got != tt.want {
+			t.Errorf("%s: %s, want %s", name, got, tt.want)
+		}
 	}
 }

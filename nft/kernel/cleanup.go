@@ -107,6 +107,20 @@ func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool
 // changes do not affect the generation of the ruleset.
 func (k *Kernel) XTables() ([]older.XTable, error) { return k.xtables() }
 
+// Older finds the chains of iptables-based agents that are not ours by the wanted ruleset. It reads the
+// rules of all chains, up to a bound.
+func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []older.Chain, err error) {
+	c := k.In(ctx)
+	err = nfnetlink.Again(ctx, func() error {
+		all, err := older.List(c)
+		if err == nil {
+			found, err = older.Find(all, want, k.words)
+		}
+		return err
+	})
+	return found, err
+}
+
 // OlderDecides reports whether packets reach rules of an iptables-based agent.
 func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
 	tables, err := k.xtables()

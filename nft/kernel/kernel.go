@@ -46,6 +46,13 @@ func New(c *nfnetlink.Conn, words facts.Words) *Kernel {
 	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: none}
 }
 
+// Another returns the same ruleset with connections of its own.
+func (k *Kernel) Another() *Kernel {
+	another := New(k.conn.Another(), k.words)
+	another.xtables = k.xtables
+	return another
+}
+
 // In returns the connection, whose requests end when ctx does.
 func (k *Kernel) In(ctx context.Context) *nfnetlink.Conn { return k.conn.In(ctx) }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"runtime"
@@ -88,7 +89,8 @@ type Agent struct {
 	moves     <-chan node.Change // of addresses; nil until a policy needs them
 	second    *second
 	observers []Observer
-	problems  func() config.Problems // of the last minute; nil: none are known
+	problems  func() config.Problems  // of the last minute; nil: none are known
+	served    map[string]http.Handler // on the socket, by pattern
 }
 
 // published is a view for observers.

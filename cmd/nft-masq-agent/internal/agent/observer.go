@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"go.uber.org/zap/zapcore"
@@ -64,6 +65,14 @@ func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 // Log logs a line; fields are names and values in turn.
 func (a *Agent) Log(level zapcore.Level, event, text string, fields ...any) {
 	a.log.Logw(level, text, append(fields, "event", event)...)
+}
+
+// ServeOnSocket adds a handler for commands, before SocketHandler is called.
+func (a *Agent) ServeOnSocket(pattern string, h http.Handler) {
+	if a.served == nil {
+		a.served = map[string]http.Handler{}
+	}
+	a.served[pattern] = h
 }
 
 // Tell sets what knows the problems of the last minute, which a report of the agent has.

@@ -10,10 +10,13 @@ import (
 	"time"
 )
 
-// SocketHandler serves GET /agent, the report, and what Handler serves.
+// SocketHandler serves GET /agent, the report, what observers serve, and what Handler serves.
 func (a *Agent) SocketHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", a.Handler())
+	for pattern, h := range a.served {
+		mux.Handle(pattern, h)
+	}
 	mux.HandleFunc("GET /agent", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(a.Report())

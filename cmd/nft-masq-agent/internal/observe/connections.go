@@ -2,11 +2,12 @@ package observe
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
@@ -14,17 +15,50 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-// recountEvery is how often stale connections are counted again while there are any,
-// unless that would exceed [agent.CheckShare].
-const recountEvery = time.Minute
+// Evidence is gathered when a policy comes into force, then each minute for ten minutes, and then every
+// fifteen minutes, unless that would exceed [agent.CheckShare]; SIGHUP and commands ask for it at once.
+const (
+	gatherSoon  = time.Minute
+	soonFor     = 10 * time.Minute
+	gatherLater = 15 * time.Minute
+)
 
-// connections counts the connections that contradict the rules in the kernel, and deletes
-// them if that is configured.
+// connections keeps the evidence about the policy in force, and deletes the connections that a change of
+// the policy outdates, if that is configured.
 type connections struct {
 	*agent.Agent
-	host  Host
-	stale atomic.Pointer[int] // nil: unknown
+	host Host
+	pass chan struct{} // has one element while a pass runs
+	wake chan struct{} // has one element if evidence is to be gathered at once
+
+	mu      sync.Mutex
+	current *period             // nil: no policy is known to be in force
+	last    *conntrack.Evidence // nil: unknown
+	told    told
 }
+
+// A period is the time in which the same rules are in force.
+type period struct {
+	ctx     context.Context // ends when they are not known to be in force
+	rules   nft.Ruleset
+	changes int
+	repairs int
+	past    past
+	noted   bool // it is known which connections contradicted them at first
+	history conntrack.History
+	flushed config.Stale // outdated connections that were deleted
+}
+
+// A past is what was in force before a period.
+type past struct {
+	// policies were in force since the history was noted, the last one right before; none: it is not known.
+	policies []nft.Policy
+	history  conntrack.History // of the first of them
+	missing  bool              // rules were missing, and were restored
+}
+
+// maxPast is how many policies are remembered that come and go faster than connections are read.
+const maxPast = 8
 
 // effective identifies what is in force: a state of our rules, and what to do with
 // connections that contradict it. The zero value is none.
@@ -44,74 +78,195 @@ func effectiveOf(v agent.View) effective {
 	return effective{v.Changes, config.StaleKeep}
 }
 
-// run calls handle for each state of our rules, with a context that ends when another
+// Run calls handle for each state of our rules, with a context that ends when another
 // policy is decided, when they are restored, or when they are not known to be in force.
 func (o *connections) Run(ctx context.Context) {
 	var last effective
 	var running sync.WaitGroup
+	var previous *period
+	hangups := 0
 	end := func() {}
 	o.Follow(ctx, func(v agent.View, _ bool) {
+		if v.Hangups != hangups {
+			hangups = v.Hangups
+			select {
+			case o.wake <- struct{}{}:
+			default:
+			}
+		}
 		e := effectiveOf(v)
 		if e == last {
 			return
 		}
 		end()
 		running.Wait()
+		last = e
+		o.begin(nil)
+		if e == (effective{}) {
+			return
+		}
 		var this context.Context
 		this, end = context.WithCancel(ctx)
-		if last = e; e != (effective{}) {
-			running.Go(func() { o.handle(this, *v.Installed, e.stale) })
+		if previous == nil || previous.changes != v.Changes {
+			previous = newPeriod(v, previous)
 		}
+		current := previous
+		current.ctx = this
+		running.Go(func() { o.handle(current, e.stale) })
 	})
 	end()
 	running.Wait()
 }
 
-// handle deletes and counts stale connections until there are none. Then the table is
-// not read again.
-func (o *connections) handle(ctx context.Context, r nft.Ruleset, which config.Stale) {
-	o.stale.Store(nil) // until they are counted
-	o.flush(ctx, r, which)
-	failed := ""
-	for first := true; ctx.Err() == nil; first = false {
+func newPeriod(v agent.View, before *period) *period {
+	p := &period{
+		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
+		history: conntrack.History{Since: time.Now()},
+	}
+	if before == nil {
+		return p
+	}
+	if before.noted {
+		p.past.history = before.history
+	} else {
+		p.past = before.past
+	}
+	p.past.missing = p.past.missing && !before.noted || v.Repairs != before.repairs
+	p.past.policies = append(slices.Clip(p.past.policies), before.rules.Policy)
+	if n := len(p.past.policies); n > maxPast {
+		p.past.policies = p.past.policies[n-maxPast:]
+	}
+	return p
+}
+
+// begin begins a period. What is known of an earlier one is forgotten.
+func (o *connections) begin(p *period) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if p == nil || o.told.changes != p.changes {
+		o.last = nil // until it is gathered
+	}
+	if p != nil && o.told.changes != p.changes {
+		o.told = told{changes: p.changes}
+	}
+	o.current = p
+}
+
+// handle notes which connections contradict the rules, deletes those that are outdated, and gathers
+// evidence again and again.
+func (o *connections) handle(p *period, which config.Stale) {
+	o.note(p)
+	o.begin(p)
+	o.flush(p, which)
+	for failed := ""; p.ctx.Err() == nil; {
 		start := time.Now()
-		stale, err := o.host.Stale(ctx, r)
-		switch {
-		case ctx.Err() != nil:
+		_, err := o.gather(p.ctx)
+		if p.ctx.Err() != nil {
 			return
-		case err != nil:
-			o.stale.Store(nil)
-			unreadable(o.Agent, err, &failed)
-		default:
-			o.stale.Store(&stale.Count)
-			if stale.Count == 0 {
-				return
-			}
-			if first {
-				o.logStale(stale)
-			}
 		}
-		agent.Wait(ctx, max(recountEvery, agent.CheckShare*time.Since(start)))
+		if err != nil {
+			o.forget()
+			unreadable(o.Agent, err, &failed)
+		} else {
+			failed = ""
+		}
+		pause := gatherLater
+		if time.Since(p.history.Since) < soonFor {
+			pause = gatherSoon
+		}
+		o.wait(p.ctx, max(pause, agent.CheckShare*time.Since(start)))
 	}
 }
 
-// logStale logs how many connections keep the translation of an earlier policy.
-func (o *connections) logStale(s conntrack.Stale) {
-	fields := []any{"connections", s.Count}
-	if s.Partial {
-		fields = append(fields, "sampled", s.Examined, "tracked", s.Entries)
+// wait waits until it is time to gather evidence again, or SIGHUP asks for it.
+func (o *connections) wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-o.wake:
+	case <-ctx.Done():
 	}
-	if !s.Oldest.IsZero() {
-		fields = append(fields, "oldest", s.Oldest)
-	}
-	o.Log(zap.InfoLevel, "stale_connections",
-		"existing connections keep an address that contradicts the current rules", fields...)
 }
 
+// note notes the connections that contradict the rules, unless that is known. If it fails, it is not
+// known of any when it began.
+func (o *connections) note(p *period) {
+	if p.noted {
+		return
+	}
+	noted, err := o.host.Note(p.ctx, p.rules.Policy, p.past)
+	if err == nil {
+		p.history.Earlier = noted
+	}
+	p.noted = p.ctx.Err() == nil
+}
+
+func (o *connections) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last = nil
+}
+
+// errNoPolicy is why there is no evidence.
+var errNoPolicy = errors.New("no policy is known to be in force")
+
+// gather gathers evidence about what is in force. It waits for another pass, and ends with what is in
+// force.
+func (o *connections) gather(ctx context.Context, questions ...conntrack.Question) (conntrack.Evidence, error) {
+	select {
+	case o.pass <- struct{}{}:
+	case <-ctx.Done():
+		return conntrack.Evidence{}, ctx.Err()
+	}
+	defer func() { <-o.pass }()
+	o.mu.Lock()
+	p := o.current
+	o.mu.Unlock()
+	if p == nil {
+		return conntrack.Evidence{}, errNoPolicy
+	}
+	this, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	e, err := o.host.Gather(this, p.rules.Policy, p.history, questions...)
+	if err != nil {
+		return e, err
+	}
+	e.Hash = p.rules.Hash()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.current != p {
+		return e, errNoPolicy
+	}
+	o.told.tell(o.Agent, e)
+	e.Recent = o.told.recent(e.Time)
+	o.last = &e
+	return e, nil
+}
+
+// ServeHTTP gathers evidence for a command, and answers its questions.
+func (o *connections) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	questions, err := conntrack.ParseQuestions(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	e, err := o.gather(r.Context(), questions...)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(e)
+}
+
+// Collect implements [agent.Observer].
 func (o *connections) Collect(e agent.Exporter) {
-	if n := o.stale.Load(); n != nil {
-		e.Gauge("stale_connections", "Open connections whose translation contradicts the rules. An estimate above "+
-			"200,000 tracked connections.",
-			float64(*n))
+	o.mu.Lock()
+	last := o.last
+	o.mu.Unlock()
+	if last != nil {
+		export(e, *last)
 	}
 }

@@ -1,5 +1,5 @@
-// Package observe is what the daemon reports beyond its own rules: other programs' rules,
-// connections that contradict the policy, source ports, interfaces and pods that the config
+// Package observe is what the daemon reports beyond its own rules: those of older agents, the
+// connections that are evidence about the policy, source ports, interfaces and pods that the config
 // misses. Each observer follows the loop of package agent, which does not know of it, and can be
 // deleted with its file and its line in [All].
 package observe
@@ -16,12 +16,18 @@ import (
 	"nft-masq-agent/nft"
 )
 
+// EvidencePath is the path on the agent's socket of the evidence about the policy in force, gathered when
+// it is asked for, as JSON of [conntrack.Evidence]. The query may have questions: [conntrack.Query].
+const EvidencePath = "/evidence"
+
 // All returns the observers of an agent.
 func All(a *agent.Agent, h Host, o options.Options, check func(nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
+	evidence := &connections{Agent: a, host: h, pass: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
+	a.ServeOnSocket("GET "+EvidencePath, evidence)
 	return []agent.Observer{
-		newSurvey(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, &connections{Agent: a, host: h},
+		newOlderAgents(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, evidence,
 		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o}, healthy,
 	}
 }

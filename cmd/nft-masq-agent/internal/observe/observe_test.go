@@ -2,9 +2,13 @@ package observe
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
@@ -23,13 +27,11 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
-	"nft-masq-agent/nft/trace"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/observers.txt")
@@ -42,16 +44,16 @@ type world struct {
 	agent *agent.Agent
 	all   []agent.Observer
 
-	others     neighbors.Others
-	handle     uint64        // of a rule
-	surveys    int           // that began
-	surveying  int           // that are running
-	surveyCost time.Duration // how long one takes
+	older      []older.Chain
+	xtables    []older.XTable
+	searches   int           // for older agents that began
+	searching  int           // that are running
+	searchCost time.Duration // how long one takes
 	interfaces []routes.Interface
-	passes     []string      // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
-	spared     []string      // reasons
-	stale      int           // connections
-	recounts   int           // of them
+	passes     []string // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
+	evidence   conntrack.Evidence
+	gathered   int           // times
+	notes      int           // times
 	readings   int           // of all connections
 	reading    time.Duration // how long one takes
 	unread     error         // why they cannot be read
@@ -61,7 +63,10 @@ type world struct {
 // inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
-	w := &world{}
+	w := &world{evidence: conntrack.Evidence{
+		Counts:    []conntrack.Count{{Entry: judge.Entry{Verdict: nft.Masqueraded}, Agrees: 7}},
+		NotJudged: map[string]int{"node": 2},
+	}}
 	loop.Run(t, func(n *loop.World, log *zap.Logger) loop.Agent {
 		w.World, n.Observed = n, true
 		o := options.Options{Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
@@ -87,7 +92,7 @@ func (w *world) Interfaces() (all []routes.Interface, err error) {
 }
 
 func (w *world) XTables() (found []older.XTable, err error) {
-	w.Locked(func() { found = w.others.XTables })
+	w.Locked(func() { found = w.xtables })
 	return found, nil
 }
 
@@ -102,16 +107,32 @@ func (w *world) Pressure(conntrack.Ports) (conntrack.Pressure, error) {
 	}, err
 }
 
-func (w *world) Stale(ctx context.Context, _ nft.Ruleset) (s conntrack.Stale, err error) {
-	if err := ctx.Err(); err != nil {
-		return s, err
-	}
-	w.Locked(func() { w.recounts, s.Count, err = w.recounts+1, w.stale, w.unread })
-	return s, err
+func (w *world) Note(ctx context.Context, _ nft.Policy, _ past) (*conntrack.Noted, error) {
+	var err error
+	w.Locked(func() {
+		w.notes++
+		err = w.unread
+	})
+	return nil, errors.Join(ctx.Err(), err)
 }
 
-func (w *world) Flush(_ nft.Ruleset, _ config.Stale, list func(int, *conntrack.Judge)) Flush {
-	return func(ctx context.Context) (deleted int, err error) {
+func (w *world) Gather(ctx context.Context, _ nft.Policy, h conntrack.History, questions ...conntrack.Question) (
+	e conntrack.Evidence, err error,
+) {
+	w.Locked(func() {
+		w.gathered++
+		e = w.evidence
+		err = w.unread
+	})
+	e.Time = time.Now()
+	for range questions {
+		e.Answers = append(e.Answers, conntrack.Count{Agrees: 1})
+	}
+	return e, errors.Join(ctx.Err(), err)
+}
+
+func (w *world) Flush(_, _ nft.Policy, _ config.Stale, listed func(int)) Flush {
+	return func(ctx context.Context) (deleted, kept int, err error) {
 		is := "5:1:canceled"
 		w.Locked(func() {
 			if len(w.passes) > 0 {
@@ -119,8 +140,8 @@ func (w *world) Flush(_ nft.Ruleset, _ config.Stale, list func(int, *conntrack.J
 			}
 		})
 		words := strings.Split(is, ":")
-		if listed := nfttest.Must(strconv.Atoi(words[0])); listed >= 0 {
-			list(listed, &conntrack.Judge{Beside: conntrack.Beside{Spared: w.spared}})
+		if n := nfttest.Must(strconv.Atoi(words[0])); n >= 0 {
+			listed(n)
 		}
 		switch words[2] {
 		case "":
@@ -130,23 +151,27 @@ func (w *world) Flush(_ nft.Ruleset, _ config.Stale, list func(int, *conntrack.J
 		default:
 			err = errors.New(words[2])
 		}
-		return nfttest.Must(strconv.Atoi(words[1])), err
+		return nfttest.Must(strconv.Atoi(words[1])), 0, err
 	}
 }
 
-func (w *world) Others(_ context.Context, _ nft.Ruleset) (others neighbors.Others, err error) {
+func (w *world) Older(context.Context, nft.Ruleset) (found []older.Chain, err error) {
 	var cost time.Duration
 	w.Locked(func() {
-		w.surveys++
-		w.surveying++
-		others, cost = w.others, w.surveyCost
-		if w.surveying > 1 {
-			others = neighbors.Others{Unread: w.surveying} // as seen in the log
+		w.searches++
+		w.searching++
+		found = w.older
+		cost = w.searchCost
+		if w.searching > 1 {
+			found = loop.OlderChains("idle") // as seen in the log
 		}
 	})
 	time.Sleep(cost)
-	w.Locked(func() { w.surveying, err = w.surveying-1, w.Refuses })
-	return others, err
+	w.Locked(func() {
+		w.searching--
+		err = w.Refuses
+	})
+	return found, err
 }
 
 func (w *world) scrape() string {
@@ -163,12 +188,10 @@ func (w *world) steps() loop.Steps {
 		}
 	}
 	return loop.Steps{
-		"legacy":      set(func(what string) { w.others.Legacy = loop.OlderChains(what) }),
-		"conflicts":   set(w.conflict),
+		"legacy":      set(func(what string) { w.older = loop.OlderChains(what) }),
 		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
-		"spared":      set(func(reason string) { w.spared = []string{reason} }),
-		"unexamined":  set(func(n string) { w.others.Unread = nfttest.Must(strconv.Atoi(n)) }),
-		"survey-cost": set(func(cost string) { w.surveyCost = nfttest.Must(time.ParseDuration(cost)) }),
+		"evidence":    set(w.show),
+		"search-cost": set(func(cost string) { w.searchCost = nfttest.Must(time.ParseDuration(cost)) }),
 		"interfaces":  set(func(list string) { w.interfaces = interfacesOf(list) }),
 		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}[why] }),
 		"problems": set(func(list string) {
@@ -178,35 +201,61 @@ func (w *world) steps() loop.Steps {
 			}
 		}),
 		"known": func(*loop.World, string) string { return w.agent.Report().Problems.Error() },
-		"stale": set(func(n string) { w.stale = nfttest.Must(strconv.Atoi(n)) }),
+		"ask":   func(_ *loop.World, query string) string { return w.ask(query) },
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
-				text = fmt.Sprintf("%d surveys, %d checks of more than our rules, stale connections counted %d times", w.surveys,
-					w.Deep, w.recounts)
+				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, evidence gathered %d "+
+					"times", w.searches, w.Deep, w.notes, w.gathered)
 			})
 			return text
 		},
 	}
 }
 
-// conflict makes other programs have rules that masquerade: each of a list is TABLE:NUMBER, or TABLE:NUMBER:CONDITION.
-func (w *world) conflict(list string) {
-	w.others.Conflicts = nil
+// show makes the node have evidence: CIDR:OVERRULED:STALE of nonMasqueradeCIDRs, silent:ADDRESS, or uplink.
+func (w *world) show(list string) {
+	w.evidence.Counts = w.evidence.Counts[:0:0]
+	w.evidence.Unanswered = nil
+	w.evidence.SilentUplinks = nil
 	for text := range strings.FieldsSeq(list) {
-		table, rest, _ := strings.Cut(text, ":")
-		number, condition, open := strings.Cut(rest, ":")
-		for i := range nfttest.Must(strconv.Atoi(number)) {
-			w.handle++ // is another one each time
-			f := trace.Finding{
-				Rule: nfnetlink.Rule{Table: table, Chain: fmt.Sprint("CNI-", i), Handle: w.handle},
-				Base: &trace.Chain{Chain: nfnetlink.Chain{Name: fmt.Sprint("base-", i), Hook: &nfnetlink.Hook{}}},
-			}
-			if open {
-				f.Open = []string{condition}
-			}
-			w.others.Conflicts = append(w.others.Conflicts, neighbors.Conflict{Finding: f})
+		what, number, _ := strings.Cut(text, ":")
+		if what == "uplink" {
+			w.evidence.SilentUplinks = []conntrack.Unanswered{{Entry: judge.Entry{Verdict: nft.Masqueraded}, Silent: 12}}
+			continue
 		}
+		if what == "silent" {
+			entry := judge.Entry{Key: config.KeyNonMasqueradeCIDRs, Verdict: nft.Exempt}
+			u := conntrack.Unanswered{Entry: entry, To: netip.MustParseAddr(number), Answered: 1, Silent: 19}
+			w.evidence.Unanswered = append(w.evidence.Unanswered, u)
+			continue
+		}
+		overruled, stale, _ := strings.Cut(number, ":")
+		c := conntrack.Count{
+			Entry:     judge.Entry{Key: config.KeyNonMasqueradeCIDRs, CIDR: netip.MustParsePrefix(what), Verdict: nft.Exempt},
+			Agrees:    1,
+			Overruled: nfttest.Must(strconv.Atoi(overruled)),
+			Stale:     nfttest.Must(strconv.Atoi(stale)),
+			Contradicting: []conntrack.Example{{
+				Protocol: "udp", Source: netip.MustParseAddrPort("10.244.1.2:4000"),
+				Destination: netip.MustParseAddrPort("10.9.0.9:53"), SeenAs: netip.MustParseAddrPort("192.0.2.1:1024"),
+			}},
+		}
+		w.evidence.Counts = append(w.evidence.Counts, c)
 	}
+}
+
+// ask asks for evidence as a command does.
+func (w *world) ask(query string) string {
+	r := httptest.NewRecorder()
+	request := httptest.NewRequestWithContext(w.T.Context(), http.MethodGet, EvidencePath+query, nil)
+	w.agent.SocketHandler().ServeHTTP(r, request)
+	text := r.Body.String()
+	if r.Code != http.StatusOK {
+		return fmt.Sprint(r.Code, " ", text)
+	}
+	var e conntrack.Evidence
+	nfttest.Check(json.Unmarshal([]byte(text), &e))
+	return fmt.Sprintf("%d counts, %d recently overruled, %d answers", len(e.Counts), len(e.Recent), len(e.Answers))
 }
 
 // interfacesOf are those with these names; with "=", after which is the bridge of a port.

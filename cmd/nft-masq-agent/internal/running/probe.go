@@ -75,6 +75,22 @@ func Probe(socket, path string) (reason string, err error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
+// Read asks the agent on a unix socket by a path, and reads its answer in JSON, such as the evidence about
+// the policy in force. If the agent has none, the error says why.
+func Read(socket, path string, answer any) error {
+	_, status, text, err := get(socket, path, askTimeout)
+	if err != nil {
+		return err
+	}
+	if status != http.StatusOK {
+		return fmt.Errorf("the agent at %s: %s", config.Printable(socket), config.Printable(strings.TrimSpace(string(text))))
+	}
+	if err := json.Unmarshal(text, answer); err != nil {
+		return fmt.Errorf("read the agent's answer: %w", err)
+	}
+	return nil
+}
+
 func get(socket, path string, timeout time.Duration) (pid, status int, text []byte, err error) {
 	client := http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
