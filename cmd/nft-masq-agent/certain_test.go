@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -134,44 +133,5 @@ func TestOnlyWhatIsCertainlyStaleIsListedAndDeleted(t *testing.T) {
 				(&opening{trafficNode: newTrafficNode(t), situation: s, flag: "--mode=" + string(mode), port: 5000}).play()
 			})
 		}
-	}
-}
-
-// The daemon does so with the first case, in which nothing is unknown.
-func TestDaemonDeletesWhatIsCertainlyStaleIfConfigured(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	for _, which := range []config.Stale{config.StaleKeep, config.StaleUDP, config.StaleAll} {
-		t.Run("staleConnections "+string(which), func(t *testing.T) {
-			t.Parallel()
-			o := &opening{trafficNode: newTrafficNode(t), situation: situations(t, "stale")[0], port: 5000}
-			var d *daemon
-			for _, line := range o.lines {
-				o.step(line[0], line[1], func(text string) {
-					o.swap("staleConnections: " + cmp.Or(string(which), "keep") + "\n" + text)
-					if d == nil {
-						d = o.start("--resync-interval=3600", "--enable-ipv6")
-						d.began(wants(t, text, "--enable-ipv6"))
-					}
-				})
-			}
-			left := slices.DeleteFunc(slices.Clone(o.stale), func(s string) bool {
-				return which == config.StaleAll || which == config.StaleUDP && strings.HasPrefix(s, "udp ")
-			})
-			if deleted := float64(len(o.stale) - len(left)); deleted > 0 {
-				begun, line := d.await("stale_connections_deleting"), d.await("stale_connections_deleted")
-				if begun["connections"] != deleted || line["connections"] != deleted || line["complete"] != true {
-					t.Errorf("%v, %v, want %v", begun, line, deleted)
-				}
-			}
-			if len(left) > 0 {
-				if line := d.await("stale_connections"); line["connections"] != float64(len(left)) {
-					t.Errorf("%v, want %d", line, len(left))
-				}
-			}
-			if got, want := o.destinations(), sorted(append(left, o.left...)); !slices.Equal(got, want) {
-				t.Errorf("left: %q, want %q", got, want)
-			}
-		})
 	}
 }
