@@ -123,6 +123,7 @@ func groups() []group {
 		{groupHealing, (*bench).healing},
 		{groupListener, (*bench).others},
 		{groupBeside, (*bench).beside},
+		{groupEvidence, (*bench).evidence},
 	}
 }
 
