@@ -39,7 +39,9 @@ func (n trafficNode) noted(p nft.Policy) (h conntrack.History) {
 }
 
 // gathered is the evidence about a policy.
-func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...conntrack.Question) (e conntrack.Evidence) {
+func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...conntrack.Question) (
+	e conntrack.Evidence,
+) {
 	n.t.Helper()
 	n.compared(p, func(c *conntrack.Comparison) (err error) {
 		e, err = conntrack.Open().Gather(n.t.Context(), c, h, questions...)
@@ -136,3 +138,111 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 
 // untracked reports whether a program turns off the tracking of connections.
 func untracked(dir string) bool { return filepath.Base(dir) == "cilium-iptables-native" }
+
+// besideEvidence are the rules of a Service to an exempt endpoint, which are masqueraded as kube-proxy does, and of one
+// to the pod itself; another zone; and a destination that another program masquerades against the policy.
+const besideEvidence = `table inet beside {
+	chain raw {
+		type filter hook prerouting priority raw
+		ip daddr 10.9.0.7 ct zone set 7
+		ip saddr 10.9.0.7 ct zone set 7
+	}
+	chain pre {
+		type nat hook prerouting priority dstnat - 20
+		ip daddr 198.18.0.11 ct mark set 1 dnat ip to 10.9.0.9
+		ip daddr 198.18.0.12 ct mark set 1 dnat ip to 10.244.1.2
+	}
+	chain post {
+		type nat hook postrouting priority srcnat - 30
+		ct mark 1 masquerade
+		ip daddr 10.9.0.8 masquerade
+	}
+}
+`
+
+// Connections that are no evidence are counted as that, next to the rules of programs that translate.
+func TestWhatIsNoEvidenceIsCountedByReason(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range []string{
+		"kube-proxy-iptables", "kube-proxy-nftables", "cni-portmap", "docker-iptables", "docker-nftables", "cni-bridge",
+		"netavark",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newTrafficNode(t)
+			want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\nnonMasqueradeSrcCIDRs: [10.244.1.77/32]\n")
+			nfttest.LoadForeign(t, n.top.Node, filepath.Join("../../testdata/foreign", name), nil)
+			n.nft(besideEvidence)
+			n.check(n.top.AddAddr(n.top.Pod, netip.MustParseAddr("10.244.1.77")))
+			history := n.noted(want.Policy)
+			to := func(ns *nfttest.NS, from *nfttest.NS, src, dst string) {
+				flow := nfttest.Flow{Proto: nfttest.UDP, From: from, To: ns, Dst: netip.MustParseAddrPort(dst)}
+				if src != "" {
+					flow.Src = netip.MustParseAddrPort(src)
+				}
+				nfttest.MustSend(t, n.top, flow)
+			}
+			outside, node, pod := n.top.Outside, n.top.Node, n.top.Pod
+			to(outside, pod, "", "198.18.0.11:5001") // service
+			to(pod, pod, "", "198.18.0.12:5002")     // hairpin
+			to(outside, pod, "", "10.9.0.7:5003")    // zone
+			to(outside, node, "", "203.0.113.9:5004")
+			to(node, pod, "", "192.0.2.1:5005")
+			to(outside, pod, "10.244.1.77:5006", "203.0.113.9:5006") // source
+			to(outside, pod, "", "10.9.0.8:5007")                    // overruled
+			to(outside, pod, "", "203.0.113.9:5008")
+			e := n.gathered(want.Policy, history)
+			for reason, least := range map[string]int{"service": 1, "hairpin": 1, "zone": 1, "node": 2, "source": 1} {
+				if e.NotJudged[reason] < least {
+					t.Errorf("%s: %d, want %d", reason, e.NotJudged[reason], least)
+				}
+			}
+			agree, overruled := 0, 0
+			for _, c := range e.Counts {
+				agree += c.Agrees
+				overruled += c.Overruled
+			}
+			if agree != 1 || overruled != 1 || e.Counts[0].Contradicting[0].Destination.String() != "10.9.0.8:5007" {
+				t.Errorf("%d agree, %d are overruled: %+v", agree, overruled, e)
+			}
+		})
+	}
+}
+
+// By the time at which the kernel says that a connection began, nothing has to be noted.
+func TestConnectionsWithATimeAreDatedByIt(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.check(n.NS.Sysctl("net.netfilter.nf_conntrack_timestamp", "1"))
+	want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	n.nft("table inet other { chain c { type nat hook postrouting priority 0; ip daddr 10.9.0.0/16 masquerade; }; }")
+	n.open(nfttest.UDP, "10.9.0.9:5001")
+	since := time.Now()
+	n.open(nfttest.UDP, "10.9.0.9:5002")
+	e := n.gathered(want.Policy, conntrack.History{Since: since})
+	if len(e.Counts) != 1 || e.Counts[0].Stale != 1 || e.Counts[0].Overruled != 1 {
+		t.Errorf("%+v", e.Counts)
+	}
+}
+
+// The kernel's timeout is raised, so that the packets seem to be older than they are.
+func TestDestinationsWithoutAnswersAreSeenInRealConnections(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	for range 6 {
+		n.open(nfttest.UDP, "10.9.0.9:53")
+		n.open(nfttest.UDP, "10.9.0.8:514") // syslog does not answer
+		n.open(nfttest.UDP, "203.0.113.9:53")
+	}
+	if e := n.gathered(want.Policy, conntrack.History{}); len(e.Unanswered) > 0 {
+		t.Errorf("at once: %+v", e.Unanswered)
+	}
+	n.check(n.NS.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "60"))
+	e := n.gathered(want.Policy, conntrack.History{})
+	if len(e.Unanswered) != 1 || e.Unanswered[0].String() != "10.9.0.9 0/6" || len(e.SilentUplinks) > 0 {
+		t.Errorf("%+v, uplinks %+v", e.Unanswered, e.SilentUplinks)
+	}
+}

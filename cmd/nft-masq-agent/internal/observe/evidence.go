@@ -102,7 +102,8 @@ func (t *told) room(a *agent.Agent, n int) bool {
 	}
 	if !t.further {
 		t.further = true
-		a.Log(zap.WarnLevel, "further_evidence", "more of the policy is contradicted, or unanswered: see nft-masq-agent status")
+		a.Log(zap.WarnLevel, "further_evidence",
+			"more of the policy is contradicted, or unanswered: see nft-masq-agent status")
 	}
 	return false
 }
@@ -123,7 +124,8 @@ func (t *told) tellSilent(a *agent.Agent, e conntrack.Evidence) {
 	for to := range t.silent {
 		if !silent[to] && !hidden(e, to) {
 			delete(t.silent, to)
-			a.Log(zap.InfoLevel, "destination_unanswered_gone", "no connections to a destination are unanswered any more: it answers, or nobody asks", "destination",
+			a.Log(zap.InfoLevel, "destination_unanswered_gone",
+				"no connections to a destination are unanswered any more: it answers, or nobody asks", "destination",
 				to.String())
 		}
 	}
@@ -208,8 +210,8 @@ func export(e agent.Exporter, found conntrack.Evidence) {
 		silent[series{ipv6: u.Entry.IPv6, key: keyName(u.Entry)}]++
 	}
 	for _, s := range sorted(silent) {
-		e.Gauge("unanswered_destinations", "Destinations of at least five connections that show the pod's IP, of which nine of "+
-			"ten have no reply.", float64(silent[s]), "family", familyLabel(s.ipv6), "key", s.key)
+		e.Gauge("unanswered_destinations",
+			"Destinations of at least five connections that show the pod's IP, of which nine of ten have no reply.", float64(silent[s]), "family", familyLabel(s.ipv6), "key", s.key)
 	}
 	for _, ipv6 := range []bool{false, true} {
 		is := slices.ContainsFunc(found.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == ipv6 })

@@ -204,8 +204,8 @@ func (w *world) steps() loop.Steps {
 		"ask":   func(_ *loop.World, query string) string { return w.ask(query) },
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
-				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, evidence gathered %d "+
-					"times", w.searches, w.Deep, w.notes, w.gathered)
+				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, "+
+					"evidence gathered %d times", w.searches, w.Deep, w.notes, w.gathered)
 			})
 			return text
 		},
