@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -100,13 +99,4 @@ func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth)
 		return nil, err
 	}
 	return texts(s.Drift()), nil
-}
-
-// Older finds the chains of older agents.
-func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) ([]older.Chain, error) {
-	s, err := k.Read(ctx, want, layout.TakeOver)
-	if err != nil {
-		return nil, err
-	}
-	return s.legacy, nil
 }
