@@ -28,6 +28,9 @@ type State struct {
 	diffs    []string        // of the elements
 	broken   []nft.Chain     // those with differences of the kind Rules
 	replaced bool            // the table was
+
+	encoded    map[string]*nfnetlink.Batch // the rules of chains that are to be written
+	encodedFor nft.Sides                   // with these sets
 }
 
 // Read reads our table. In a [layout.Frame], the elements of sets and the rules of chains that only maps lead to
@@ -46,7 +49,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged l
 	earlier, _ := staged.(*State)
 	frame := depth == layout.Frame && want.SamePolicy(has)
 	unchanged := frame && want.Same(has)
-	if err := s.readTable(earlier, unchanged); err != nil || s.want == nil {
+	if err := s.readTable(earlier, frame, unchanged); err != nil || s.want == nil {
 		return s, err
 	}
 	for _, w := range s.want.Sets {
@@ -68,6 +71,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged l
 // keep takes over what an earlier attempt has compared or filled, if it is still there: handles begin again in another
 // table.
 func (s *State) keep(earlier *State) {
+	s.encoded, s.encodedFor = earlier.encoded, earlier.encodedFor
 	for _, w := range s.want.Sets {
 		known := earlier.right[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
@@ -183,7 +187,7 @@ func newTable() *ourTable {
 }
 
 // readTable reads our table without the elements of its sets.
-func (s *State) readTable(earlier *State, unchanged bool) (err error) {
+func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
 	t := newTable()
 	s.table = t
 	t.Table, err = s.conn.Table(nfnetlink.Inet, nft.TableName)
@@ -202,7 +206,7 @@ func (s *State) readTable(earlier *State, unchanged bool) (err error) {
 	for _, ch := range t.chains {
 		t.named[ch.Name] = ch
 	}
-	if err := s.readRules(earlier, unchanged); err != nil {
+	if err := s.readRules(earlier, frame, unchanged); err != nil {
 		return err
 	}
 	sets, err := s.conn.Sets(nfnetlink.Inet, nft.TableName)
@@ -219,9 +223,9 @@ func (s *State) readTable(earlier *State, unchanged bool) (err error) {
 }
 
 // readRules reads the rules chain by chain: the list of one chain is right even if other programs commit
-// meanwhile. Those of chains that only maps lead to, which are many, are not read again after an earlier attempt, nor if
-// the kernel had what is wanted and their number is the same.
-func (s *State) readRules(earlier *State, unchanged bool) error {
+// meanwhile. Those of chains that only maps lead to, which are many, are not read again after an earlier attempt. In a
+// frame they are read if their number is another one, and with other addresses of the node they are written anew.
+func (s *State) readRules(earlier *State, frame, unchanged bool) error {
 	limit := slack
 	references := map[string]uint32{}
 	if s.want != nil {
@@ -236,7 +240,10 @@ func (s *State) readRules(earlier *State, unchanged bool) error {
 			case earlier != nil && !earlier.replaced:
 				s.unread[ch.Name] = earlier.hadChain(s.table.Handle, ch)
 				continue
-			case unchanged && ch.Use == uses:
+			case frame && !unchanged:
+				s.unread[ch.Name] = false
+				continue
+			case frame && ch.Use == uses:
 				s.unread[ch.Name] = true
 				continue
 			}
@@ -260,8 +267,13 @@ func (s *State) readRules(earlier *State, unchanged bool) error {
 // hadChain reports whether a chain had the wanted rules in an earlier attempt, and has as many now.
 func (s *State) hadChain(table uint64, c nfnetlink.Chain) bool {
 	was, ok := s.table.chain(c.Name)
-	return ok && s.table.Handle == table && was.Handle == c.Handle && was.Use == c.Use &&
-		s.has(s.want.Chain(c.Name), s.live)
+	if !ok || s.table.Handle != table || was.Handle != c.Handle || was.Use != c.Use {
+		return false
+	}
+	if right, unread := s.unread[c.Name]; unread {
+		return right
+	}
+	return s.has(s.want.Chain(c.Name), s.live)
 }
 
 // mapped returns the kernel's reference counts of the chains that only maps lead to: each has its rules, and the

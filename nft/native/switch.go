@@ -116,10 +116,26 @@ func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Si
 		b.AddChain(w.KernelChain(*s.want))
 	}
 	for _, w := range chains {
+		b.Append(s.rulesOf(w, sides))
+	}
+}
+
+// rulesOf returns the rules of a chain. They are encoded once for all attempts, because others may commit while this
+// takes its time.
+func (s *State) rulesOf(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
+	if s.encoded == nil || !maps.Equal(s.encodedFor, sides) {
+		s.encoded = map[string]*nfnetlink.Batch{}
+		s.encodedFor = maps.Clone(sides)
+	}
+	b, ok := s.encoded[w.Name]
+	if !ok {
+		b = &nfnetlink.Batch{}
 		for _, r := range w.Bytecode(*s.want, sides) {
 			b.AddRule(r)
 		}
+		s.encoded[w.Name] = b
 	}
+	return b
 }
 
 // Rewrite implements [layout.Rewriter].

@@ -33,6 +33,12 @@ type ruleID struct {
 // Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
+// Append adds the messages of another batch.
+func (b *Batch) Append(o *Batch) {
+	b.msgs = append(b.msgs, o.msgs...)
+	b.Elements += o.Elements
+}
+
 func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) {
 	b.msgs = append(b.msgs, message(family, msg, flags, a))
 }

@@ -1,0 +1,94 @@
+package kernel
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/cases"
+)
+
+// withBlocks returns a config with port blocks, and with addresses of which the node has some.
+func withBlocks(addresses string, size int, node ...string) nft.Ruleset {
+	c := config.Config{
+		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
+		PortsPerPod: config.PodPorts{Size: size},
+	}
+	if addresses != "" {
+		c.SNATAddresses = cases.CIDRs(addresses)
+	}
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(node...))
+}
+
+// Next to a program that commits before each of our transactions, no transaction that is guarded by the generation comes
+// through. Chains do not need one.
+func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	want := withBlocks("", 1000)
+	commit, disturbed, guarded := commits(t, ns), false, 0
+	k := nextTo(t, ns, func(tr transaction) {
+		if tr.guarded() {
+			guarded++
+		}
+		if disturbed {
+			commit()
+		}
+	})
+	apply(t, k, want, layout.Ours)
+	for _, does := range []string{
+		"flush chain TABLE postrouting", "flush chain TABLE pod-ports", "flush chain TABLE node-ports",
+		"flush chain TABLE ports-7", "add rule TABLE ports-9 accept", "insert rule TABLE postrouting accept",
+		"add chain TABLE postrouting { policy drop; }",
+	} {
+		attack(t, ns, does)
+		disturbed, guarded = true, 0
+		a, err := k.Apply(t.Context(), want, layout.Frame)
+		disturbed = false
+		if err != nil || len(a.Differences) == 0 || guarded > 0 {
+			t.Errorf("%s: %q, %v, %d guarded transactions", does, a.Differences, err, guarded)
+		}
+		inSync(t, ns, want)
+	}
+}
+
+// An address that comes or goes changes rules and maps. The elements of other sets are not read.
+func TestAddressesChangeInAFrame(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{0, 1000} {
+		ns := nfttest.NewNS(t, "node")
+		reads := 0
+		k := (&faults{dial: dialIn(ns), before: func(_ call, msgs []netlink.Message) {
+			if msgs[0].Header.Type == netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM) {
+				reads++
+			}
+		}}).open()
+		const list = "198.51.100.208/29"
+		apply(t, k, withBlocks(list, size, "198.51.100.211"), layout.Ours)
+		reads = 0
+		for _, node := range []string{
+			"198.51.100.212", "198.51.100.211 198.51.100.212", "198.51.100.211 198.51.100.213", "", "198.51.100.213",
+		} {
+			want := withBlocks(list, size, strings.Fields(node)...)
+			if diffs := apply(t, k, want, layout.Frame); len(diffs) == 0 || reads > 0 {
+				t.Errorf("%d ports per pod, addresses %q: %d differences, elements were read %d times", size, node, len(diffs),
+					reads)
+			}
+			inSync(t, ns, want)
+			if a, err := k.Apply(t.Context(), want, layout.Frame); err != nil || len(a.Differences) > 0 {
+				t.Errorf("then there are %q, %v", a.Differences, err)
+			}
+		}
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
