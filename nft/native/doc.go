@@ -3,6 +3,6 @@
 // repairs.
 //
 // Compiling (compile.go, nodes.go, enforce.go, snat.go, text.go) is pure. [Read] reads
-// (table.go, content.go); comparing and planning (state.go) work on what was read.
-// Package kernel commits.
+// (read.go, elements.go), differences.go compares, stage.go fills sets, and switch.go plans the
+// transaction that changes what packets see. Package kernel commits.
 package native
