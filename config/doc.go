@@ -11,7 +11,7 @@
 // one that they would use.
 //
 // A file that they accept has no errors and the same meaning, except that these are
-// errors: an IPv4-mapped prefix, values beyond the bounds of this package, and
+// errors: a Kubernetes manifest, an IPv4-mapped prefix, values beyond the bounds of this package, and
 // syntax that only their library accepts (escapes such as \/ in JSON, the tag
 // !!binary, numbers that are not decimal).
 //

@@ -55,6 +55,9 @@ func (p *parser) read(s Source) {
 		f.report(Error, "noKeys", root, "the file contains %s, want keys such as %s", kind(root), KeyNonMasqueradeCIDRs)
 		return
 	}
+	if f.isManifest(root) {
+		return
+	}
 	f.mapping(root)
 	// The older agents convert YAML to JSON: of equal names the last one remains, and
 	// different spellings apply in byte order. In JSON all apply as written.
@@ -122,9 +125,6 @@ func (f *file) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 		f.settings = append(f.settings, setting{row, name, k, v})
 	} else if meant := likelyKey(name); meant != "" {
 		f.report(Mistake, "misspelledKey", k, "%s, did you mean %s?", named("unknown key", name), meant)
-	} else if name == "data" && v.Kind == yaml.MappingNode {
-		f.report(Warning, "unknownKey", k, "%s is ignored: this is a ConfigMap; use the content of its entry %q",
-			named("unknown key", name), "config")
 	} else {
 		f.report(Warning, "unknownKey", k, "%s is ignored", named("unknown key", name))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -18,42 +19,87 @@ func ReadFrom(r io.Reader, name string) ([]Source, error) {
 	return []Source{{Name: name, Data: data}}, nil
 }
 
-// Unwrap returns the config in a ConfigMap manifest: its entry config or
-// ip-masq-agent, or else its only entry. The note reports this; anything other
-// than a ConfigMap is returned unchanged, without a note. If the entry is a block
-// scalar, positions refer to the manifest.
+// manifestKeys are keys at the top of a Kubernetes manifest, which no config has.
+var manifestKeys = []string{"apiVersion", "kind", "metadata", "data"}
+
+// manifestKey returns the first such key of a file, or nil.
+func manifestKey(root *yaml.Node) *yaml.Node {
+	for i := 0; i < len(root.Content); i += 2 {
+		if slices.Contains(manifestKeys, target(root.Content[i]).Value) {
+			return root.Content[i]
+		}
+	}
+	return nil
+}
+
+// isManifest reports whether the file is a manifest, which is an error: the older agents
+// ignore all of it, and apply their defaults.
+func (f *file) isManifest(root *yaml.Node) bool {
+	key := manifestKey(root)
+	if key == nil {
+		return false
+	}
+	var manifest struct{ Kind string }
+	if root.Decode(&manifest) == nil && (manifest.Kind == "ConfigMap" || manifest.Kind == "") {
+		f.report(Error, "manifest", key, "this is a ConfigMap manifest: mount its data, or pass --manifest to check and render")
+		return true
+	}
+	f.report(Error, "manifest", key, "this is a Kubernetes manifest, not a config: mount the data of a ConfigMap")
+	return true
+}
+
+// Unwrap returns the config in a ConfigMap manifest: its entry config or ip-masq-agent, or
+// else its only entry, and a note about it. If the entry is a block scalar, positions refer
+// to the manifest. Syntax errors are left to Parse.
 func Unwrap(s Source) (out Source, note *Problem, err error) {
-	if !bytes.Contains(s.Data, []byte("ConfigMap")) || countNodes(string(s.Data), maxNodes) > maxNodes {
+	if countNodes(string(s.Data), maxNodes) > maxNodes {
 		return s, nil, nil
+	}
+	root, err := parseYAML(bytes.NewReader(s.Data))
+	if err != nil || root == nil {
+		return s, nil, nil //nolint:nilerr // Parse reports the error
 	}
 	var manifest struct {
 		Kind string
 		Data yaml.Node
 	}
-	root, err := parseYAML(bytes.NewReader(s.Data))
-	if err != nil || root == nil || root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
-		return s, nil, nil //nolint:nilerr // Parse reports the error
+	fail := func(n *yaml.Node, format string, args ...any) (Source, *Problem, error) {
+		at := At(s.Name, max(n.Line, 1), max(n.Column, 1))
+		return s, nil, Problems{{ID: "manifest", Level: Error, Pos: at, Msg: fmt.Sprintf(format, args...)}}
+	}
+	if root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
+		return fail(root, "this is no ConfigMap manifest: leave --manifest out")
+	}
+	for i := 0; i < len(root.Content); i += 2 {
+		if key := root.Content[i]; knownKey(key.Value) != nil {
+			return fail(key, `%s is outside of the data of the ConfigMap: indent all of the config below "config: |"`, key.Value)
+		}
 	}
 	entries := manifest.Data.Content
 	var name, value *yaml.Node
 	for i := 0; i+1 < len(entries); i += 2 {
 		key := entries[i]
+		if v := entries[i+1]; v.Kind != yaml.ScalarNode || v.Tag != "!!str" {
+			return fail(v, `the entry %s of the ConfigMap is %s, want a text: indent all of the config below "config: |"`,
+				Printable(key.Value), kind(v))
+		}
 		if len(entries) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && name == nil {
 			name, value = key, entries[i+1]
 		}
 	}
 	if name == nil {
-		return s, nil, fmt.Errorf("config: %s: none of the %d entries of the ConfigMap is named config or ip-masq-agent",
-			s.Name, len(entries)/2)
+		return fail(&manifest.Data, "none of the %d entries of the ConfigMap is named config or ip-masq-agent",
+			len(entries)/2)
 	}
 	out = Source{Name: s.Name, Data: []byte(value.Value)}
 	if value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
 		out.Data = block(string(s.Data), value.Line, name.Column)
 	}
-	return out, &Problem{
+	note = &Problem{
 		ID: "configMap", Level: Note, Pos: At(s.Name, value.Line, value.Column),
 		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
-	}, nil
+	}
+	return out, note, nil
 }
 
 // block returns the text with every line blanked except those of the block scalar

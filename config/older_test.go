@@ -106,6 +106,7 @@ var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`the aliases expand`,
 	`too many values`,
 	`want a whole number in decimal digits`,
+	`this is a (ConfigMap|Kubernetes) manifest`,
 }, "|"))
 
 // onlyJSON matches those for JSON files: escapes, control characters, bytes that are

@@ -11,7 +11,7 @@ import (
 )
 
 // A case has the text of a config, or of several, which "next" parts, and what it means, as changes prints it. With
-// "(flags)" in the name all flags are set.
+// "(flags)" in the name all flags are set, and with "(manifest)" each is unwrapped.
 func TestRowsMeanWhatTheySay(t *testing.T) {
 	script.Golden(t, corpusFile("rows"), *update, func(t *testing.T, c *script.Case) {
 		d := Defaults{EnableIPv6: true}
@@ -25,21 +25,25 @@ func TestRowsMeanWhatTheySay(t *testing.T) {
 			}
 			files = append(files, s.Data)
 		}
-		c.Last().Say(changes(d, files))
+		c.Last().Say(changes(d, files, strings.Contains(c.Name, "(manifest)")))
 	})
 }
 
-// changes prints what files change of the defaults, which keys need mode nftables, and all problems. A ConfigMap is
-// unwrapped.
-func changes(d Defaults, files []string) string {
+// changes prints what files change of the defaults, which keys need mode nftables, and all problems.
+func changes(d Defaults, files []string, manifests bool) string {
 	var b strings.Builder
 	var sources []Source
 	for i, data := range files {
-		s, note, err := Unwrap(Source{Name: fmt.Sprintf("f%d", i), Data: []byte(data)})
-		if err != nil {
-			return fmt.Sprintf("error: %v\n", err)
-		} else if note != nil {
-			b.WriteString(lines(Problems{*note}))
+		s := Source{Name: fmt.Sprintf("f%d", i), Data: []byte(data)}
+		if manifests {
+			unwrapped, note, err := Unwrap(s)
+			if err != nil {
+				return lines(ProblemsOf(err))
+			}
+			if note != nil {
+				b.WriteString(lines(Problems{*note}))
+			}
+			s = unwrapped
 		}
 		sources = append(sources, s)
 	}

@@ -28,6 +28,16 @@ type Source struct {
 	Ignored bool `json:"ignored"`
 }
 
+// Count returns how many sources are read and not empty. Without any the defaults apply.
+func Count(sources []Source) (n int) {
+	for _, s := range sources {
+		if !s.Ignored && len(bytes.TrimSpace(s.Data)) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 const (
 	maxSize = 4 << 20 // of all sources, in bytes
 	// maxFiles bounds the entries of a directory.
@@ -41,17 +51,35 @@ const (
 // sorted by name. It follows links, and skips names that begin with a dot or end
 // in ~, .bak or .swp. In a directory it reads only files whose name begins with
 // ip-masq or ends in .yaml, .yml or .json, or, if there are none, the one named
-// config; the others are marked Ignored. If nothing exists at path, Read returns
-// neither a source nor an error. Anything that is neither a file nor a directory
-// is an error and is never opened. Further errors are: a file in place of a
-// parent directory, more than 4 MiB in total, and a directory with more than 1,000
+// config; the others are marked Ignored. What is neither a file nor a directory is
+// never opened. If there is no file, the error is [ErrMissing], with the reason.
+// Further errors are: more than 4 MiB in total, and a directory with more than 1,000
 // entries. On a file system that does not answer, Read does not return.
 func Read(path string) ([]Source, error) {
 	sources, err := readPath(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	if isAbsence(err) {
+		var system *fs.PathError
+		if errors.As(err, &system) {
+			err = system.Err
+		}
+		return nil, missing(path, err.Error())
 	}
 	return sources, err
+}
+
+// ErrMissing is the error of [Read] if there is no config file at the path: nothing, a link
+// that leads nowhere or to itself, a directory without entries, or anything that is
+// neither a file nor a directory.
+var ErrMissing = errors.New("no config file")
+
+func missing(path, why string) error {
+	return fmt.Errorf("%w at %s: %s", ErrMissing, Printable(path), why)
+}
+
+// isAbsence reports whether a path leads to nothing: also by a link to itself, or through
+// a file.
+func isAbsence(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
 }
 
 func readPath(path string) ([]Source, error) {
@@ -60,7 +88,11 @@ func readPath(path string) ([]Source, error) {
 	case err != nil:
 		return nil, readError(err)
 	case info.IsDir():
-		return readConsistent(path, readEntries)
+		sources, err := readConsistent(path, readEntries)
+		if err == nil && len(sources) == 0 {
+			err = missing(path, "the directory is empty")
+		}
+		return sources, err
 	case !info.Mode().IsRegular():
 		return nil, notRegular(path, info)
 	}
@@ -102,9 +134,7 @@ func readEntries(path string) ([]Source, error) {
 	for _, name := range names {
 		full := filepath.Join(path, name)
 		info, err := os.Stat(full)
-		// A dangling link, a loop, or a link through a file is not a file.
-		dangling := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR)
-		if dangling || err == nil && !info.Mode().IsRegular() {
+		if isAbsence(err) || err == nil && !info.Mode().IsRegular() {
 			continue
 		} else if err != nil {
 			return nil, readError(err)
@@ -114,7 +144,7 @@ func readEntries(path string) ([]Source, error) {
 			continue
 		}
 		s, err := readRegular(full, left)
-		if errors.Is(err, fs.ErrNotExist) {
+		if isAbsence(err) || errors.Is(err, ErrMissing) {
 			continue
 		} else if err != nil {
 			return nil, err
@@ -189,7 +219,7 @@ func tooLarge(name string, joined bool) Problem {
 }
 
 func notRegular(path string, info fs.FileInfo) error {
-	return fmt.Errorf("config: %s: not a regular file (%s)", Printable(path), fileType(info.Mode()))
+	return missing(path, "not a regular file ("+fileType(info.Mode())+")")
 }
 
 // fileType names the type of a file that is neither regular nor a directory.

@@ -34,6 +34,7 @@ func checkCommand() command {
 			f := &checkFlags{Options: options.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
 			f.AddPodCIDRs(fs)
+			f.AddManifest(fs)
 			addOutput(fs, &f.output)
 			return f.check
 		},
@@ -46,8 +47,12 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	}
 	f.ForCommand(e.stdin)
 	l, err := answer.Load(*f.Options)
+	failed := exitFailed
+	if errors.Is(err, config.ErrMissing) {
+		failed = exitUsage
+	}
 	if err != nil && f.output != outputJSON {
-		return exitFailed, l.Why(err)
+		return failed, l.Why(err)
 	}
 	r := answer.NewCheck(reply.NewHead(e.command), *f.Options, l, err)
 	if n := len(r.Warnings); f.strict && n > 0 {
@@ -55,7 +60,11 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 		r.Add(config.Error, "strict", "%v", err)
 	}
 	if f.output == outputJSON {
-		return e.reply(f.output, &r)
+		code, err := e.reply(f.output, &r)
+		if code == exitFailed {
+			code = failed
+		}
+		return code, err
 	}
 	return exitDone, errors.Join(e.print(r.Print), err)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -262,7 +263,7 @@ func (d *daemon) end(well bool) {
 func (n *testNode) contentIsValid() bool {
 	sources, err := config.Read(n.path)
 	if err != nil {
-		return false
+		return errors.Is(err, config.ErrMissing)
 	}
 	_, problems := config.Parse(config.Defaults{}, sources...)
 	return problems.Err() == nil
@@ -276,6 +277,9 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 	want, ready := before, "ok"
 	o := optionsOf(d.t, flags...)
 	sources, err := config.Read(d.path)
+	if config.Count(sources) == 0 && (err == nil || errors.Is(err, config.ErrMissing)) {
+		err, ready = nil, "the config vanished ("
+	}
 	if err == nil {
 		var c config.Config
 		var problems config.Problems

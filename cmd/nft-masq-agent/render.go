@@ -9,6 +9,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
@@ -39,6 +40,7 @@ func renderCommand() command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := &renderFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
+			f.AddManifest(fs)
 			for name, usage := range map[string]string{
 				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				"o":      "short for --output=`FORMAT`",
@@ -66,6 +68,9 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		f.Mode = nft.ModeIPTables
 	}
 	l, err := answer.Load(*f.Options)
+	if errors.Is(err, config.ErrMissing) {
+		return exitUsage, err
+	}
 	if err != nil {
 		return exitFailed, l.Why(err)
 	}

@@ -52,6 +52,9 @@ type session struct {
 func (f lookFlags) open(e environment) (*session, error) {
 	s := &session{asked: f.ask(e), look: f.look, kernel: f.node(e.kernel())}
 	s.Loaded, s.rejected = answer.Load(*f.Options)
+	if s.Missing && s.bridges() {
+		s.Loaded = answer.Build(*f.Options, s.agent.Files)
+	}
 	if s.Ruleset == nil {
 		return s, nil
 	}
@@ -61,6 +64,12 @@ func (f lookFlags) open(e environment) (*session, error) {
 	var err error
 	s.Ruleset, err = e.onThisNode(s.Ruleset)
 	return s, err
+}
+
+// bridges reports whether the agent has the config of this path although that is missing: for
+// some seconds this means nothing, because somebody may be writing it.
+func (s *session) bridges() bool {
+	return s.agent != nil && s.agent.Vanished == "" && config.Count(s.agent.Files) > 0 && !s.Given("config")
 }
 
 // onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.

@@ -100,7 +100,11 @@ func (s *session) compare(ctx context.Context, r *answer.Status) error {
 		return err
 	}
 	here := s.health(ctx)
-	r.Take(here.Check(state.Want.Policy, s.ConfigPath))
+	found := here.Check(state.Want.Policy, s.ConfigPath)
+	if !s.Missing {
+		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
+	}
+	r.Take(found)
 	r.SetForwards(here.Forwards(state.Want.Policy))
 	if now.known != nil {
 		countStale(ctx, r, now.known)

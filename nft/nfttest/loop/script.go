@@ -139,7 +139,11 @@ var steps = Steps{
 		w.give(fmt.Sprint("config ", max(1, len(w.names))), []config.Source{{Name: "config", Data: []byte(text)}}, nil)
 		return ""
 	},
-	"missing":    func(w *World, _ string) string { w.give("", nil, nil); return "" },
+	"missing": func(w *World, why string) string {
+		w.give("", nil, fmt.Errorf("%w: %s", config.ErrMissing, why))
+		return ""
+	},
+	"empty": func(w *World, _ string) string { w.give("", []config.Source{{Name: "config"}}, nil); return "" },
 	"unreadable": func(w *World, why string) string { w.give("", nil, errors.New(why)); return "" },
 
 	"hangup": func(w *World, _ string) string { w.Hangup <- unix.SIGHUP; return "" },

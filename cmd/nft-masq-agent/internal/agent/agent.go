@@ -141,6 +141,7 @@ func (e event) checks() bool { return e.files == nil && e.moved == nil }
 // Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
 	a.second.try()
+	a.in.Files = BridgeGaps(ctx, a.in.Files)
 	var all sync.WaitGroup
 	for _, o := range a.observers {
 		all.Go(func() { o.Run(ctx) })
@@ -206,6 +207,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	v.attempt = attempt{reason: e.reason}
 	if e.files != nil {
 		v.read, v.attempt.read, v.content = true, true, a.compile(*e.files)
+		v.configured = v.configured || config.Count(e.files.Sources) > 0
 		if v.installed == nil {
 			v.attempt.reason = onStart
 		}
@@ -266,13 +268,17 @@ func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
 func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 func (a *Agent) compile(f Files) content {
-	c := content{files: f.Sources, at: time.Now(), err: f.Err}
-	if f.Err != nil {
+	c := content{files: f.Sources, at: time.Now()}
+	if !f.readable() {
+		c.err = f.Err
 		return c
 	}
 	b := nft.Build(a.settings.Defaults, a.settings.NFT, f.Sources...)
 	c.want, c.remarks, c.err = b.Ruleset, b.Problems.Remarks(), b.Problems.Err()
 	c.resync, c.stale = b.Config.ResyncInterval, b.Config.StaleConnections
+	if c.err == nil { // blanks alone can be a syntax error
+		c.missing = f.missing(a.settings.ConfigPath)
+	}
 	return c
 }
 

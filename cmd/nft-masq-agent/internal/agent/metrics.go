@@ -147,6 +147,9 @@ func (e Exporter) view(v view) {
 			Number(v.content.err == nil))
 		e.Gauge("config_warnings", "Warnings about the last config that was read.",
 			float64(len(v.content.remarks.Of(config.Warning))))
+		e.Gauge("config_vanished", "Whether there was a config in this run of the agent and there is none any more, so that "+
+			"the built-in defaults apply: 1 or 0.",
+			Number(v.vanished() != nil))
 	}
 	for _, from := range Sources() {
 		e.Gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+

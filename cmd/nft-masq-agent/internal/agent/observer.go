@@ -24,6 +24,7 @@ type View struct {
 	Installed *nft.Ruleset // what the kernel accepted last, nil for nothing yet
 	InForce   bool         // these are the same, as far as is known
 	Accepted  bool         // Want comes from an accepted config
+	Missing   bool         // there is no config
 	Stale     config.Stale // what that says about connections
 	TakesOver bool         // rules of older agents are removed
 
@@ -39,7 +40,8 @@ func (a *Agent) Observe(all ...Observer) { a.observers = append(a.observers, all
 func (a *Agent) seen(v view) View {
 	return View{
 		Want: v.policy.want, Installed: v.installed, InForce: v.inForce(), Accepted: v.policy.accepted,
-		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
+		Missing: v.content.missing != nil,
+		Stale:   v.policy.content.stale, TakesOver: a.takesOver(v),
 		Generation: v.generation, Changes: v.changes, Repairs: v.repairs, Hangups: v.hangups,
 	}
 }

@@ -45,7 +45,7 @@ type situation struct {
 // agents would enforce, the older agent's own rules, the defaults.
 func decide(now policy, c content, n situation) policy {
 	switch {
-	case c.err == nil && c.absent():
+	case c.missing != nil:
 		return policy{from: FromDefaults, want: c.want, content: c, accepted: true}
 	case c.err == nil:
 		return policy{from: FromFile, want: c.want, content: c, accepted: true}

@@ -21,7 +21,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		return content{files: loop.File(cidr), err: err, want: rulesetOf(cidr)}
 	}
 	lenient, other, good := compiled(bad, "10.2.0.0/16"), compiled(bad, "10.3.0.0/16"), compiled(nil, "10.4.0.0/16")
-	rejected, defaults := content{err: bad}, content{want: rulesetOf("10.0.0.0/8")}
+	rejected, defaults := content{err: bad}, content{want: rulesetOf("10.0.0.0/8"), missing: config.ErrMissing}
 	of := func(from Source, c content) policy { return policy{from: from, want: c.want, content: c} }
 	accepted := func(from Source, c content) policy {
 		p := of(from, c)

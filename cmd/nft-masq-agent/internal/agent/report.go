@@ -71,7 +71,7 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 	path := a.settings.ConfigPath
 	if !before.read {
 		message, layout := "starting", a.settings.NFT.Layout
-		if v.missing() {
+		if v.content.missing != nil {
 			message = "starting without a config file: the built-in defaults apply"
 		}
 		fields := []any{"version", a.settings.Version, "path", path, "mode", string(layout.Mode())}
@@ -84,11 +84,11 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 	}
 	switch {
 	case !before.read:
-	case before.missing() && !v.missing():
+	case before.content.missing != nil && v.content.missing == nil:
 		l.add(zap.InfoLevel, "config_file_appeared", "the config file appeared", "path", path)
-	case v.missing() && !before.missing():
+	case before.content.missing == nil && v.vanished() != nil:
 		l.add(zap.WarnLevel, "config_file_vanished", "the config file vanished: the built-in defaults now apply",
-			"path", path, "hash", v.policy.hash())
+			"path", path, "hash", v.policy.hash(), "error", v.content.missing)
 	}
 	for _, w := range v.content.remarks {
 		if slices.ContainsFunc(before.content.remarks, func(b config.Problem) bool { return b.Error() == w.Error() }) {

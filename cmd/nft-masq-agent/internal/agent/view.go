@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
@@ -17,9 +16,10 @@ import (
 // A view has the decisions of the loop and its knowledge. It is a value: each event
 // leads to another one, and the log is the difference of two.
 type view struct {
-	read    bool // content was read
-	content content
-	policy  policy
+	read       bool // content was read
+	configured bool // some content had a file
+	content    content
+	policy     policy
 
 	addresses  []netip.Addr // of the node, if a policy has needed them
 	listed     time.Time    // when these were listed: an older list may arrive later
@@ -71,6 +71,8 @@ type content struct {
 	files []config.Source
 	at    time.Time
 	err   error // why it is rejected
+	// missing is why there is no config, so that the built-in defaults apply; nil if there is one.
+	missing error
 	// want is nil if there is an error. With mistakes alone it is what the older agents
 	// make of the files.
 	want    *nft.Ruleset
@@ -79,13 +81,15 @@ type content struct {
 	stale   config.Stale
 }
 
-// absent reports whether there is no file, or none that counts.
-func (c content) absent() bool {
-	return !slices.ContainsFunc(c.files, func(s config.Source) bool { return !s.Ignored })
+// vanished returns an error if there was a config in this run and there is none any more.
+// A node that never had one is fine with the defaults.
+func (v view) vanished() error {
+	if !v.configured || v.content.missing == nil {
+		return nil
+	}
+	return fmt.Errorf("the config vanished (%w); the built-in defaults (%s) apply until it is back", v.content.missing,
+		v.policy.hash())
 }
-
-// missing reports whether the config does not exist, as far as it can be read.
-func (v view) missing() bool { return v.read && v.content.err == nil && v.content.absent() }
 
 // hash returns that of our rules in the kernel, "" for none.
 func (v view) hash() string {
@@ -112,7 +116,7 @@ func (v view) ready() error {
 	case !v.inForce():
 		return errors.New("the config is not yet in the kernel")
 	}
-	return nil
+	return v.vanished()
 }
 
 // problem returns the refusal in words, nil for none.

@@ -26,7 +26,7 @@ var areas = []struct {
 }{
 	{"agent", []string{"no-agent", "agent-stuck", "second-agent", "kernel-refusal", "rules-delayed", "flags"}},
 	{"config", []string{
-		"config-rejected", "", health.OtherFile, health.SingleFile, health.Everything, "interface-list-unmatched",
+		"config-rejected", "config-vanished", "", health.OtherFile, health.SingleFile, health.Everything, "interface-list-unmatched",
 		"pod-cidr-not-exempt", "pod-cidr-forced", "pod-cidr-no-source",
 	}},
 	{"rules", []string{"out-of-sync", "rules-restored"}},

@@ -2,9 +2,6 @@ package answer
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
@@ -14,7 +11,8 @@ import (
 // Loaded is the content of the files, and the resulting ruleset.
 type Loaded struct {
 	nft.Built
-	Files []string // none: the built-in defaults apply
+	Files   []string // none: the built-in defaults apply
+	Missing bool     // as also if all are empty
 }
 
 // Load reads, parses and compiles the config. Mistakes in the files are an error
@@ -24,23 +22,29 @@ func Load(o options.Options) (Loaded, error) {
 	if err != nil {
 		return Loaded{}, err
 	}
-	var l Loaded
-	for i := range sources {
-		if !sources[i].Ignored {
-			l.Files = append(l.Files, sources[i].Name)
-		}
-	}
-	l.Built = nft.Build(o.Defaults, o.NFT(), sources...)
+	l := Build(o, sources)
 	if note != nil {
 		l.Problems = append(l.Problems, *note)
 	}
 	return l, l.Problems.Err()
 }
 
+// Build parses and compiles the content of files.
+func Build(o options.Options, sources []config.Source) Loaded {
+	l := Loaded{Missing: config.Count(sources) == 0}
+	for i := range sources {
+		if !sources[i].Ignored {
+			l.Files = append(l.Files, sources[i].Name)
+		}
+	}
+	l.Built = nft.Build(o.Defaults, o.NFT(), sources...)
+	return l
+}
+
 // Why adds the warnings and notes to an error about the files.
 func (l Loaded) Why(err error) error {
 	if errors.As(err, new(config.Problems)) {
-		return append(l.Problems.Remarks(), l.Problems.Faults()...)
+		return append(l.Problems.Remarks(), config.ProblemsOf(err)...)
 	}
 	return err
 }
@@ -52,15 +56,13 @@ func sourcesOf(o options.Options) (sources []config.Source, note *config.Problem
 	} else {
 		sources, err = config.Read(o.ConfigPath)
 	}
+	if errors.Is(err, config.ErrMissing) && !o.MustExist {
+		err = nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(sources) == 0 && o.MustExist {
-		if _, err := os.Stat(o.ConfigPath); errors.Is(err, fs.ErrNotExist) {
-			return nil, nil, fmt.Errorf("config %s: %w", config.Printable(o.ConfigPath), fs.ErrNotExist)
-		}
-	}
-	if o.Input != nil && len(sources) == 1 {
+	if o.Manifest && len(sources) == 1 {
 		sources[0], note, err = config.Unwrap(sources[0])
 	}
 	return sources, note, err

@@ -148,6 +148,10 @@ func (r *Status) SetAgent(a report.Report) {
 	case a.Refusal != "":
 		r.Explain(config.Error, "kernel-refusal", a.Refusal, "the agent cannot write its rules")
 	}
+	if a.Vanished != "" {
+		r.Explain(config.Error, "config-vanished", "write it again at "+r.Config.Path+"\n"+
+			"if it was removed on purpose, restart the agent", "%s", a.Vanished)
+	}
 	r.Take(a.Problems)
 	if a.SecondAgent != 0 {
 		r.Add(config.Error, "second-agent", "2 agents run here (%s, %s) and overwrite each other: stop all but one",
@@ -314,7 +318,7 @@ func (r *Status) String() string {
 // weights are the errors by weight; the empty one stands for all others, which are those of
 // the files.
 var weights = slices.Concat([]string{
-	health.NotANode, "agent-stuck", "kernel-refusal", "rules-delayed", "config-rejected", "",
+	health.NotANode, "agent-stuck", "kernel-refusal", "rules-delayed", "config-rejected", "config-vanished", "",
 	"second-agent", "out-of-sync", "no-agent", "older-agent",
 	"interface-list-unmatched",
 }, health.IDs, []string{

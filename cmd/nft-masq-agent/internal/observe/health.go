@@ -36,7 +36,7 @@ func (o *nodeHealth) Run(ctx context.Context) {
 	o.Follow(ctx, func(v agent.View, checked bool) {
 		o.count(v)
 		if v.Installed != nil && checked {
-			o.look(v.Installed.Policy)
+			o.look(v.Installed.Policy, v.Missing)
 		}
 	})
 }
@@ -66,9 +66,12 @@ func (o *nodeHealth) often() config.Problems {
 	}}
 }
 
-// look checks the node, and logs what is new.
-func (o *nodeHealth) look(p nft.Policy) {
+// look checks the node, and logs what is new. Another file matters only if the config is missing.
+func (o *nodeHealth) look(p nft.Policy, missing bool) {
 	found := o.check(p)
+	if !missing {
+		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
+	}
 	o.mu.Lock()
 	before := o.found
 	o.found, o.checked = found, true

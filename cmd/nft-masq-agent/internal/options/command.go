@@ -28,7 +28,7 @@ func (o *Options) Given(name string) (given bool) {
 }
 
 // ForCommand adapts the options for a command that reads a config once: an
-// explicit path must exist, - is standard input, and a manifest is unwrapped.
+// explicit path must exist, and - is standard input.
 func (o *Options) ForCommand(input io.Reader) {
 	o.Input = input
 	o.MustExist = o.Given("config")

@@ -115,6 +115,7 @@ type Options struct {
 
 	// For commands that read a config once; see ForCommand.
 	MustExist bool
+	Manifest  bool      // the config is in a ConfigMap manifest
 	Input     io.Reader // standard input; nil for the agent itself
 }
 
@@ -174,6 +175,12 @@ func AddNodeFlags(fs *flag.FlagSet) *Options {
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
 		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
 	return o
+}
+
+// AddManifest declares --manifest.
+func (o *Options) AddManifest(fs *flag.FlagSet) {
+	fs.BoolVar(&o.Manifest, "manifest", false, "the file is a ConfigMap manifest: read its entry config, ip-masq-agent or "+
+		"only entry")
 }
 
 // AddPodCIDRs declares --pod-cidr.

@@ -37,6 +37,8 @@ type Report struct {
 	// why it cannot be read; empty if it is accepted.
 	Rejected config.Problems `json:"rejected"`
 	Warnings config.Problems `json:"warnings"`
+	// Vanished says that there was a config in this run and there is none any more; "" otherwise.
+	Vanished string `json:"vanished"`
 	// Problems are those of the last minute.
 	Problems config.Problems `json:"problems"`
 	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
