@@ -36,7 +36,21 @@ var slips = strings.NewReplacer(" ", "", "\t", "", "\n", "", `\/`, "/", `\`, "/"
 var (
 	leadingZeros = regexp.MustCompile(`/0+([0-9]+)$`)
 	zones        = regexp.MustCompile(`%[^/]*`)
+	template     = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
 )
+
+// notOne says why a text with a comma or the beginning of a template is no CIDR.
+func notOne(s string) string {
+	if template.MatchString(s) {
+		return quote(s) + " is a placeholder that nothing has replaced: render the file before it is mounted"
+	}
+	for entry := range strings.SplitSeq(s, ",") {
+		if _, err := netip.ParsePrefix(strings.TrimSpace(entry)); err != nil {
+			return fmt.Sprintf(notCIDR, quote(s))
+		}
+	}
+	return quote(s) + " is more than one CIDR: write each as an entry of its own"
+}
 
 // parseCIDR parses a CIDR. The message explains what is wrong and what to write
 // instead; it is empty if the CIDR is valid.
@@ -52,6 +66,8 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	switch {
 	case err == nil && !a.Is4In6() && p == p.Masked():
 		return p, ""
+	case strings.ContainsAny(s, ",${<"):
+		return p, notOne(s)
 	case meant != s:
 		what := "blank"
 		if strings.Contains(s, `\`) {
