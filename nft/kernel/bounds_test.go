@@ -86,8 +86,8 @@ func disturb(t *testing.T, ns *nfttest.NS, every time.Duration) {
 	})
 }
 
-// What SPEC promises, less the time until the agent sees it. Only LONG=1 runs it, and prints a line for each combination;
-// -run '/nftables/3_CIDRs/plain/5ms' runs a part.
+// What SPEC promises, less the time until the agent sees it. Only LONG=1 runs it, and prints a line for each
+// combination; -run '/nftables/3_CIDRs/plain/5ms' runs a part.
 func TestEachOperationIsWithinItsBound(t *testing.T) {
 	if !nfttest.Long() {
 		t.Skip("LONG=1 measures")

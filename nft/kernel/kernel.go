@@ -160,8 +160,8 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 }
 
 // write removes differences. Chains that only have other rules are written again as a whole, by their names:
-// that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the generation
-// that was read.
+// that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the
+// generation that was read.
 func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool, a *Applied) error {
 	if s.rewrite(found) == nil {
 		a.Generation = s.generation

@@ -27,8 +27,8 @@ func withBlocks(addresses string, size int, node ...string) nft.Ruleset {
 	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(node...))
 }
 
-// Next to a program that commits before each of our transactions, no transaction that is guarded by the generation comes
-// through. Chains do not need one.
+// Next to a program that commits before each of our transactions, no transaction that is guarded by the generation
+// comes through. Chains do not need one.
 func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
