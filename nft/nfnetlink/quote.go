@@ -9,7 +9,8 @@ import (
 
 // Quote returns text of another program, such as a name or a comment, so that neither a terminal nor a shell
 // takes it for its own: unchanged if it is plain, in single quotes if it is printable, and else in the form
-// $'…' with escapes, which is one word to any shell.
+// $'…' with octal escapes (POSIX.1-2024, Shell Command Language, 2.2.4). A shell that does not know this form has
+// a wrong word, but one word, because there is no quote within the quotes.
 func Quote(text string) string {
 	const plain = "_-./:@%+=,"
 	special := func(r rune) bool {
@@ -26,13 +27,14 @@ func Quote(text string) string {
 	b.WriteString("$'")
 	for _, c := range []byte(text) {
 		switch {
-		case c == '\'' || c == '\\':
-			b.WriteString(`\` + string(rune(c)))
-		case c < ' ' || c > '~':
-			fmt.Fprintf(&b, `\x%02x`, c)
+		case c == '\\':
+			b.WriteString(`\\`)
+		case c < ' ' || c > '~' || c == '\'':
+			fmt.Fprintf(&b, `\%03o`, c)
 		default:
 			b.WriteByte(c)
 		}
 	}
-	return b.String() + "'"
+	b.WriteString("'")
+	return b.String()
 }
