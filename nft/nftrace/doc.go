@@ -3,7 +3,8 @@
 //
 // For the time of a trace there is the table inet nft-masq-agent-trace. Before connection tracking
 // it sets meta nftrace for packets that match, at most a few in a second; after it, the mark is taken
-// from packets of established connections, which NAT chains do not see, and given to those of new ones.
+// from packets of known connections, which NAT chains do not see, and given to the first ones of new
+// connections. A packet that is sent again because no answer came is one of a known connection.
 // Two chains without rules at the end of postrouting and input show that the packet got there, and
 // with which source. The table belongs to the process (flag owner), so that the kernel deletes it even
 // if the process is killed. Kernels before 5.12 have no such tables: there, the next trace, the

@@ -19,11 +19,10 @@ const (
 	endOf          = "end-of-"
 )
 
-// Bits of the conntrack state in a register (include/uapi/linux/netfilter/nf_conntrack_common.h).
-const (
-	stateEstablished = 1 << 1
-	stateNew         = 1 << 3
-)
+// confirmed is the bit of the conntrack status that all packets of a connection have but those until the first one is
+// at the end of its hooks: IPS_CONFIRMED of include/uapi/linux/netfilter/nf_conntrack_common.h. The state is no help,
+// since it is new until there was an answer, and NAT chains do not see a packet that is sent again.
+const confirmed = 1 << 3
 
 // Packets of new connections that are traced in a second, and at once.
 const (
@@ -44,11 +43,14 @@ func (q Query) table(owned bool) *nfnetlink.Batch {
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
 		before := addChain(b, beforeTracking, hook, -399)
 		for _, protocol := range q.protocols() {
-			addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(limited(), 1))
+			first := append(fromOutside(hook), limited()...)
+			addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
 		}
 		after := addChain(b, afterTracking, hook, -199)
-		addRule(b, after, "not packets of established connections", q.match(nil), setTrace(inState(stateEstablished), 0))
-		addRule(b, after, "new connections", q.match(nil), setTrace(append(inState(stateNew), limited()...), 1))
+		later := append(fromOutside(hook), isConfirmed(expr.CmpOpNeq)...)
+		addRule(b, after, "not packets of known connections", q.match(nil), setTrace(later, 0))
+		first := append(isConfirmed(expr.CmpOpEq), limited()...)
+		addRule(b, after, "new connections", q.match(nil), setTrace(first, 1))
 	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
 		addChain(b, endOf, hook, 1<<31-2)
@@ -120,13 +122,27 @@ func equals(load expr.Any, value []byte) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
-func inState(bit uint32) []expr.Any {
-	mask := binary.NativeEndian.AppendUint32(nil, bit)
+// fromOutside leaves out packets that come by the loopback interface: the hook output has judged them, and their
+// connection is confirmed.
+func fromOutside(hook uint32) []expr.Any {
+	if hook != unix.NF_INET_PRE_ROUTING {
+		return nil
+	}
+	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback},
+	}
+}
+
+// isConfirmed compares the bit confirmed with 0. Packets that are not tracked match no comparison.
+func isConfirmed(op expr.CmpOp) []expr.Any {
+	mask := binary.NativeEndian.AppendUint32(nil, confirmed)
 	zero := make([]byte, 4)
 	return []expr.Any{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: zero},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: zero},
+		&expr.Cmp{Op: op, Register: 1, Data: zero},
 	}
 }
 
