@@ -193,7 +193,7 @@ func (m *meddler) operation() string {
 	}
 	kind := kinds[m.IntN(len(kinds))]
 	if err := kind.do(); err != nil {
-		return kind.name + ": refused"
+		return kind.name + ": rejected"
 	}
 	return kind.name
 }

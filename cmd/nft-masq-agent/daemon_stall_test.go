@@ -31,7 +31,7 @@ type stalled struct {
 }
 
 func (s *stalled) String() string {
-	how := map[bool]string{true: "stopped", false: "membarrier refused"}[s.signals]
+	how := map[bool]string{true: "stopped", false: "membarrier rejected"}[s.signals]
 	return fmt.Sprintf("%s, %d commits a second, %d CIDRs, %s", how, s.rate, s.cidrs, s.mode)
 }
 
@@ -187,8 +187,14 @@ func (s *stalled) try(t *testing.T) {
 
 	end()
 	_, metrics := n.get("/metrics")
-	if rejected := regexp.MustCompile(`applies_total\{.*result="re(fused|jected)"\} [^0].*`).FindString(metrics); rejected != "" {
-		t.Errorf("counted: %s", rejected)
+	rejections := regexp.MustCompile(`applies_total\{.*result="rejected"\} (.*)`).FindAllStringSubmatch(metrics, -1)
+	if len(rejections) == 0 {
+		t.Errorf("no metric counts rejections:\n%s", metrics)
+	}
+	for _, r := range rejections {
+		if r[1] != "0" {
+			t.Errorf("what is late is called rejected: %s", r[0])
+		}
 	}
 	s.stop()
 	expected := []string{

@@ -79,7 +79,7 @@ func TestSecondAgentIsReported(t *testing.T) {
 }
 
 // As kubectl exec POD -- /nft-masq-agent does.
-func TestNameAloneNextToAnAgentIsRefused(t *testing.T) {
+func TestNameAloneNextToAnAgentIsAnError(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		socket, stopped, hidden bool

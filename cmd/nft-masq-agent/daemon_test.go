@@ -57,7 +57,7 @@ func prepare() {
 		must(unix.Mount(from, to, "", unix.MS_BIND, ""))
 	}
 	if errno, ok := os.LookupEnv(withoutBarrier); ok {
-		must(refuse(unix.SYS_MEMBARRIER, errno))
+		must(failCall(unix.SYS_MEMBARRIER, errno))
 	}
 	list, ok := os.LookupEnv(withCaps)
 	if !ok {
@@ -86,8 +86,8 @@ func limitCapabilities(keep []uintptr) error {
 	return nil
 }
 
-// refuse lets a system call of all threads fail with the number of an error.
-func refuse(call uint32, errno string) error {
+// failCall lets a system call of all threads fail with the number of an error.
+func failCall(call uint32, errno string) error {
 	number, err := strconv.ParseUint(errno, 10, 16)
 	if err != nil {
 		return err
@@ -102,10 +102,10 @@ func refuse(call uint32, errno string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	_, _, refused := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+	_, _, failure := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
 		uintptr(unsafe.Pointer(&program)))
-	if refused != 0 {
-		return refused
+	if failure != 0 {
+		return failure
 	}
 	return nil
 }

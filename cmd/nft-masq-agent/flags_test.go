@@ -68,7 +68,7 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 	mayBeEmpty := []string{"http-address", "to-ports", "probe-socket"}
 	for _, c := range commands() {
 		fs, _ := c.flagSet()
-		refused := func(what, name string, args ...string) {
+		rejected := func(what, name string, args ...string) {
 			t.Helper()
 			if strings.HasPrefix(c.operands, "ADDRESS") {
 				args = append([]string{"192.0.2.9"}, args...)
@@ -80,8 +80,8 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 				t.Errorf("%s: %q: %+v", what, args, got)
 			}
 		}
-		refused("unknown", "--nothing", "--nothing")
-		refused("unknown", "-x", "-x=1")
+		rejected("unknown", "--nothing", "--nothing")
+		rejected("unknown", "-x", "-x=1")
 		fs.VisitAll(func(f *flag.Flag) {
 			dashed := "--" + f.Name
 			if len(f.Name) == 1 {
@@ -92,16 +92,16 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 			}
 			is, ok := f.Value.(interface{ IsBoolFlag() bool })
 			if ok = ok && is.IsBoolFlag(); !ok {
-				refused("no value", dashed, dashed)
+				rejected("no value", dashed, dashed)
 			}
 			if !slices.Contains(anything, f.Name) {
-				refused("wrong value", dashed, dashed+"=!?")
+				rejected("wrong value", dashed, dashed+"=!?")
 			}
 			if !slices.Contains(mayBeEmpty, f.Name) {
-				refused("empty", dashed, dashed+"=")
+				rejected("empty", dashed, dashed+"=")
 			}
-			refused("misspelled", dashed, dashed+"s=1")
-			refused("three dashes", dashed, "-"+dashed+"=1")
+			rejected("misspelled", dashed, dashed+"s=1")
+			rejected("three dashes", dashed, "-"+dashed+"=1")
 		})
 	}
 }

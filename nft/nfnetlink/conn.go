@@ -82,7 +82,7 @@ func (c *Conn) Settle() error {
 // Linux 4.3, waits for an RCU grace period, and packets pass the chains of a hook in one
 // read-side critical section. With one processor it returns at once: the caller runs, so no
 // packet does, unless the kernel preempted it (CONFIG_PREEMPT) while a process of the node
-// sent it. Kernels with nohz_full refuse it, and seccomp may: then it
+// sent it. Kernels with nohz_full reject it, and seccomp may: then it
 // waits 100 ms, which is no proof.
 func AwaitPackets() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL
@@ -193,7 +193,7 @@ func (c *Conn) Commit(b *Batch, generation uint32) error {
 func (c *Conn) AwaitCommit() error {
 	err := c.transact(&Batch{}, 0)
 	if errors.As(err, new(*RefusedError)) {
-		return nil // it is committed or refused in its turn
+		return nil // it is committed or rejected in its turn
 	}
 	return err
 }

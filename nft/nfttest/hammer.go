@@ -67,9 +67,9 @@ func (c Count) Wrong() uint64 {
 // Tally is the result of a Hammer.
 type Tally struct {
 	Counts []Count // in the order of the targets
-	// Refused is how many packets the node's connection tracking dropped,
+	// Dropped is how many packets the node's connection tracking dropped,
 	// probably because its table was full. They prove nothing.
-	Refused uint64
+	Dropped uint64
 }
 
 func (t Tally) sum(of func(Count) uint64) (n uint64) {
@@ -104,7 +104,7 @@ func (t Tally) Err() error {
 			return fmt.Errorf("no %s to %s seen: %s", c.Proto, c.Dst, t)
 		}
 	}
-	if t.Leaked()+t.Wronged()+t.Refused > 0 {
+	if t.Leaked()+t.Wronged()+t.Dropped > 0 {
 		return errors.New(t.String())
 	}
 	return nil
@@ -112,8 +112,8 @@ func (t Tally) Err() error {
 
 // String returns the tally in one line.
 func (t Tally) String() string {
-	return fmt.Sprintf("%d flows sent, %d seen, %d leaked, %d wrongly masqueraded, %d refused by conntrack",
-		t.Sent(), t.Seen(), t.Leaked(), t.Wronged(), t.Refused)
+	return fmt.Sprintf("%d flows sent, %d seen, %d leaked, %d wrongly masqueraded, %d dropped by conntrack",
+		t.Sent(), t.Seen(), t.Leaked(), t.Wronged(), t.Dropped)
 }
 
 // Hammer sends flows from the pod to its targets, as fast as it can, until it is
@@ -124,7 +124,7 @@ func (t Tally) String() string {
 type Hammer struct {
 	top     *Topology
 	counts  []counters
-	refused uint64 // packets, before the start
+	dropped uint64 // packets, before the start
 	node    atomic.Pointer[[]netip.Addr]
 	pods    Pods
 
@@ -187,7 +187,7 @@ func (h *Hammer) start(targets []Target) {
 	for _, pod := range h.pods.Addrs {
 		Check(h.top.AddAddr(h.top.Pod, pod))
 	}
-	h.refused = Must(ConntrackStat(h.top.Node, "drop"))
+	h.dropped = Must(ConntrackStat(h.top.Node, "drop"))
 	for _, name := range []string{
 		"udp_timeout", "tcp_timeout_close", "tcp_timeout_time_wait",
 		// Otherwise an entry from the time of a change would decide for the
@@ -195,7 +195,7 @@ func (h *Hammer) start(targets []Target) {
 		"tcp_timeout_syn_sent", "tcp_timeout_syn_recv", "tcp_timeout_established", "tcp_timeout_fin_wait",
 		"tcp_timeout_close_wait", "tcp_timeout_last_ack", "tcp_timeout_max_retrans", "tcp_timeout_unacknowledged",
 	} {
-		// A user namespace may lack them. Then Refused shows whether the table
+		// A user namespace may lack them. Then Dropped shows whether the table
 		// was too small.
 		_ = h.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "1")
 	}
@@ -303,12 +303,12 @@ func (h *Hammer) Stop() (Tally, error) {
 	h.readers.Wait()
 
 	tally := h.SoFar()
-	refused, err := ConntrackStat(h.top.Node, "drop")
-	tally.Refused = refused - h.refused
+	dropped, err := ConntrackStat(h.top.Node, "drop")
+	tally.Dropped = dropped - h.dropped
 	return tally, errors.Join(h.err, err)
 }
 
-// SoFar returns the counts of a running Hammer, without Refused, which only Stop
+// SoFar returns the counts of a running Hammer, without Dropped, which only Stop
 // reads.
 func (h *Hammer) SoFar() Tally {
 	var tally Tally

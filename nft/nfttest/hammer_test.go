@@ -52,8 +52,8 @@ func TestHammerSeesEveryWrongSourceAndNoOther(t *testing.T) {
 			if got := tally.Wronged() > 0; got != tt.wronged {
 				t.Errorf("wronged %v: %s", got, tally)
 			}
-			if err := tally.Err(); (err != nil) != (tt.leaked || tt.wronged) || tally.Refused > 0 {
-				t.Errorf("%v; %d packets refused", err, tally.Refused)
+			if err := tally.Err(); (err != nil) != (tt.leaked || tt.wronged) || tally.Dropped > 0 {
+				t.Errorf("%v; %d packets dropped", err, tally.Dropped)
 			}
 		})
 	}

@@ -104,7 +104,7 @@ func (n *NS) Run(cmd *exec.Cmd) error {
 
 // Output runs a program inside the namespace with stdin and returns what it
 // printed to standard output. The error includes what it printed first to standard
-// error, at most 10 lines of 200 bytes: nft repeats the line that it refuses.
+// error, at most 10 lines of 200 bytes: nft repeats the line that it rejects.
 func (n *NS) Output(stdin, name string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := Command(name, args...)

@@ -29,7 +29,7 @@ const metricPrefix = "nft_masq_agent_"
 const (
 	inSyncResult  = "in_sync"
 	writtenResult = "written"
-	refusedResult = "refused"
+	rejectedResult = "rejected"
 	delayedResult = "delayed" // by other programs' transactions
 )
 
@@ -38,7 +38,7 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written, refused, or delayed " +
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written, rejected, or delayed " +
 				"by other programs that write all the time.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -48,7 +48,7 @@ func newMetrics(a *Agent) *metrics {
 		}),
 	}
 	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
-		for _, result := range []string{inSyncResult, writtenResult, refusedResult, delayedResult} {
+		for _, result := range []string{inSyncResult, writtenResult, rejectedResult, delayedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}
 	}
@@ -66,7 +66,7 @@ func (m *metrics) count(v view) {
 	case kernel.Delayed(v.attempt.err):
 		result = delayedResult
 	case v.attempt.err != nil:
-		result = refusedResult
+		result = rejectedResult
 	case v.attempt.applied == nil:
 		return
 	case len(v.attempt.applied.Differences) > 0:

@@ -174,7 +174,7 @@ func sameRefusal(before, err error) bool {
 	return before.Error() == err.Error() || kernel.Delayed(before) && kernel.Delayed(err)
 }
 
-// reportRefusal reports that the kernel cannot be read, or refuses the rules, or that other
+// reportRefusal reports that the kernel cannot be read, or rejects the rules, or that other
 // programs keep us from both.
 func reportRefusal(l *lines, err error, installed bool) {
 	level, event, text := zap.ErrorLevel, "rules_unreadable", "cannot read nftables; retrying"

@@ -28,9 +28,9 @@ const (
 //	elements   everything                                       within the pace of elements,
 //	                                                            after the rules
 //
-// Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket, without a new generation: hence the 10 s. While the kernel refuses our rules, there are only checks of
-// everything, because sets may be filled only in part. A resync reads everything, unless nothing was committed since
-// that was read.
+// Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket, without
+// a new generation: hence the 10 s. While the kernel rejects our rules, there are only checks of everything, because sets
+// may be filled only in part. A resync reads everything, unless nothing was committed since that was read.
 type schedule struct {
 	rules, elements check
 	everything      uint32    // generation at which other modes and older agents were looked for; 0: unknown

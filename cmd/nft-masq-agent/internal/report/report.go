@@ -41,7 +41,7 @@ type Report struct {
 	Vanished string `json:"vanished"`
 	// Problems are those of the last minute.
 	Problems config.Problems `json:"problems"`
-	// Refusal is why the kernel cannot be read, or refuses the rules; "" if neither.
+	// Refusal is why the kernel cannot be read, or rejects the rules; "" if neither.
 	Refusal string `json:"refusal"`
 	// Delayed says that it is only because other programs write all the time.
 	Delayed bool `json:"delayed"`
