@@ -30,6 +30,7 @@ type asked struct {
 	environment
 	*nodeFlags
 	agent *report.Report // nil if none answers
+	path  string         // of the socket on which it was asked
 	stuck string         // why the agent that listens does not answer; "" if none listens, or it does
 	whose string         // whose flags are used, as text; "" for those of the command line
 	// others are flags of the command line that differ from those of the agent.
@@ -47,6 +48,7 @@ func (f *nodeFlags) ask(e environment) *asked {
 	if f.ProbeSocket != "" {
 		socket = f.ProbeSocket
 	}
+	s.path = socket
 	switch answer, err := running.Ask(socket); {
 	case err == nil:
 		s.agent = &answer

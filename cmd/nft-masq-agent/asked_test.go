@@ -19,7 +19,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/neighbors"
 )
 
 // follow is what a command line makes of an agent's report.
@@ -139,7 +138,7 @@ func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	for command, want := range map[string]int{
-		"diff": exitUsage, "connections": exitFailed, "connections --blocks": exitFailed,
+		"diff": exitUsage, "connections": exitFailed,
 	} {
 		var stdout, stderr strings.Builder
 		e := testEnvironment(t, &stdout, &stderr)
@@ -157,7 +156,7 @@ func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for operands, want := range map[[2]string]string{
-		{"-", path}: "10.128.0.0/9: masqueraded → exempt\n", {path, "-"}: "10.128.0.0/9: exempt → masqueraded\n",
+		{"-", path}: "nonMasqueradeCIDRs: added 10.0.0.0/8\n", {path, "-"}: "nonMasqueradeCIDRs: added 10.0.0.0/9\n",
 	} {
 		var stdout, stderr strings.Builder
 		e := testEnvironment(t, &stdout, &stderr)
@@ -224,7 +223,7 @@ func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var stdout, stderr strings.Builder
 	fs := flag.NewFlagSet("connections", flag.ContinueOnError)
-	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), look{node: neighbors.New}}, stale: true, yes: true}
+	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), theLook()}, stale: true, yes: true}
 	s, err := f.open(testEnvironment(t, &stdout, &stderr))
 	if err != nil {
 		t.Fatal(err)
@@ -232,9 +231,7 @@ func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var c conntrack.Entry
 	c.Original.Protocol = unix.IPPROTO_TCP
 	found, err := f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})
-	if err != nil || len(found) != 2 || found[1].ID != "failed" ||
-		!strings.Contains(found[1].Msg, errUnreadable.Error()) ||
-		!strings.HasPrefix(found[0].Msg, "deleted 0 connections; TCP connections among them, at most 1, are reset") {
+	if !errors.Is(err, errUnreadable) || found != nil {
 		t.Errorf("%v, %v", found, err)
 	}
 }

@@ -13,45 +13,39 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/routes"
 )
 
 type connectionsFlags struct {
 	lookFlags
 	selection
-	stale, flush, yes, ports, blocks bool
-	limit                            int
+	stale, flush, yes bool
+	limit             int
 }
 
-// maxLimit bounds the memory of the list, and mostRoutes how many of its connections are asked by which
-// interface their replies come.
-const maxLimit, mostRoutes = 100_000, 8
+// maxLimit bounds the memory of the list.
+const maxLimit = 100_000
 
 func connectionsCommand(l look) command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
-		about:    "list connections with their translation, stale ones, and source ports in use",
+		about:    "list connections with their translation, and stale ones",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the " +
 			"same source to the same destination. A connection is stale if its translation contradicts that verdict, " +
-			"because existing connections keep their address when the policy changes. Connections from or to the node " +
-			"itself, closed ones, and those that another program may have translated or exempted are never stale. Nothing is " +
-			"written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address unless " +
+			"because existing connections keep their address when the policy changes, or because another program decides. " +
+			"Connections from or to the node itself, closed ones, hairpins, bridged ones and those in a zone are never stale. " +
+			"Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address unless " +
 			"dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules of " +
 			"--config, --seen-as ADDRESS:PORT names the pods of --pod-cidr whose block of portsPerPod the port is in.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
 			program + " connections --stale --flush --yes",
-			program + " connections --ports",
-			program + " connections --blocks",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
@@ -64,10 +58,7 @@ func connectionsCommand(l look) command {
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "confirm --flush")
-			fs.BoolVar(&f.ports, "ports", false, "list the destinations with the most source ports in use")
-			fs.BoolVar(&f.blocks, "blocks", false,
-				"list the block of source ports of each pod, with portsPerPod; elsewhere of each address of --pod-cidr")
-			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections or pods", parseLimit)
+			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			return f.connections
 		},
 	}
@@ -113,17 +104,14 @@ func (f *connectionsFlags) contradiction() error {
 		return usagef("ADDRESS, --from and --seen-as are of different address families")
 	case f.yes && !f.flush:
 		return usagef("--yes is for --flush")
-	case (f.ports || f.blocks) && (f.flush || f.stale):
-		return usagef("--ports and --blocks do not list connections: omit --stale and --flush")
-	case f.blocks && (f.ports || f.family() != unix.AF_UNSPEC):
-		return usagef("--blocks lists all pods: omit ADDRESS, --from, --seen-as and --ports")
 	}
 	return nil
 }
 
 func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (_ int, err error) {
 	if len(operands) > 0 {
-		if f.to, err = parsePrefix(operands[0]); err != nil {
+		f.to, err = parsePrefix(operands[0])
+		if err != nil {
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
 	}
@@ -136,7 +124,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	if err != nil {
 		return exitFailed, err
 	}
-	r := answer.Connections{Head: s.head(), Config: s.config(inForce{})}
+	r := answer.Connections{Head: s.head(), Config: s.config(inForce{}), Connections: []answer.Connection{}}
 	remarks, err := f.complete(ctx, &r, s)
 	if err != nil {
 		return exitFailed, err
@@ -144,9 +132,10 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	return e.reply(f.output, &r, remarks...)
 }
 
+// complete lists the connections, or answers --seen-as without one.
 func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
-	j, policy, err := f.judge(ctx, s)
-	if j == nil && f.seenAs.Port() > 0 && s.rejected == nil {
+	policy, err := f.policy(ctx, s)
+	if policy == nil && f.seenAs.Port() > 0 && s.rejected == nil {
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
 			if f.to.IsValid() || f.from.IsValid() {
 				return nil, errors.New("this node does not have the rules of --config, so no connection can be looked for: " +
@@ -155,115 +144,99 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 			return remarks, nil
 		}
 	}
-	if f.blocks && (err == nil || j == nil) {
-		return f.listBlocks(r, s, policy, j != nil)
-	}
 	if err != nil {
 		return nil, err
 	}
-	if f.ports {
-		r.Ports, err = f.listPorts(ctx, policy)
-		r.Total = len(r.Ports)
-		return nil, err
-	}
-	listed, err := f.list(ctx, r, j)
+	comparison, err := s.comparison(policy)
 	if err != nil {
 		return nil, err
+	}
+	listed, err := f.list(ctx, r, comparison)
+	if err != nil {
+		return nil, err
+	}
+	if r.Total == 0 && f.seenAs.Addr().IsValid() {
+		addresses, err := s.addresses()
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(addresses, f.seenAs.Addr()) {
+			return config.Problems{reply.Problem(config.Error, "no-address",
+				"%s is not an address of this node: ask the node that has it", f.seenAs.Addr())}, nil
+		}
 	}
 	var remarks config.Problems
-	if f.seenAs.Port() > 0 {
+	if r.Total == 0 && f.seenAs.Port() > 0 && policy != nil {
 		pods, err := s.pods(f.seenAs.Addr().Is6())
 		if err != nil {
 			return nil, err
 		}
-		remarks, _ = r.SetBlock(policy, f.seenAs, append([]netip.Addr{}, pods...), nil)
-	}
-	remarks = append(remarks, f.remarks(r, j)...)
-	silent := slices.DeleteFunc(slices.Clone(listed), func(e conntrack.Entry) bool {
-		return e.Status&conntrack.SeenReply != 0 || e.Original.Src.Addr().Is6()
-	})
-	var out []string
-	for _, e := range silent[:min(len(silent), mostRoutes)] {
-		ways, err := s.routes(routes.Query{Src: e.Original.Src.Addr(), Dst: e.Destination().Addr()})
-		if err != nil {
-			return nil, err
+		addresses := []netip.Addr{}
+		for _, pod := range pods {
+			addresses = append(addresses, pod.Address)
 		}
-		out = append(out, ways.Out()...)
+		remarks, _ = r.SetBlock(*policy, f.seenAs, addresses, nil)
 	}
-	remarks = append(remarks, health.StrictReplies(s.proc, len(silent), out)...)
-	if f.flush {
+	remarks = append(remarks, f.remarks(r)...)
+	if f.flush && len(listed) > 0 {
 		deleted, err := f.delete(ctx, r, s, listed)
 		return append(remarks, deleted...), err
 	}
 	return remarks, nil
 }
 
-// listBlocks lists the blocks of the pods of this node or, if it does not have our rules, by the config
-// those of the addresses of --pod-cidr.
-func (f *connectionsFlags) listBlocks(r *answer.Connections, s *session, p nft.Policy, here bool) (
-	notes config.Problems, err error,
-) {
-	var pods []netip.Addr
-	var large config.Problems
-	switch {
-	case here:
-		for _, ipv6 := range []bool{false, true} {
-			of, err := s.pods(ipv6)
-			if err != nil {
-				return nil, err
-			}
-			pods = append(pods, of...)
-		}
-	case s.rejected != nil:
-		return nil, s.rejected
-	default:
-		p = s.Ruleset.Policy
-		if pods, large = answer.AddressesOf(s.PodCIDRs); len(s.PodCIDRs) == 0 {
-			large = config.Problems{reply.Problem(config.Note, "no-pods",
-				"to list the pods of a node, give its podCIDR with --pod-cidr")}
-		}
-	}
-	notes, ok := r.SetBlocks(p, pods, f.limit)
-	if !ok {
-		return nil, errors.New("pods have no blocks of source ports: " + config.KeyPortsPerPod + " is 0, or without effect")
-	}
-	return append(notes, large...), nil
-}
-
 // errNoRules reports that no policy of ours is effective in the kernel.
 var errNoRules = errors.New("the kernel has no rules of this agent: see status")
 
-// judge returns a judge for the policy in the kernel, and that policy; no judge if
-// the kernel has none of ours, or an unknown one. That is an error if it is needed.
-func (f *connectionsFlags) judge(ctx context.Context, s *session) (j *conntrack.Judge, p nft.Policy, err error) {
+// policy returns the policy in the kernel; nil if the kernel has none of ours, or an unknown one. That is an error
+// if it is needed.
+func (f *connectionsFlags) policy(ctx context.Context, s *session) (policy *nft.Policy, err error) {
 	err = s.consistently(func() error {
-		now, err := s.inForce(ctx)
+		current, err := s.inForce(ctx)
 		switch {
 		case err != nil:
 			return err
-		case now.known != nil:
-			p = now.known.Want.Policy
-			j, err = now.known.Judge()
-			return err
-		case f.stale && !now.found:
+		case current.known != nil:
+			policy = &current.known.Want.Policy
+		case f.stale && !current.found:
 			return errNoRules
 		case f.stale:
-			return errors.New(now.unknown + ": which connections are stale is unknown")
+			return errors.New(current.unknown + ": which connections are stale is unknown")
 		}
 		return nil
 	})
-	return j, p, err
+	return policy, err
+}
+
+// comparison compares connections with a policy; nil without one.
+func (s *session) comparison(policy *nft.Policy) (*conntrack.Comparison, error) {
+	if policy == nil {
+		return nil, nil //nolint:nilnil // nothing is compared then
+	}
+	host, err := conntrack.ReadNode()
+	if err != nil {
+		return nil, err
+	}
+	return conntrack.NewComparison(*policy, host), nil
 }
 
 // list adds the first connections that match, in order, and how many there are.
-func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, j *conntrack.Judge) (
+func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, comparison *conntrack.Comparison) (
 	listed []conntrack.Entry, err error,
 ) {
-	err = f.each(ctx, false, func() { listed, r.Total = nil, 0 }, func(e *conntrack.Entry) {
-		if f.stale && !j.Stale(e) {
-			return
+	begin := func() {
+		listed = nil
+		r.Total = 0
+	}
+	err = f.each(ctx, false, begin, func(e *conntrack.Entry) {
+		if f.stale {
+			_, finding := comparison.Compare(e)
+			if finding != conntrack.Contradicts {
+				return
+			}
 		}
-		if r.Total++; r.Total <= f.limit {
+		r.Total++
+		if r.Total <= f.limit {
 			listed = append(listed, *e)
 		}
 	})
@@ -273,9 +246,8 @@ func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, j *c
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),
 		)
 	})
-	r.Connections = make([]answer.Connection, len(listed))
 	for i := range listed {
-		r.Connections[i] = answer.NewConnection(&listed[i], j)
+		r.Connections = append(r.Connections, answer.NewConnection(&listed[i], comparison))
 	}
 	if f.seenAs.Addr().IsValid() {
 		r.Behind(f.seenAs, listed)
@@ -283,42 +255,41 @@ func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, j *c
 	return listed, err
 }
 
-func (f *connectionsFlags) remarks(r *answer.Connections, j *conntrack.Judge) (found config.Problems) {
+func (f *connectionsFlags) remarks(r *answer.Connections) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
 		found = append(found, reply.Problem(level, id, format, args...))
 	}
-	if r.Total == 0 && f.seenAs.IsValid() {
+	switch {
+	case r.Total == 0 && f.seenAs.Addr().IsValid():
 		level := config.Error
 		if r.Block != nil { // the pod is known without a connection
 			level = config.Note
 		}
 		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
 			answer.End(f.seenAs))
+	case r.Total == 0 && f.stale:
+		add(config.Note, "none-stale", "no connection contradicts the policy")
 	}
 	if n := len(r.Connections); r.Total > n {
 		add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))
-	}
-	if f.stale {
-		for _, reason := range j.Spared {
-			add(config.Note, "stale-unknown", "not certain, and not listed as stale: %s", reason)
-		}
 	}
 	return found
 }
 
 // delete deletes the listed connections that are still stale, and says what became of them. The
-// error is that --yes is missing.
+// error is that this was not confirmed.
 func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s *session, listed []conntrack.Entry) (
 	config.Problems, error,
 ) {
-	keys, resets := map[conntrack.Key]bool{}, 0
+	keys := map[conntrack.Key]bool{}
+	resets := 0
 	for _, c := range listed {
 		keys[c.Key] = true
 		if c.Original.Protocol == unix.IPPROTO_TCP {
 			resets++
 		}
 	}
-	if !f.yes && len(listed) > 0 {
+	if !f.yes {
 		tcp := ""
 		if resets > 0 {
 			tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
@@ -326,17 +297,25 @@ func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s 
 		return nil, fmt.Errorf("give --yes to delete %s: the next packet of each begins a new one with the right source%s",
 			answer.Plural(len(listed), "connection"), tcp)
 	}
-	p := conntrack.Pass{
-		Tracker: conntrack.Open(), Matches: func(e *conntrack.Entry) bool { return keys[e.Key] },
-		Read: func(ctx context.Context) (*conntrack.Judge, error) {
-			j, _, err := f.judge(ctx, s)
-			return j, err
-		},
-		Listed: func(int, *conntrack.Judge) {},
+	policy, err := f.policy(ctx, s)
+	if err != nil {
+		return nil, err
 	}
-	err := p.Run(ctx)
-	r.Deleted = p.Deleted
-	text := "deleted " + answer.Plural(p.Deleted, "connection")
+	comparison, err := s.comparison(policy)
+	if err != nil {
+		return nil, err
+	}
+	d := conntrack.Deletion{
+		Tracker: conntrack.Open(),
+		Doomed: func(e *conntrack.Entry) bool {
+			_, finding := comparison.Compare(e)
+			return keys[e.Key] && finding == conntrack.Contradicts
+		},
+		Listed: func(int) {},
+	}
+	err = d.Run(ctx)
+	r.Deleted = d.Deleted
+	text := "deleted " + answer.Plural(d.Deleted, "connection")
 	if resets > 0 {
 		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
 	}
@@ -345,24 +324,6 @@ func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s 
 		found = append(found, reply.Problem(config.Error, "failed", "%v", err))
 	}
 	return found, nil
-}
-
-// listPorts lists the destinations with the most ports in use.
-func (f *connectionsFlags) listPorts(ctx context.Context, p nft.Policy) ([]answer.PortsOf, error) {
-	ports := conntrack.Ports(judge.SourcePorts(p))
-	var tally conntrack.Tally
-	err := f.each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) { tally.Add(e, ports) })
-	if err != nil {
-		return nil, err
-	}
-	var all []answer.PortsOf
-	for _, u := range tally.Fullest(f.limit) {
-		all = append(all, answer.PortsOf{
-			Protocol: conntrack.ProtocolName(u.Protocol), SeenAs: u.From.String(), Destination: u.To.String(),
-			Used: u.Used, Ports: u.Among.Ports,
-		})
-	}
-	return all, nil
 }
 
 // A selection is the connections that are meant: all by default.

@@ -112,7 +112,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/report":  {"config"},
 		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/report", "config"},
 		"cmd/nft-masq-agent/internal/answer": {
-			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/neighbors", "nft/trace",
+			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/others",
 			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/report",
 			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
 		},

@@ -12,7 +12,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/neighbors"
 )
 
 func diffCommand(l look) command {
@@ -20,8 +19,8 @@ func diffCommand(l look) command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the policy in force with NEW, or with --config, and lists the destinations, and where " +
-			"needed the sources, whose verdict changes, with the number of open connections there. Open connections keep " +
+		details: "It compares the policy in force with NEW, or with --config, and lists the entries that were added, removed " +
+			"or moved, by key, and the open connections that would get another translation. Open connections keep " +
 			"their address; a change affects only new ones. Flags that are not given are those of the running agent. With " +
 			"OLD and NEW, it compares these files and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong " +
 			"usage or an error. Nothing is written.",
@@ -116,7 +115,7 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 			d.Add(config.Note, "snat-addresses", "%s", line)
 		}
 		if !now.found {
-			d.Other, d.Before.Hash = []string{}, ""
+			d.Before.Hash = ""
 			d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
 		}
 		if len(s.Files) == 0 {
@@ -125,38 +124,28 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 		if !d.Changed() {
 			return nil
 		}
-		return countOpen(&d, now.state, before, after)
+		if !now.found {
+			return nil
+		}
+		return s.countOpen(ctx, &d, before, after)
 	})
 	return d, s.files(), err
 }
 
-// countOpen counts the open connections of pods in each change, and those that both
-// policies masquerade but that keep a source address that the second does not allow.
-func countOpen(d *answer.Diff, state *neighbors.State, before, after nft.Policy) error {
-	evidence, err := state.Evidence()
+// countOpen counts the open connections that two policies translate differently.
+func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
+	old, err := s.comparison(&before)
 	if err != nil {
 		return err
 	}
-	now, then := conntrack.NewJudge(before, evidence), conntrack.NewJudge(after, evidence)
-	var kept answer.Open
-	sample, err := conntrack.Open().Sample(func() func(*conntrack.Entry) {
-		kept = answer.Open{}
-		count := d.CountOpen()
-		return func(e *conntrack.Entry) {
-			if !now.Forwarded(e) {
-				return
-			}
-			count(e.Original.Src.Addr(), e.Destination().Addr())
-			if now.Now(e) == nft.Masqueraded && then.Now(e) == nft.Masqueraded && !now.Stale(e) && then.Stale(e) {
-				kept.Add(e.Original.Src.Addr())
-			}
-		}
-	})
-	if kept.Connections > 0 {
-		d.Kept = &kept
+	current, err := s.comparison(&after)
+	if err != nil {
+		return err
 	}
-	if sample.Partial {
-		d.Add(config.Note, "sampled", "Counted among %d of %d connections.", sample.Examined, sample.Entries)
-	}
+	var count *answer.ChangedCount
+	begin := func() { count = answer.NewChangedCount(old, current) }
+	begin()
+	err = (&selection{}).each(ctx, false, begin, func(e *conntrack.Entry) { count.Add(e) })
+	d.Open = count.List()
 	return err
 }

@@ -29,8 +29,8 @@ func meetThePod(r *rand.Rand, rules string) string {
 	return rules
 }
 
-// With any rules of other programs, the headline names the address that the far
-// end sees, or what it depends on.
+// With any rules of other programs, the headline claims no other address than the far
+// end sees, before a connection shows it and afterwards.
 func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -52,7 +52,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 		"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7",
 		"2001:db8:77::8", "fd00:88::9", "10.1.1.5",
 	}
-	codes := map[string]int{}
+	codes := map[answer.Code]int{}
 	for sent := 0; sent < packets; {
 		nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
 		dir, config := dirs[r.IntN(len(dirs))], configs[r.IntN(len(configs))]
@@ -70,11 +70,19 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 				src = n.top.PodV6
 			}
 			var x answer.Explanation
-			n.here(&x, "explain", dst.String(), "--from", src.String(), "--config", n.path, mode)
-			seen := n.seen(dst, uint16(2000+sent))
+			to := netip.AddrPortFrom(dst, uint16(2000+sent))
+			args := []string{
+				"explain", to.String(), "--protocol", "udp", "--from", src.String(), "--config", n.path, mode,
+			}
+			n.here(&x, args...)
+			seen := n.sends(nfttest.UDP, src, to)
+			n.judge(x, seen)
+			x = answer.Explanation{}
+			n.here(&x, args...)
 			codes[x.Why.Code]++
 			sent++
-			if n.judge(x, seen); t.Failed() {
+			n.judge(x, seen)
+			if t.Failed() {
 				t.Fatalf("seed %d: %s, %s, ours first %t, %s to %s with the config %s", *seed, filepath.Base(dir), mode, first, src,
 					dst, config)
 			}

@@ -109,18 +109,12 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 	for args, want := range map[string]string{
 		"cleanup --legacy --legacy-only":                      "--legacy",
-		"status --accept-foreign nat":                         "FAMILY TABLE CHAIN",
 		"render --mode iptables-nft -o nft":                   "--mode",
 		"render --mode nftables -o iptables":                  "--mode",
 		"render --windows-api 1":                              "--windows-api",
 		"render -o win-bridge":                                "--windows-api",
 		"render -o win-bridge --windows-api 1 --to-ports 1-2": "--to-ports",
 		"connections --yes":                                   "--yes",
-		"connections --ports --stale":                         "--ports",
-		"connections --ports --flush --yes":                   "--ports",
-		"connections --blocks --stale":                        "--ports and --blocks do not list",
-		"connections --blocks --ports":                        "--blocks lists all pods",
-		"connections --blocks 192.0.2.9":                      "--blocks lists all pods",
 		"connections --seen-as 192.0.2.9:0":                   "is not an IP address or ADDRESS:PORT",
 		"connections --seen-as 192.0.2.9 --from fd00::1":      "different address families",
 		"explain 192.0.2.9 --from fd00::1":                    "--from",

@@ -436,8 +436,8 @@ func (n *faultyNode) hasProblem(command string) {
 	}
 }
 
-// explainsWhatIsSeen compares explain with what the far end sees of a packet: a destination, the source, and what
-// explain says of it if it does not know that.
+// explainsWhatIsSeen compares explain with what the far end sees of a packet: a destination and the source. It
+// may not claim otherwise.
 func (n *faultyNode) explainsWhatIsSeen(words []string) {
 	n.t.Helper()
 	args, src := []string{"explain", words[0]}, n.top.PodV4
@@ -460,12 +460,12 @@ func (n *faultyNode) explainsWhatIsSeen(words []string) {
 		sees, flow.Timeout = "", 500*time.Millisecond // on a busy machine it sees less, not more
 	}
 	s, err := n.top.Send(flow)
-	switch unknown := words[2] != ""; {
+	switch {
 	case err != nil && !errors.Is(err, nfttest.ErrNotSeen):
 		n.t.Fatal(err)
 	case err == nil && s.Seen.Addr().String() != sees || (err != nil) != (sees == ""):
 		n.t.Errorf("the far end sees %s (%v), want %q", s.Seen, err, sees)
-	case (x.Why.Code == "unknown") != unknown || !unknown && x.Sees != sees:
+	case contradicts(x, s.Seen.Addr()) != "":
 		n.t.Errorf("the far end sees %q, but explain says %q: %s", sees, x.Sees, x.Headline)
 	}
 }
@@ -495,34 +495,6 @@ func (n trafficNode) documented(asked string, args []string, first string) {
 	if text := readDocument(n.test(), "manifests/TROUBLESHOOTING.md"); !strings.Contains(text, row) {
 		n.t.Errorf("not in TROUBLESHOOTING.md:\n%s", row)
 	}
-}
-
-// In the namespace of a pod, because hostNetwork is missing.
-func TestStatusSaysThatThisIsNotTheNode(t *testing.T) {
-	t.Parallel()
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		top := nfttest.NewTopology(t)
-		n := nodeIn(t, top.Pod)
-		n.swap("")
-		says := func(when string) {
-			t.Helper()
-			got := n.run("status", flag)
-			if got.code != exitFailed || !strings.HasPrefix(got.stdout, "this is not the node's network namespace\n") ||
-				!strings.Contains(got.stdout, "only way out is eth0") || !strings.Contains(got.stdout, "hostNetwork: true") {
-				t.Errorf("%s: %+v", when, got)
-			}
-		}
-		says("without an agent")
-		d := n.start(flag)
-		d.await("config_applied")
-		says("with one")
-		// Whoever translates there, too, knows that it is a node, such as kube-proxy in a container.
-		nfttest.NFT(t, n.NS, "add table ip other; add chain ip other n { type nat hook prerouting priority -100; "+
-			"tcp dport 80 redirect; }", "-f", "-")
-		if got := n.run("status", flag); got.code != exitDone || !strings.HasPrefix(got.stdout, "in sync: ") {
-			t.Errorf("next to another program's NAT: %+v", got)
-		}
-	})
 }
 
 func TestNFTMonitorAnswersWhoDeletesOurRules(t *testing.T) {

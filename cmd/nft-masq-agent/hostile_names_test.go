@@ -153,7 +153,6 @@ func TestNoNameOfADeviceOrArgumentIsPrintedRaw(t *testing.T) {
 		{"check", "--masq-chain=" + device},
 		{"diff", device, device},
 		{"help", device},
-		{"status", "--accept-foreign", "ip nat " + device},
 	}
 	for _, config := range []string{
 		"", "masqueradeOutInterfaces: [eth0]\n",

@@ -12,8 +12,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/rule"
 )
 
@@ -26,13 +24,12 @@ func wired() wiring {
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
 func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.NewNode(k)
-	here := health.On("/proc", routes.Pods, func() (bool, error) { // on another goroutine than the loop
-		n := neighbors.Open()
-		defer func() { _ = n.Close() }()
-		return n.OthersTranslate(ctx)
-	})
+	here := health.NewNode("/proc") // on another goroutine than the loop
 	return host, func(a *agent.Agent) {
-		check := func(p nft.Policy) config.Problems { return here.Check(p, o.ConfigPath) }
+		check := func(p nft.Policy) config.Problems {
+			facts := here.Read(o.ConfigPath)
+			return facts.Problems(p)
+		}
 		a.Observe(observe.All(a, host, o, check)...)
 	}
 }

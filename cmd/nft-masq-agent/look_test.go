@@ -16,7 +16,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
@@ -79,13 +78,11 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 	}{
 		{cidrs, "status", "", exitFailed, "no kernel in this test\n"},
 		{cidrs, "explain 10.1.2.3", "", exitDone, "no kernel in this test; the answer is from the config only\n"},
-		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"code": "config"`},
-		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"live": false`},
-		{cidrs, "explain 10.1.2.3 --live", "", exitFailed, "no kernel in this test\n"},
+		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"code": "should"`},
 		{"nonMasqueradeCIDRs: 1\n", "explain 10.1.2.3", "", exitFailed, "config:1:21: "},
 		{cidrs, "explain 10.1.2.3", "routes", exitDone, "The routes of this node are unknown: no routes.\n"},
 		{cidrs, "explain 10.1.2.3", "pods", exitDone, "The packet is from 192.0.2.1, this node itself"},
-		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "is not masqueraded"},
+		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "this agent does not masquerade it"},
 		{snat, "explain 10.1.2.3", "addresses", exitFailed, "nft-masq-agent explain: no addresses\n"},
 		{snat, "status", "addresses", exitFailed, "nft-masq-agent status: no addresses\n"},
 		{snat + "masqLinkLocals: true", "explain 10.1.2.3", "addresses", exitFailed, "config:2:1: "},
@@ -94,16 +91,19 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		e, l := testEnvironment(t, &out, &out), look{neighbors.New, testRoutes, nil}
+		e, l := testEnvironment(t, &out, &out), theLook()
 		err := func(of string) error {
 			if of == tt.unread {
 				return errors.New("no " + of)
 			}
 			return nil
 		}
-		l.pods = func(bool) ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("10.244.1.2")}, err("pods") }
+		l.route = testRoute
+		l.pods = func(bool) ([]routes.Pod, error) {
+			return []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "cni0"}}, err("pods")
+		}
 		if err := err("routes"); err != nil {
-			l.routes = func(routes.Query) (routes.Routes, error) { return routes.Routes{}, err }
+			l.route = func(routes.Query) (routes.Route, error) { return routes.Route{}, err }
 		}
 		e.addresses = func() ([]netip.Addr, error) { return nodeAddresses(), err("addresses") }
 		code := dispatch(t.Context(), l.commands(), append(strings.Fields(tt.args), "--config", path), e)
@@ -124,7 +124,7 @@ func TestReadingIsRepeatedWhileRulesChange(t *testing.T) {
 		calls   int
 	}{{0, nil, 1}, {2, nil, 3}, {9, nil, 6}, {9, failed, 1}} {
 		k, c, calls := n.kernel(), n.connect(), 0
-		s := session{kernel: neighbors.Of(k)}
+		s := session{kernel: k}
 		err := s.consistently(func() error {
 			if calls++; calls <= tt.changes {
 				b := &nfnetlink.Batch{}

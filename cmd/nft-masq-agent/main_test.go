@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -135,35 +134,43 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 
 // testCommands are the commands with routes of the test. They read nothing else but rules.
 func testCommands() []command {
-	noPods := func(bool) ([]netip.Addr, error) { return nil, nil }
-	return append(look{neighbors.New, testRoutes, noPods}.commands(), commands()...)
+	noPods := func(bool) ([]routes.Pod, error) { return nil, nil }
+	noLinks := func() ([]routes.Interface, error) { return nil, nil }
+	return append(look{testRoute, noPods, noLinks}.commands(), commands()...)
 }
 
 // routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
-func routeTo(a netip.Addr) routes.Route {
-	typ, name := unix.RTN_UNICAST, "eth0"
+func routeTo(a netip.Addr) (kind int, by routes.Interface) {
+	kind = unix.RTN_UNICAST
+	by.Name = "eth0"
 	switch {
 	case slices.Contains(nodeAddresses(), a), a.IsLoopback():
-		typ, name = unix.RTN_LOCAL, "lo"
+		kind = unix.RTN_LOCAL
+		by.Name = "lo"
 	case a == netip.MustParseAddr("192.0.2.255"):
-		typ = unix.RTN_BROADCAST
+		kind = unix.RTN_BROADCAST
 	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
-		name = "cni0"
+		by.Name = "cni0"
 	}
-	return routes.Route{Type: typ, Interface: routes.Interface{Name: name}}
+	return kind, by
 }
 
-// testRoutes are those of a connection on that node.
-func testRoutes(q routes.Query) (r routes.Routes, err error) {
-	to := routeTo(q.Dst)
+// testRoute is that of a connection on that node.
+func testRoute(q routes.Query) (r routes.Route, err error) {
+	r.Type, r.Out = routeTo(q.Dst)
 	if q.Out != "" {
-		to.Interface.Name = q.Out
+		r.Out.Name = q.Out
 	}
 	if q.Src.IsValid() {
-		r.Back = routeTo(q.Src)
+		r.Back, r.In = routeTo(q.Src)
 	}
-	r.Ways, r.Own = []routes.Route{to}, nodeAddresses()[map[bool]int{true: 1}[q.Dst.Is6()]]
-	if to.Type == unix.RTN_LOCAL {
+	r.Own = nodeAddresses()[0]
+	if q.Dst.Is6() {
+		r.Own = nodeAddresses()[1]
+	}
+	r.Address = r.Own
+	r.AddressOf = "eth0"
+	if r.Type == unix.RTN_LOCAL {
 		r.Own = q.Dst
 	}
 	return r, nil
@@ -172,14 +179,14 @@ func testRoutes(q routes.Query) (r routes.Routes, err error) {
 func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {
 	node := nodeOfTranscripts(t)
 	for _, line := range []string{
-		"status", "diff", "connections", "connections --stale", "connections --ports", "explain 203.0.113.9",
-		"explain 203.0.113.9 --live", "explain 203.0.113.9 --trace", "cleanup", "cleanup --dry-run",
+		"status", "diff", "connections", "connections --stale", "explain 203.0.113.9", "explain 203.0.113.9 --trace",
+		"cleanup", "cleanup --dry-run",
 		"cleanup --legacy-only",
 	} {
 		got := runProgram(t, node, t.TempDir(), strings.Fields(line)...)
-		first, _, _ := strings.Cut(got.stdout+got.stderr, "\n")
+		says := unwrap(got.stdout + got.stderr)
 		if done := got.code == exitDone; done != (line == "explain 203.0.113.9") ||
-			!strings.Contains(first, "NET_ADMIN in the network namespace of the node is missing: run as root there") {
+			!strings.Contains(says, "NET_ADMIN in the network namespace of the node is missing: run as root there") {
 			t.Errorf("%s: %+v", line, got)
 		}
 	}

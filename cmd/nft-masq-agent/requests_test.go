@@ -38,7 +38,8 @@ func counted(lists map[string]int) func(m *netlink.Message) error {
 	}
 }
 
-// Our rules, and other programs', are read once, for all that a command says, and no connection to the kernel is left.
+// Our rules are read once for all that a command says, and other programs' at most once. No connection to the kernel is
+// left.
 func TestACommandReadsEachListOnce(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -77,10 +78,11 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 			}
 			return nil
 		}))
-		for _, list := range []string{
-			"rules inet " + nft.TableName, "elements inet " + nft.TableName + " non-masq-v4-a",
-			"rules ip other post", "rules ip other more", "elements ip other some",
-		} {
+		own := []string{"rules inet " + nft.TableName + " postrouting", "elements inet " + nft.TableName + " non-masq-v4-a"}
+		if line == "status" { // it looks for older agents
+			own = append(own, "rules ip other post", "rules ip other more")
+		}
+		for _, list := range own {
 			if lists[list] != 1 && line != "cleanup --dry-run" {
 				t.Errorf("%s read the %s %d times", line, list, lists[list])
 			}

@@ -41,8 +41,7 @@ var (
 	closed   = map[string][]string{
 		"family": {"ipv4", "ipv6"}, "verdict": verdicts, "from": verdicts, "to": verdicts,
 		"mode": {string(nft.ModeNFTables), string(nft.ModeIPTables)}, "severity": {"error", "mistake", "warning", "note"},
-		"kind":   {"masquerades", "accepts", "translates", "untracks", "writes", "drops", "rejects", "keeps"},
-		"effect": {answer.Conflicting, answer.Overriding, answer.Prevented, answer.Accepted, answer.NotOfPods},
+		"kind": {"added", "removed", "moved", "changed"},
 	}
 )
 

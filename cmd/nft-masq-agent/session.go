@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -13,7 +12,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -25,12 +23,12 @@ type lookFlags struct {
 
 // A look is how commands read what there is on this node beside our rules.
 type look struct {
-	node   func(*kernel.Kernel) *neighbors.Node
-	routes func(routes.Query) (routes.Routes, error) // [routes.Lookup]
-	pods   func(ipv6 bool) ([]netip.Addr, error)     // [routes.Pods]
+	route func(routes.Query) (routes.Route, error) // [routes.Lookup]
+	pods  func(ipv6 bool) ([]routes.Pod, error)    // [routes.Pods]
+	links func() ([]routes.Interface, error)       // [routes.Interfaces]
 }
 
-func theLook() look { return look{node: neighbors.Of, routes: routes.Lookup, pods: routes.Pods} }
+func theLook() look { return look{route: routes.Lookup, pods: routes.Pods, links: routes.Interfaces} }
 
 // commands returns the commands that look, in the order of the help.
 func (l look) commands() []command {
@@ -45,12 +43,12 @@ type session struct {
 	look
 	answer.Loaded
 	rejected error // why the config is rejected, or cannot be read
-	kernel   *neighbors.Node
+	kernel   *kernel.Kernel
 }
 
 // open asks the agent, and reads the config. The caller has to close the kernel.
 func (f lookFlags) open(e environment) (*session, error) {
-	s := &session{asked: f.ask(e), look: f.look, kernel: f.node(e.kernel())}
+	s := &session{asked: f.ask(e), look: f.look, kernel: e.kernel()}
 	s.Loaded, s.rejected = answer.Load(*f.Options)
 	if s.Missing && s.bridges() {
 		s.Loaded = answer.Build(*f.Options, s.agent.Files)
@@ -102,10 +100,10 @@ func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 // An inForce is what the kernel has of our rules.
 type inForce struct {
 	layout.Installed
-	state   *neighbors.State // compared with the config
-	found   bool             // there are rules of ours
-	known   *neighbors.State // compared with the candidate that they are exactly; nil if they are none
-	unknown string           // why not, a sentence without its end; "" if there are none
+	state   *kernel.State // compared with the config
+	found   bool          // there are rules of ours
+	known   *kernel.State // compared with the candidate that they are exactly; nil if they are none
+	unknown string        // why not, a sentence without its end; "" if there are none
 }
 
 // inForce compares our rules in the kernel with the candidates. The hash that the kernel's
@@ -115,10 +113,12 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if s.rejected == nil && s.Ruleset != nil {
 		want = *s.Ruleset
 	}
-	if f.state, err = s.kernel.Survey(ctx, want); err != nil {
+	f.state, err = s.kernel.Read(ctx, want, layout.Everything)
+	if err != nil {
 		return f, hinted(err)
 	}
-	if f.Installed, f.found = f.state.Installed(); !f.found {
+	f.Installed, f.found = f.state.Installed()
+	if !f.found {
 		return f, nil
 	}
 	for r := range s.candidates {
@@ -127,7 +127,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 		}
 		state := f.state
 		if !r.Same(want) {
-			if state, err = s.kernel.Survey(ctx, *r); err != nil {
+			if state, err = s.kernel.Read(ctx, *r, layout.Everything); err != nil {
 				return f, hinted(err)
 			}
 		}

@@ -1,31 +1,29 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"flag"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/neighbors"
-	"nft-masq-agent/nft/routes"
 )
 
 func statusCommand(l look) command {
 	return command{
 		name:  "status",
 		about: "compare the kernel with the config, and list what is wrong on this node, the most serious first",
-		details: "It lists each difference, counts connections, and names other programs' rules on this node that " +
-			"interfere. Flags that are not given are those of the running agent. Exit code 0 means that the kernel is in " +
-			"sync with a valid config, and that nothing needs attention. Nothing is written.",
+		details: "It lists each difference, counts connections, and compares open connections with the policy. Flags that " +
+			"are not given are those of the running agent. Exit code 0 means that the kernel is in sync with a valid config, " +
+			"and that nothing needs attention. Nothing is written.",
 		examples: []string{
 			program + " status",
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",
@@ -33,7 +31,6 @@ func statusCommand(l look) command {
 		flags: func(fs *flag.FlagSet) action {
 			f := addNodeFlags(fs)
 			f.AddPodCIDRs(fs)
-			f.AddAcceptForeign(fs)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				return lookFlags{f, l}.status(ctx, e)
 			}
@@ -47,184 +44,124 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	var r answer.Status
-	if err := s.consistently(func() (err error) { r, err = s.report(ctx); return err }); err != nil {
+	var facts answer.StatusFacts
+	err = s.consistently(func() (err error) {
+		facts, err = s.gather(ctx)
+		return err
+	})
+	if err != nil {
 		return exitFailed, err
 	}
+	r := answer.NewStatus(facts)
 	return e.reply(f.output, &r)
 }
 
-func (s *session) report(ctx context.Context) (answer.Status, error) {
-	r := answer.NewStatus(s.head(), *s.Options, s.Loaded, s.rejected)
-	if a, found := s.runningAgent(); found {
-		r.SetAgent(a)
+// gather reads everything that the report is made of.
+func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
+	f := answer.StatusFacts{
+		Head: s.head(), Rejected: s.rejected, Files: s.Problems.Remarks(), Others: s.others, TakeOver: s.TakeOver, PodCIDRs: s.PodCIDRs, XTables: legacyIPTables(s.proc),
+		SocketNamed: s.Given("probe-socket"), Guessed: s.agent == nil && !s.Given("config"), Verbose: s.Verbosity > 0,
 	}
-	for _, line := range legacyIPTables(s.proc) {
-		r.Add(config.Error, "older-agent", "%s", line)
+	if agent, found := s.runningAgent(); found {
+		f.Agent = &agent
 	}
-	if err := s.compare(ctx, &r); err != nil {
-		return r, err
-	}
-	r.Conclude(*s.Options, s.Ruleset, s.others)
-	return r, nil
-}
-
-func (s *session) compare(ctx context.Context, r *answer.Status) error {
-	now, err := s.inForce(ctx)
+	current, err := s.inForce(ctx)
 	if err != nil {
-		return err
+		return f, err
 	}
-	if err := now.state.Foreign(); err != nil {
-		// Neither its rules nor their counters are ours.
-		r.Kernel.Differences = append(r.Kernel.Differences, err.Error())
-		return nil
+	f.Config = s.config(current)
+	f.Foreign = current.state.Foreign()
+	f.Unknown = current.unknown
+	f.Policy = current.state.Want.Policy
+	if current.known != nil {
+		f.InForce = true
+		f.Policy = current.known.Want.Policy
 	}
-	if s.rejected == nil {
-		for _, d := range now.state.Drift() {
-			r.Kernel.Differences = append(r.Kernel.Differences, d.String())
+	installed := current.state.Want.Layout
+	if f.Foreign == nil {
+		if s.rejected == nil {
+			for _, d := range current.state.Drift() {
+				f.Kernel.Differences = append(f.Kernel.Differences, d.String())
+			}
+			f.Kernel.InSync = len(f.Kernel.Differences) == 0
 		}
-		r.Kernel.InSync = len(r.Kernel.Differences) == 0
+		if current.found {
+			installed = current.Layout
+			f.Kernel.Mode = string(installed.Mode())
+			f.Kernel.Hash = current.Hash
+		}
+		f.Counts, err = s.kernel.Counters(installed)
+		if err != nil {
+			return f, err
+		}
 	}
-	l := now.state.Want.Layout
-	if now.found {
-		l = now.Layout
-		r.Kernel.Mode, r.Kernel.Hash = string(l.Mode()), now.Hash
+	if s.rejected != nil {
+		if s.Ruleset != nil {
+			f.Lenient = s.Ruleset.Hash()
+		}
+		f.Default = nft.Compile(config.Default(s.Defaults), s.NFT()).Hash()
 	}
-	counts, err := s.kernel.Counters(l)
+	f.Older, err = s.kernel.Older(ctx, current.state.Want)
 	if err != nil {
-		return err
+		return f, err
 	}
-	r.SetConnections(counts)
-	state := cmp.Or(now.known, now.state)
-	if err := s.examine(ctx, r, state); err != nil {
-		return err
-	}
-	here := s.health(ctx)
-	found := here.Check(state.Want.Policy, s.ConfigPath)
+	here := health.NewNode(s.proc)
+	here.Pods = s.pods
+	here.Interfaces = s.links
+	f.Health = here.Read(s.ConfigPath)
 	if !s.Missing {
-		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
+		f.Health.OtherFile = ""
 	}
-	r.Take(found)
-	r.SetForwards(here.Forwards(state.Want.Policy))
-	if now.known != nil {
-		countStale(ctx, r, now.known)
-	} else if now.found {
-		r.Add(config.Note, "stale-unknown", "%s: which connections are stale is unknown.", now.unknown)
+	if f.InForce {
+		s.gatherConnections(ctx, &f)
 	}
-	return nil
+	return f, nil
 }
 
-// health is what is read of this node besides rules.
-func (s *session) health(ctx context.Context) health.Node {
-	return health.On(s.proc, s.pods, func() (bool, error) { return s.kernel.OthersTranslate(ctx) })
-}
-
-// examine adds the report on other programs' rules and on this node.
-func (s *session) examine(ctx context.Context, r *answer.Status, state *neighbors.State) error {
-	want := state.Want
-	r.SNAT = answer.NodeSNAT(want.Policy)
-	others, err := state.Others()
+// gatherConnections compares open connections with the policy in force, and counts source ports.
+func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
+	evidence, err := s.evidence(ctx, f.Policy)
 	if err != nil {
-		return err
-	}
-	others.Accept(s.AcceptForeign)
-	r.SetOthers(others, s.TakeOver)
-	if err := s.astray(ctx, r, state, others.Overridden); err != nil {
-		return err
-	}
-	links, err := routes.Interfaces()
-	if err != nil {
-		return err
-	}
-	r.Take(answer.Interfaces(neighbors.AbsentInterfaces(want.Policy, links)))
-	for _, p := range answer.UncoveredPods(want.Policy, s.PodCIDRs) {
-		p.Level = config.Error // here: check warns of what may be meant
-		r.Take(config.Problems{p})
-	}
-	return nil
-}
-
-// astray warns of a pod whose packets to an exempt destination may leave by another interface than that of
-// its own routing rule: enforceNonMasquerade prevents the translation by a rule of another program, but not
-// the mark that comes with it, by which a routing rule decides first.
-func (s *session) astray(
-	ctx context.Context, r *answer.Status, state *neighbors.State, prevented []neighbors.Conflict,
-) error {
-	own, err := routes.SourceRules()
-	if err != nil || len(own) == 0 || len(prevented) == 0 {
-		return nil //nolint:nilerr // health says what cannot be read
-	}
-	tracer, err := state.Tracer(ctx, state.Want)
-	if err != nil {
-		return err
-	}
-	for _, c := range prevented {
-		pods, err := s.pods(c.Dst.Is6())
-		if err != nil || c.Dst.IsLinkLocalUnicast() {
-			continue
-		}
-		for _, pod := range pods {
-			q := routes.Query{Src: pod, Dst: c.Dst}
-			i := slices.IndexFunc(own, func(r routes.SourceRule) bool { return r.From.Contains(pod) && r.To.Contains(c.Dst) })
-			if i < 0 {
-				continue
-			}
-			alone, err := s.routes(q)
-			if err != nil {
-				return err
-			}
-			of := nft.Connection{Src: pod, Dst: c.Dst, In: alone.Back.Interface.Name, Out: alone.Out()[0]}
-			if !judge.Enforced(state.Want.Policy, of) {
-				continue
-			}
-			q.Mark, q.Open = tracer.Mark(pod, c.Dst, alone)
-			marked, err := s.routes(q)
-			if err != nil {
-				return err
-			}
-			for _, out := range marked.Out() {
-				if out != "" && !slices.Contains(alone.Out(), out) {
-					r.Explain(config.Warning, health.RoutingRules, fmt.Sprintf("the mark decides before %s, and stays although "+
-						"%s prevents the translation in %s %s\n%s", own[i], config.KeyEnforceNonMasquerade, c.Table(), c.Chain(),
-						health.Dropped), "pods keep their address to %s, but a mark may lead %s there by %s", c.Dst, pod,
-						config.Printable(out))
-					return nil
-				}
-			}
-			break // one pod of this node is enough
-		}
-	}
-	return nil
-}
-
-// countStale adds the report on connections that contradict the policy in the kernel, and on
-// source ports.
-func countStale(ctx context.Context, r *answer.Status, held *neighbors.State) {
-	j, err := held.Judge()
-	var stale conntrack.Stale
-	var tally conntrack.Tally
-	ports := conntrack.Ports(judge.SourcePorts(held.Want.Policy))
-	if err == nil {
-		stale, err = conntrack.Open().CountStale(j, func() func(*conntrack.Entry) {
-			tally = conntrack.Tally{}
-			return func(e *conntrack.Entry) { tally.Add(e, ports) }
-		})
-	}
-	if err != nil {
-		r.Add(config.Warning, "stale-unknown", "cannot count stale connections: %v", err)
+		f.EvidenceError = err
+		f.PortsError = err
 		return
 	}
-	for _, reason := range j.Spared {
-		r.Add(config.Note, "stale-unknown", "Which connections are stale is not certain: %s.", reason)
+	f.Evidence = &evidence
+	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
+	var tally conntrack.Tally
+	err = (&selection{}).each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) { tally.Add(e, ports) })
+	if err != nil {
+		f.PortsError = err
+		return
 	}
-	r.SetStale(stale)
-	r.SetPorts(tally, func(k conntrack.PortKey) []netip.Addr {
-		pods := map[netip.Addr]bool{}
-		_ = (&selection{}).each(ctx, true, func() { clear(pods) }, func(e *conntrack.Entry) {
-			if of, ok := ports.Key(e); ok && of == k {
-				pods[e.Original.Src.Addr()] = true
-			}
-		})
-		return slices.SortedFunc(maps.Keys(pods), netip.Addr.Compare)
+	f.Full = answer.FullestPorts(tally)
+	if f.Full == nil {
+		return
+	}
+	pods := map[netip.Addr]bool{}
+	_ = (&selection{}).each(ctx, true, func() { clear(pods) }, func(e *conntrack.Entry) {
+		if key, ok := ports.Key(e); ok && key == f.Full.PortKey {
+			pods[e.Original.Src.Addr()] = true
+		}
 	})
+	f.Full.Pods = slices.SortedFunc(maps.Keys(pods), netip.Addr.Compare)
+}
+
+// evidence compares open connections with the policy in force. The agent knows which of them are older than that; without
+// one, or if it is too late to ask it, that is not known.
+func (s *session) evidence(ctx context.Context, p nft.Policy, questions ...conntrack.Question) (
+	found conntrack.Evidence, err error,
+) {
+	if s.agent != nil {
+		path := observe.EvidencePath + "?" + conntrack.Query(questions).Encode()
+		err = running.Read(s.path, path, &found)
+		if err == nil && found.Hash == p.Hash() && len(found.Answers) == len(questions) {
+			return found, nil
+		}
+	}
+	host, err := conntrack.ReadNode()
+	if err != nil {
+		return conntrack.Evidence{}, err
+	}
+	return conntrack.Open().Gather(ctx, conntrack.NewComparison(p, host), conntrack.History{}, questions...)
 }

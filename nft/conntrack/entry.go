@@ -70,6 +70,15 @@ func ProtocolOf(name string) uint8 {
 	return 0
 }
 
+// HasPorts reports whether packets of a protocol have ports.
+func HasPorts(p uint8) bool {
+	switch p {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE:
+		return true
+	}
+	return false
+}
+
 // ProtocolName returns the name of a protocol, or its number.
 func ProtocolName(p uint8) string {
 	if name, ok := protocols[p]; ok {

@@ -59,6 +59,8 @@ type Evidence struct {
 type Count struct {
 	Entry  judge.Entry `json:"entry,omitzero"`
 	Agrees int         `json:"agrees"`
+	// Answered are those of Agrees that had a reply.
+	Answered int `json:"answered"`
 	// Stale are those that contradict the policy and began before it.
 	Stale int `json:"stale,omitempty"`
 	// Overruled are those that contradict the policy and began under it: another program translated
@@ -218,6 +220,9 @@ func (c *Count) add(e *Entry, age Age) {
 		c.Undated++
 	default:
 		c.Agrees++
+		if e.Status&SeenReply != 0 {
+			c.Answered++
+		}
 		if len(c.Agreeing) < maxExamples {
 			c.Agreeing = append(c.Agreeing, newExample(e, age))
 		}

@@ -75,3 +75,12 @@ func covers(r nft.SNATRule, later nft.SNATRule) bool {
 	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
 		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !leaves(r, i.Name) }))
 }
+
+// MissesAddress reports whether an entry is for connections from a source, but the node has no address of it, nor of
+// another entry that is for everything that this one is for.
+func MissesAddress(r nft.SNATRule, all []nft.SNATRule, src netip.Addr) bool {
+	if len(r.Present) > 0 || len(r.From.CIDRs) > 0 && !r.From.Has(src) {
+		return false
+	}
+	return !slices.ContainsFunc(all, func(o nft.SNATRule) bool { return len(o.Present) > 0 && covers(o, r) })
+}

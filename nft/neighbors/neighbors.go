@@ -37,13 +37,21 @@ func Open() *Node { return Of(kernel.Open(rule.String)) }
 
 // Of is Open for the caller's kernel.
 func Of(k *kernel.Kernel) *Node {
-	return &Node{k, routes.Interfaces, routes.Networks, routes.LocalPrefixes, routes.Pods}
+	return &Node{k, routes.Interfaces, routes.Networks, routes.LocalPrefixes, addressesOfPods}
 }
 
 // New uses the caller's kernel, and reads nothing but rules.
 func New(k *kernel.Kernel) *Node {
 	pods := func(bool) ([]netip.Addr, error) { return nil, nil }
 	return &Node{k, none[routes.Interface], none[routes.Network], none[netip.Prefix], pods}
+}
+
+func addressesOfPods(ipv6 bool) (all []netip.Addr, err error) {
+	pods, err := routes.Pods(ipv6)
+	for _, pod := range pods {
+		all = append(all, pod.Address)
+	}
+	return all, err
 }
 
 func none[T any]() ([]T, error) { return nil, nil }

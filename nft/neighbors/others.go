@@ -4,11 +4,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/trace"
 )
 
@@ -68,10 +70,6 @@ func (s *State) Others() (o Others, err error) {
 	if !slices.ContainsFunc(s.others.Chains, func(c *trace.Chain) bool { return !c.Own }) {
 		return o, nil // what is on the node does not matter
 	}
-	links, err := n.interfaces()
-	if err != nil {
-		return Others{}, err
-	}
 	pods, err := n.pods(want.Policy)
 	if err != nil {
 		return Others{}, err
@@ -89,6 +87,10 @@ func (s *State) Others() (o Others, err error) {
 		running = append(running, of...)
 	}
 	found, rest := conflicts(s.others, want, pods, local, running)
+	links, err := n.interfaces()
+	if err != nil {
+		return Others{}, err
+	}
 	policy := want.Policy
 	if receivesNothing(policy, links) {
 		policy.Enforce = nil
@@ -148,4 +150,27 @@ func comesLate(p nft.Policy, c Conflict) bool {
 	return c.Base.Hook.Priority > nft.EnforcePriority && !slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool {
 		return (c.Rule.Family == nfnetlink.Inet || c.Rule.Family == f.Family()) && !p.Enforces(f)
 	})
+}
+
+func names(chains []nfnetlink.ChainID) (all []string) {
+	for _, c := range chains {
+		all = append(all, c.Family.String()+" "+nfnetlink.Printable(c.Table)+" "+nfnetlink.Printable(c.Name))
+	}
+	return all
+}
+
+// receivesNothing reports whether the policy is for packets received on certain interfaces,
+// of which the node has none. Without interfaces, nothing is known.
+func receivesNothing(p nft.Policy, all []routes.Interface) bool {
+	if len(p.Families) == 0 || len(all) == 0 {
+		return false
+	}
+	for _, q := range p.Families[0].Questions {
+		if q.Asks == config.ReceivedOn && !slices.ContainsFunc(q.Interfaces, func(i config.Interface) bool {
+			return slices.ContainsFunc(all, func(o routes.Interface) bool { return i.Matches(o.Name) && o.Receives() })
+		}) {
+			return true
+		}
+	}
+	return false
 }

@@ -11,14 +11,20 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
+// A Pod is an address behind an interface that leads into the node, on which its packets are received.
+type Pod struct {
+	Address   netip.Addr
+	Interface string
+}
+
 // Pods returns the addresses of a family behind interfaces that lead into the node, in order:
 // those with a route of their own through a veth, and the neighbors on a veth or a bridge.
 // Interfaces of default routes, in any table, lead away from it.
-func Pods(ipv6 bool) ([]netip.Addr, error) {
-	return read("neighbors", func(r reader) []netip.Addr { return r.pods(ipv6) })
+func Pods(ipv6 bool) ([]Pod, error) {
+	return read("neighbors", func(r reader) []Pod { return r.pods(ipv6) })
 }
 
-func (r reader) pods(ipv6 bool) (pods []netip.Addr) {
+func (r reader) pods(ipv6 bool) (pods []Pod) {
 	const indexAt, stateAt = 4, 8 // struct ndmsg
 	const known = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE | unix.NUD_PERMANENT
 	inside := map[string]string{} // kinds by name
@@ -36,7 +42,7 @@ func (r reader) pods(ipv6 bool) (pods []netip.Addr) {
 	}
 	add := func(a netip.Addr, on string) {
 		if inside[on] != "" && a.Is6() == ipv6 && !a.IsLinkLocalUnicast() && !a.IsMulticast() {
-			pods = append(pods, a)
+			pods = append(pods, Pod{a, on})
 		}
 	}
 	for _, n := range routes {
@@ -54,6 +60,6 @@ func (r reader) pods(ipv6 bool) (pods []netip.Addr) {
 			add(m.Address(unix.NDA_DST), links[node.Number(m.Head[indexAt:])].Name)
 		}
 	}
-	slices.SortFunc(pods, netip.Addr.Compare)
-	return slices.Compact(pods)
+	slices.SortFunc(pods, func(a, b Pod) int { return a.Address.Compare(b.Address) })
+	return slices.CompactFunc(pods, func(a, b Pod) bool { return a.Address == b.Address })
 }

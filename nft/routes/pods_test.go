@@ -27,11 +27,11 @@ func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
 		"neigh add 198.51.100.9 lladdr 02:00:00:00:00:06 dev second",
 		"neigh add fd00:1::5 lladdr 02:00:00:00:00:05 dev cni0", "neigh add fe80::5 lladdr 02:00:00:00:00:05 dev cni0",
 	)
-	for ipv6, want := range map[bool][]netip.Addr{
-		false: {netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("10.244.2.7")},
-		true:  {netip.MustParseAddr("fd00:1::5")},
+	for ipv6, want := range map[bool][]Pod{
+		false: {{netip.MustParseAddr("10.244.1.5"), "cni0"}, {netip.MustParseAddr("10.244.2.7"), "cali1"}},
+		true:  {{netip.MustParseAddr("fd00:1::5"), "cni0"}},
 	} {
-		pods := nfttest.In(t, ns, func() ([]netip.Addr, error) { return Pods(ipv6) })
+		pods := nfttest.In(t, ns, func() ([]Pod, error) { return Pods(ipv6) })
 		if !slices.Equal(pods, want) {
 			t.Errorf("IPv6 %t: %v, want %v", ipv6, pods, want)
 		}

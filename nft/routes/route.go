@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -16,256 +14,162 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// Routes are the routes of a connection's first packet.
-type Routes struct {
-	// Back is the route to the source, the zero value if that is unknown. Packets from the
-	// source are expected on its interface; with type unix.RTN_LOCAL the node sends them.
-	Back Route
-	// Own is the address from which the node itself connects to the destination, the zero address
-	// if it has no route there.
-	Own netip.Addr
-	// Ways are the different routes that the packet may take. The first one is that of its mark.
-	Ways []Route
-}
-
-// Out returns the names of the interfaces by which the packet may leave.
-func (r Routes) Out() (names []string) {
-	for _, way := range r.Ways {
-		names = append(names, way.Interface.Name)
-	}
-	return names
-}
-
-// A Route is a way to an address.
+// A Route is the way of a connection's first packet.
 type Route struct {
-	// Type is the type of the route, such as unix.RTN_LOCAL or unix.RTN_BROADCAST, as in
-	// "fib daddr type"; unix.RTN_UNSPEC if there is no route.
+	// Type is the type of the route to the destination, such as unix.RTN_LOCAL or
+	// unix.RTN_BROADCAST, as in "fib daddr type"; unix.RTN_UNSPEC if there is none.
 	Type int
-	// Interface is that by which packets leave, the zero value if it is unknown.
-	Interface Interface
-	// Address is the source address after masquerading, the zero address if it is
+	// Out is the interface that the packet leaves by, the zero value if that is unknown.
+	Out Interface
+	// Address is the source address after masquerading, the zero address if that is
 	// unknown; AddressOf is the interface that has it.
 	Address   netip.Addr
 	AddressOf string
-	// Depends names what chooses this way among several ones.
-	Depends []string
+	// Back is the type of the route to the source: with unix.RTN_LOCAL the node sends the packet. Otherwise
+	// the packet is expected on the interface In, the zero value if that is unknown.
+	Back int
+	In   Interface
+	// Own is the address from which the node itself connects to the destination, the zero address
+	// if it has no route there.
+	Own netip.Addr
 }
 
-// A Query is a packet to route.
+// FromNode reports whether the node itself sends the packet.
+func (r Route) FromNode() bool { return r.Back == unix.RTN_LOCAL }
+
+// A Query is the first packet of a connection.
 type Query struct {
 	Src, Dst netip.Addr // without a source, the node itself sends it
+	Protocol uint8      // 0 if unknown
+	Port     uint16     // of the destination, 0 if unknown
 	// Out is the interface that it leaves by; empty: that of its route.
 	Out string
-	// Mark is that of the packet when it is routed; the bits of Open may differ.
-	Mark, Open uint32
 }
 
-// Lookup finds the routes of a packet: that of its mark, those of other marks that it may have, and
-// one of which nothing is known for each rule of policy routing that selects by what else the
-// packet may have. If there is no interface of the name, the error wraps ENODEV, and the routes
-// are as if there were.
-func Lookup(q Query) (Routes, error) {
-	return read("routes", func(r reader) Routes {
-		l := lookup{reader: r, dst: q.Dst.WithZone(""), links: r.byIndex()}
-		l.find(q)
-		return l.Routes
-	})
+// Lookup asks the kernel for the route of a packet without a mark, once, and for the one to its source. If
+// there is no interface of the name, the error wraps ENODEV, and the route is as if there were.
+func Lookup(q Query) (Route, error) {
+	return read("routes", func(r reader) Route { return r.lookup(q) })
 }
 
-// These are offsets in struct rtmsg and struct fib_rule_hdr.
-const dstBitsAt, srcBitsAt = 1, 2
-
-// A lookup collects the routes to a destination.
-type lookup struct {
-	reader
-	dst   netip.Addr
-	out   uint32 // the interface, if it is given
-	links map[uint32]Interface
-	own   []node.Address
-	Routes
-}
-
-// byKernel is what chooses among ways besides rules.
-const byKernel = "the next hop that the kernel chooses"
-
-func (l *lookup) find(of Query) {
-	for _, i := range l.links {
-		if i.Name == of.Out {
-			l.out = i.Index
+func (r reader) lookup(q Query) Route {
+	links := r.byIndex()
+	dst := q.Dst.WithZone("")
+	request := query{dst: dst, protocol: q.Protocol, port: q.Port}
+	for _, link := range links {
+		if link.Name == q.Out {
+			request.out = link.Index
 		}
 	}
-	l.own = l.Addresses(familyOf(l.dst))
-	own := l.route(query{dst: l.dst, out: l.out}, 0)
-	l.Own = own.Address(unix.RTA_PREFSRC)
-	back := l.route(query{dst: of.Src}, 0)
-	l.Back = Route{Type: routeType(back), Interface: l.links[hops(back)[0].index]}
-	q := query{dst: l.dst, out: l.out, mark: of.Mark}
-	if l.out == 0 {
-		q.src = of.Src
-		if l.Back.Type != unix.RTN_LOCAL {
-			q.in = l.Back.Interface.Index
+	own := r.route(request)
+	back := r.route(query{dst: q.Src})
+	route := Route{
+		Back: routeType(back), In: links[hopOf(back).index], Own: own.Address(unix.RTA_PREFSRC),
+	}
+	if request.out == 0 {
+		request.src = q.Src
+		if !route.FromNode() {
+			request.in = route.In.Index
 		}
 	}
-	l.follow(q)
-	for _, rule := range l.rules(familyOf(l.dst)) {
-		l.perhaps(rule, q, of)
+	there := r.route(request)
+	if routeType(there) == unix.RTN_UNSPEC && request.in == 0 {
+		// The node does not send from a source that it does not have.
+		request.src = netip.Addr{}
+		there = r.route(request)
 	}
-	for i, w := range l.Ways {
-		if of.Out != "" && l.out == 0 {
-			l.Ways[i].Interface, l.Ways[i].Address = Interface{Name: of.Out}, netip.Addr{}
-			l.Err = cmp.Or(l.Err, fmt.Errorf("interface %q: %w", of.Out, unix.ENODEV))
-		}
-		for _, a := range l.own {
-			name := l.links[a.Index].Name
-			if a.Local == w.Address && (l.Ways[i].AddressOf == "" || name == w.Interface.Name) {
-				l.Ways[i].AddressOf = name
-			}
-		}
+	next := hopOf(there)
+	route.Type = routeType(there)
+	route.Out = links[next.index]
+	if q.Out != "" && request.out == 0 {
+		r.Err = cmp.Or(r.Err, fmt.Errorf("interface %q: %w", q.Out, unix.ENODEV))
+		route.Out = Interface{Name: q.Out}
+		return route
 	}
+	if route.Type != unix.RTN_UNSPEC {
+		route.Address, route.AddressOf = r.masquerade(dst, next, links)
+	}
+	return route
 }
 
-// perhaps adds the way of a rule that the packet may meet, by a mark or by what else it may have.
-func (l *lookup) perhaps(rule node.Message, q query, of Query) {
-	not := inverted(rule)
-	mark, mask := rule.Number(unix.FRA_FWMARK), rule.Number(unix.FRA_FWMASK)
-	on := fmt.Sprintf("ip rule %d", rule.Number(unix.FRA_PRIORITY))
-	switch certain := (mark^of.Mark)&mask&^of.Open != 0; {
-	case !not && (certain || !l.concerns(rule, of)):
-	case selectsMore(rule, l.Back.Type == unix.RTN_LOCAL):
-		l.add(Route{Type: unix.RTN_UNICAST, Depends: []string{on}}) // more is not known
-	case mask&of.Open != 0:
-		q.mark = of.Mark&^mask | mark&mask
-		l.follow(q, on)
-	}
-}
-
-// concerns reports whether a packet has the addresses and interfaces by which a rule selects.
-func (l *lookup) concerns(rule node.Message, of Query) bool {
-	within := func(attr uint16, bitsAt int, a netip.Addr) bool {
-		network := rule.Address(attr)
-		p, err := a.Prefix(int(rule.Head[bitsAt]))
-		return !network.IsValid() || err == nil && p.Addr() == network
-	}
-	named := func(attr uint16, name string) bool {
-		want, _, _ := strings.Cut(string(rule.Attr(attr)), "\x00")
-		return want == "" || want == name
-	}
-	in := l.Back.Interface.Name
-	if l.Back.Type == unix.RTN_LOCAL {
-		in = "lo"
-	}
-	return within(unix.FRA_DST, dstBitsAt, l.dst) && within(unix.FRA_SRC, srcBitsAt, of.Src) &&
-		named(unix.FRA_IIFNAME, in) && named(unix.FRA_OIFNAME, of.Out)
-}
-
-// follow adds the ways of a packet, and what they depend on.
-func (l *lookup) follow(q query, on ...string) {
-	m := l.route(q, 0)
-	if routeType(m) == unix.RTN_UNSPEC && q.in == 0 { // the node does not send from a source that it does not have
-		q.src = netip.Addr{}
-		m = l.route(q, 0)
-	}
-	if routeType(m) == unix.RTN_UNSPEC {
-		l.add(Route{Depends: on})
-		return
-	}
-	entry := l.route(q, unix.RTM_F_FIB_MATCH)
-	hops, all := hops(m), hops(entry)
-	if len(all) > 1 && !q.hashesAddresses() {
-		hops, on = all, append(on, byKernel)
-	}
-	for _, h := range hops {
-		l.add(Route{Type: routeType(m), Interface: l.links[h.index], Address: l.masquerade(q, h, entry), Depends: on})
-	}
-	if all[0].index == 0 && entry.Attr(nexthopID) != nil { // net.ipv4.nexthop_compat_mode is 0
-		l.add(Route{Type: unix.RTN_UNICAST, Depends: append(on, byKernel)})
-	}
-}
-
-// add adds a way unless it is known.
-func (l *lookup) add(r Route) {
-	if !slices.ContainsFunc(l.Ways, func(have Route) bool {
-		return have.Type == r.Type && have.Interface == r.Interface && have.Address == r.Address
-	}) {
-		l.Ways = append(l.Ways, r)
-	}
-}
-
-// masquerade returns the source address after masquerading of packets that leave for a
-// next hop of an entry of the routing table. For IPv4 the kernel takes the interface's
-// first address whose network contains the next hop, or else its first one of global
-// scope, or else any (inet_select_addr). For IPv6 it selects one for the destination
-// (ipv6_dev_get_saddr), as for the node's own connections unless the entry has one.
-func (l *lookup) masquerade(q query, h hop, entry node.Message) netip.Addr {
+// masquerade returns the source address after masquerading of packets that leave for a next hop, and the
+// interface that has it. For IPv4 the kernel takes the interface's first address whose network contains the
+// next hop, or else its first one of global scope, or else any (inet_select_addr). For IPv6 it selects one of
+// several for the destination (ipv6_dev_get_saddr), as for the node's own connections, unless their route names one.
+func (r reader) masquerade(dst netip.Addr, next hop, links map[uint32]Interface) (netip.Addr, string) {
 	never := uint32(unix.IFA_F_SECONDARY)
-	if q.dst.Is6() {
-		q.in, q.out, never = 0, h.index, unix.IFA_F_DEPRECATED // unless there is no other
-		m := l.route(q, 0)
-		if entry.Attr(unix.RTA_PREFSRC) == nil && entry.Attr(nexthopID) == nil && hops(m)[0].index == h.index {
-			return m.Address(unix.RTA_PREFSRC)
-		}
+	if dst.Is6() {
+		never = unix.IFA_F_DEPRECATED // unless there is no other
 	}
-	var on, all []netip.Addr
-	for _, a := range l.own {
+	var onIt, elsewhere []node.Address
+	for _, a := range r.Addresses(familyOf(dst)) {
 		if a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&never != 0 {
 			continue
 		}
-		all = append(all, a.Local)
-		if a.Index == h.index {
-			on = append(on, a.Local)
+		if a.Index != next.index {
+			elsewhere = append(elsewhere, a)
+			continue
 		}
-		if a.Index == h.index && q.dst.Is4() && a.Network.Contains(cmp.Or(h.gateway, q.dst)) {
-			return a.Local
+		if dst.Is4() && a.Network.Contains(cmp.Or(next.gateway, dst)) {
+			return a.Local, links[a.Index].Name
+		}
+		onIt = append(onIt, a)
+	}
+	if dst.Is6() && len(onIt) != 1 {
+		own := r.route(query{dst: dst, out: next.index})
+		chosen := own.Address(unix.RTA_PREFSRC)
+		for _, a := range append(onIt, elsewhere...) {
+			if a.Local == chosen {
+				return chosen, links[a.Index].Name
+			}
 		}
 	}
-	if q.dst.Is6() && len(on) != 1 {
-		return netip.Addr{}
+	all := append(onIt, elsewhere...)
+	if len(all) == 0 {
+		return netip.Addr{}, ""
 	}
-	return append(append(on, all...), netip.Addr{})[0]
+	return all[0].Local, links[all[0].Index].Name
 }
-
-// nexthopID is the attribute of a route with nexthop objects, RTA_NH_ID. For these the
-// kernel reports the source of the first.
-const nexthopID = 30
 
 // A query is what a request for a route carries.
 type query struct {
 	src, dst netip.Addr
 	in, out  uint32 // interfaces, 0 for none
-	mark     uint32
+	protocol uint8
+	port     uint16
 }
 
-// hashesAddresses reports whether the kernel chooses the next hop of a packet by its
-// addresses alone. It does by default, but for IPv6 it adds the flow label, and the node's
-// own packets get their source with the route.
-func (q query) hashesAddresses() bool {
-	policy, err := os.ReadFile("/proc/sys/net/ipv4/fib_multipath_hash_policy")
-	return err == nil && string(policy) == "0\n" && q.dst.Is4() && q.in != 0
-}
+// Attributes of a request since Linux 4.19 (linux/rtnetlink.h).
+const ipProto, destinationPort = 27, 29 // RTA_IP_PROTO, RTA_DPORT
 
-// route requests a route, of type unix.RTN_UNSPEC if there is none. With RTM_F_FIB_MATCH it
-// is the entry of the routing table.
-func (r reader) route(q query, flags uint32) node.Message {
-	const flagsAt = 8 // struct rtmsg
+// route requests a route, of type unix.RTN_UNSPEC if there is none.
+func (r reader) route(q query) node.Message {
+	const srcBitsAt = 2 // struct rtmsg
 	none := node.Message{Head: make([]byte, unix.SizeofRtMsg)}
 	if !q.dst.IsValid() {
 		return none
 	}
 	head := make([]byte, unix.SizeofRtMsg)
-	head[0], head[1] = familyOf(q.dst), byte(q.dst.BitLen())
-	binary.NativeEndian.PutUint32(head[flagsAt:], flags)
+	head[0] = familyOf(q.dst)
+	head[1] = byte(q.dst.BitLen())
 	attrs := []netlink.Attribute{
-		node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out), node.Numbered(unix.RTA_MARK, q.mark),
+		node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out),
 		{Type: unix.RTA_DST, Data: q.dst.AsSlice()},
 	}
 	if q.src.IsValid() {
 		head[srcBitsAt] = byte(q.src.BitLen())
 		attrs = append(attrs, netlink.Attribute{Type: unix.RTA_SRC, Data: q.src.AsSlice()})
 	}
+	if q.protocol == unix.IPPROTO_TCP || q.protocol == unix.IPPROTO_UDP { // the kernel knows no ports of others
+		attrs = append(attrs,
+			netlink.Attribute{Type: ipProto, Data: []byte{q.protocol}},
+			netlink.Attribute{Type: destinationPort, Data: binary.BigEndian.AppendUint16(nil, q.port)})
+	}
 	replies := r.Request(unix.RTM_GETROUTE, 0, head, attrs...)
 	if errors.Is(r.Err, unix.EMSGSIZE) && q.in != 0 { // of IPv6 multicast
-		r.Err, q.in = nil, 0
-		return r.route(q, flags)
+		r.Err = nil
+		q.in = 0
+		return r.route(q)
 	}
 	for _, prohibited := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV} {
 		if errors.Is(r.Err, prohibited) {
@@ -285,6 +189,9 @@ type hop struct {
 	index   uint32     // of the interface
 	gateway netip.Addr // the zero address if it is of the other family, or there is none
 }
+
+// hopOf returns the next hop of a route that the kernel looked up for a packet.
+func hopOf(m node.Message) hop { return hops(m)[0] }
 
 // hops returns the next hops of a route, at least one.
 func hops(m node.Message) (all []hop) {
@@ -324,7 +231,8 @@ func LocalInAnyTable() ([]netip.Prefix, error) {
 func (r reader) local(table byte, types ...int) (local []netip.Prefix) {
 	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg
 	head := make([]byte, unix.SizeofRtMsg)
-	if head[tableAt] = table; len(types) == 1 {
+	head[tableAt] = table
+	if len(types) == 1 {
 		head[typeAt] = byte(types[0])
 	}
 	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {

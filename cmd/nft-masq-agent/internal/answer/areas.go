@@ -2,10 +2,9 @@ package answer
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 )
 
@@ -13,83 +12,118 @@ import (
 type Area struct {
 	// Name of the area.
 	Name string `json:"name"`
-	// OK means that nothing in it needs attention.
+	// OK means that it was looked at, and that nothing in it needs attention.
 	OK bool `json:"ok"`
+	// Unknown means that it was not looked at, or that there was nothing to see.
+	Unknown bool `json:"unknown,omitempty"`
 	// Text is what is there, or what is wrong first.
 	Text string `json:"text"`
 }
 
-// areas are the IDs of the problems of each area, those of the files excepted.
-var areas = []struct {
-	name string
-	ids  []string
-}{
-	{"agent", []string{"no-agent", "agent-stuck", "second-agent", "kernel-refusal", "rules-delayed", "flags"}},
-	{"config", []string{
-		"config-rejected", "config-vanished", "", health.OtherFile, health.SingleFile, health.Everything, "interface-list-unmatched",
-		"pod-cidr-not-exempt", "pod-cidr-forced", "pod-cidr-no-source",
-	}},
-	{"rules", []string{"out-of-sync", "rules-restored"}},
-	{"other programs", []string{
-		"older-agent", health.LegacyTables, "conflict", "overruled", "rules-unread", "rules-unasked",
-	}},
-	{"connections", []string{"stale-connections", "stale-unknown", health.Conntrack, health.InsertFailed}},
-	{"ports", []string{"source-ports"}},
-	{"addresses", []string{"snat-missing", health.NoPods, health.IPv6Pods}},
-	{"forwarding", []string{health.Forwarding, health.NotANode, health.RoutingRules, health.Unchecked}},
-}
-
-func (r *Status) setAreas() {
-	r.Areas = []Area{}
-	for _, a := range areas {
-		area := Area{a.name, true, r.facts(a.name)}
-		for _, p := range slices.Concat(r.Errors, r.Warnings) {
-			of := slices.Contains(a.ids, p.ID) || p.Pos != nowhere && slices.Contains(a.ids, "")
-			if of && area.OK {
-				area.OK, area.Text = false, p.Msg
+// areas returns the areas: each is wrong by the first of its problems.
+func areas(f StatusFacts, errors config.Problems) []Area {
+	all := []Area{
+		f.agentArea(), f.configArea(), f.rulesArea(), f.othersArea(), f.connectionsArea(), f.portsArea(), f.addressesArea(),
+		f.forwardingArea(),
+	}
+	for i := range all {
+		all[i].OK = !all[i].Unknown
+		for _, p := range errors {
+			if ranks[rank(p)].area == all[i].Name {
+				all[i] = Area{Name: all[i].Name, Text: p.Msg}
+				break
 			}
 		}
-		if a.name == "rules" && !r.Kernel.InSync && r.Kernel.Hash == "" { // as if the config is rejected
-			area.OK = false
-		}
-		r.Areas = append(r.Areas, area)
 	}
+	return all
 }
 
-// facts describes an area in which nothing is wrong.
-func (r *Status) facts(area string) string {
-	switch area {
-	case "agent":
-		return r.running()
-	case "config":
-		return r.Config.Hash + ", from " + r.source()
-	case "rules":
-		if !r.Kernel.InSync {
-			return r.installed()
-		}
-		return "as the config says, mode " + r.Config.Mode
-	case "other programs":
-		return Plural(len(r.Others), "rule") + " found, none of which needs attention"
-	case "connections":
-		n := uint64(0)
-		for _, c := range r.Counters {
-			n += c.Count
-		}
-		return fmt.Sprintf("%d counted, %s", n, either(r.Stale != nil, "none stale", "which are stale is unknown"))
-	case "ports":
-		return "enough source ports for each destination"
-	case "addresses":
-		if len(r.SNAT) > 0 {
-			return fmt.Sprintf("%s present", config.KeySNATAddresses)
-		}
-		return "those of the interfaces"
+func (f *StatusFacts) agentArea() Area {
+	if f.Agent == nil { // a problem says so
+		return Area{Name: "agent"}
 	}
-	return r.forwards
+	return Area{Name: "agent", Text: "the agent runs, " + report.Process(f.Agent.PID)}
 }
 
-func (r *Status) writeAreas(b *strings.Builder) {
+func (f *StatusFacts) configArea() Area {
+	return Area{Name: "config", Text: f.Config.Hash + ", from " + f.source()}
+}
+
+func (f *StatusFacts) rulesArea() Area {
+	if !f.Kernel.InSync { // the config is rejected
+		return Area{Name: "rules", Unknown: true, Text: f.installed()}
+	}
+	return Area{Name: "rules", Text: "as the config says, mode " + f.Config.Mode}
+}
+
+// judged is how many open connections were compared with the policy, and how many of them agree.
+func (f *StatusFacts) judged() (all, agreeing int) {
+	if f.Evidence == nil {
+		return 0, 0
+	}
+	for _, c := range f.Evidence.Counts {
+		all += c.Open()
+		agreeing += c.Agrees
+	}
+	return all, agreeing
+}
+
+func (f *StatusFacts) othersArea() Area {
+	all, agreeing := f.judged()
+	if all == 0 {
+		return Area{Name: "other programs", Unknown: true, Text: "no open connection of a pod shows what they do"}
+	}
+	text := fmt.Sprintf("%s with the policy", Plural(agreeing, "open connection")+either(agreeing == 1, " agrees", " agree"))
+	if all > agreeing {
+		text += fmt.Sprintf(", %d may be older than that", all-agreeing)
+	}
+	return Area{Name: "other programs", Unknown: agreeing == 0, Text: text}
+}
+
+func (f *StatusFacts) connectionsArea() Area {
+	switch {
+	case f.EvidenceError != nil:
+		return Area{Name: "connections", Unknown: true, Text: "they cannot be read"}
+	case f.Evidence == nil:
+		return Area{Name: "connections", Unknown: true, Text: "not compared: no known policy is in force"}
+	}
+	all, _ := f.judged()
+	return Area{Name: "connections", Text: fmt.Sprintf("%d tracked, %d compared with the policy", f.Evidence.Tracked, all)}
+}
+
+func (f *StatusFacts) portsArea() Area {
+	if f.PortsError != nil || f.Evidence == nil {
+		return Area{Name: "ports", Unknown: true, Text: "the source ports in use are not known"}
+	}
+	return Area{Name: "ports", Text: "enough source ports for each destination"}
+}
+
+func (f *StatusFacts) addressesArea() Area {
+	for _, family := range f.Policy.Families {
+		if len(family.SNAT.CIDRs)+len(family.SNATRules) > 0 {
+			return Area{Name: "addresses", Text: fmt.Sprintf("those of %s and %s", config.KeySNATAddresses, config.KeySNATRules)}
+		}
+	}
+	return Area{Name: "addresses", Text: "those of the interfaces"}
+}
+
+func (f *StatusFacts) forwardingArea() Area {
+	if len(f.Health.Pods) == 0 {
+		return Area{Name: "forwarding", Unknown: true, Text: "no pods are known"}
+	}
+	return Area{Name: "forwarding", Text: "on, for each of this node's pods"}
+}
+
+func writeAreas(b *strings.Builder, all []Area) {
 	b.WriteString("\n")
-	for _, a := range r.Areas {
-		fmt.Fprintf(b, "%-15s %-6s %s\n", a.Name, either(a.OK, "ok", "wrong"), a.Text)
+	for _, a := range all {
+		state := "wrong"
+		switch {
+		case a.OK:
+			state = "ok"
+		case a.Unknown:
+			state = "-"
+		}
+		fmt.Fprintf(b, "%-15s %-6s %s\n", a.Name, state, a.Text)
 	}
 }

@@ -26,38 +26,6 @@ type PortBlock struct {
 	More int `json:"morePodCount,omitempty"`
 }
 
-// A PodBlock is the block of source ports of a pod, or the ports of the node's own connections.
-type PodBlock struct {
-	// Pod is its address; absent for the node's own connections.
-	Pod string `json:"pod,omitempty"`
-	// Ports are FIRST-LAST; of the node, ranges.
-	Ports string `json:"sourcePorts"`
-}
-
-// SetBlocks lists the blocks of pods that are masqueraded, at most a number of them, and the ports
-// of the node; false without blocks.
-func (c *Connections) SetBlocks(p nft.Policy, pods []netip.Addr, most int) (notes config.Problems, ok bool) {
-	isSource := fromSources(p)
-	for _, pod := range pods {
-		if b := p.PortBlocks(pod.Is6()); b.Count() > 0 && isSource(pod) {
-			if c.Total++; c.Total <= most {
-				c.Blocks = append(c.Blocks, PodBlock{pod.String(), b.Block(b.Of(pod)).String()})
-			}
-		}
-	}
-	if c.Total > most {
-		notes = append(notes, problem(config.Note, "limited", nowhere, "%d of %s; raise --limit for more", most,
-			Plural(c.Total, "pod")))
-	}
-	for _, ipv6 := range []bool{false, true} { // the node has the same in both families
-		if b := p.PortBlocks(ipv6); b.Count() > 0 {
-			c.Blocks = append(c.Blocks, PodBlock{Ports: portRanges(b.Node)})
-			return notes, true
-		}
-	}
-	return nil, false
-}
-
 // fromSources returns what reports whether connections of a pod are masqueraded, by its address.
 func fromSources(p nft.Policy) func(pod netip.Addr) bool {
 	only, never := map[bool][]iprange.Range{}, map[bool][]iprange.Range{} // by whether it is IPv6

@@ -25,11 +25,6 @@ type Connections struct {
 	Total int `json:"total"`
 	// Deleted counts the connections that --flush has deleted.
 	Deleted int `json:"deleted,omitempty"`
-	// Ports are the destinations with the most source ports in use, with --ports.
-	Ports []PortsOf `json:"ports,omitempty"`
-
-	// Blocks of source ports of pods, with --blocks.
-	Blocks []PodBlock `json:"blocks,omitempty"`
 	// Block of ports that the port of --seen-as is in, with portsPerPod.
 	Block *PortBlock `json:"portBlock,omitempty"`
 
@@ -61,8 +56,8 @@ type Connection struct {
 	Stale bool `json:"stale"`
 }
 
-// NewConnection returns an entry for output. The judge is nil if there is no policy.
-func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
+// NewConnection returns an entry for output. The comparison is nil if there is no policy.
+func NewConnection(e *conntrack.Entry, with *conntrack.Comparison) Connection {
 	c := Connection{
 		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
 		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
@@ -71,8 +66,12 @@ func NewConnection(e *conntrack.Entry, j *conntrack.Judge) Connection {
 	if e.Original.Dst != e.Destination() {
 		c.Requested = End(e.Original.Dst)
 	}
-	if j != nil {
-		c.Now, c.Stale = j.Now(e), j.Stale(e)
+	if with != nil {
+		ruling, finding := with.Compare(e)
+		c.Stale = finding == conntrack.Contradicts
+		if finding != conntrack.OnInterface {
+			c.Now = ruling.Verdict
+		}
 	}
 	return c
 }
@@ -103,16 +102,10 @@ func (c *Connections) String() string {
 		block = c.Block.String() + "\n"
 	}
 	switch {
-	case c.Blocks != nil:
-		return table("POD\tSOURCE PORTS", c.Blocks, func(b PodBlock) string {
-			return cmp.Or(b.Pod, "this node") + "\t" + b.Ports
-		})
 	case c.Total == 0 && c.behind != "":
 		return block
 	case c.Total == 0:
 		return "no connections\n"
-	case c.Connections == nil:
-		return portsText(c.Ports)
 	}
 	return c.behind + block + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
 		func(c Connection) string {
@@ -138,26 +131,4 @@ func table[T any](header string, all []T, row func(T) string) string {
 	}
 	_ = w.Flush()
 	return b.String()
-}
-
-// PortsOf is how many ports of a source address the connections to one
-// destination use.
-type PortsOf struct {
-	// Protocol of the connections.
-	Protocol string `json:"protocol"`
-	// SeenAs is the source address that the destination sees.
-	SeenAs string `json:"seenAs"`
-	// Destination of the connections.
-	Destination string `json:"destination"`
-	// Used is how many source ports are in use.
-	Used int `json:"used"`
-	// Ports is how many there are.
-	Ports int `json:"available"`
-}
-
-func portsText(all []PortsOf) string {
-	return table("PROTO\tSEEN AS\tDESTINATION\tPORTS USED", all, func(p PortsOf) string {
-		return fmt.Sprintf("%s\t%s\t%s\t%d of %d, %.1f %%",
-			p.Protocol, p.SeenAs, p.Destination, p.Used, p.Ports, 100*float64(p.Used)/float64(p.Ports))
-	})
 }

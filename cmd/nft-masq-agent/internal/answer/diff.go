@@ -3,13 +3,14 @@ package answer
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
+	"maps"
 	"slices"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 )
@@ -21,210 +22,168 @@ type Diff struct {
 	Before Config `json:"before"`
 	// After is the new config.
 	After Config `json:"after"`
-	// Changes of verdicts.
+	// Changes of the config, by key.
 	Changes []Change `json:"changes"`
-	// Other changes, which do not affect verdicts.
-	Other []string `json:"otherChanges"`
-	// Kept are open connections with a source address that new ones do not get.
-	Kept *Open `json:"kept,omitempty"`
+	// Open connections that would get another translation, by the entry that would decide it; absent offline.
+	Open []Changed `json:"changedConnections,omitempty"`
 }
 
-// A Change is connections whose verdict changes.
+// A Change is a change of an entry of a list, or of a value.
 type Change struct {
-	// Family of the addresses.
-	Family string `json:"family"`
-	// FromNode means that the node itself sends them.
-	FromNode bool `json:"fromNode"`
-	// ReceivedOn are the interfaces on which the packets are received; absent for any.
-	ReceivedOn interfaces `json:"receivedOn,omitzero"`
-	// LeavingBy are the interfaces by which the packets leave; absent for any.
-	LeavingBy interfaces `json:"leavingBy,omitzero"`
-	// Sources are CIDRs.
-	Sources []netip.Prefix `json:"sources"`
-	// Destinations are CIDRs.
-	Destinations []netip.Prefix `json:"destinations"`
+	// Key of the config.
+	Key string `json:"key"`
+	// Kind is added, removed or moved for an entry, and changed for a value.
+	Kind string `json:"kind"`
+	// Entry of a list.
+	Entry string `json:"entry,omitempty"`
+	// Old value, or old place of an entry that moved.
+	Old string `json:"old,omitempty"`
+	// New value, or new place of an entry that moved.
+	New string `json:"new,omitempty"`
+}
+
+// String returns the change as text.
+func (c Change) String() string {
+	switch c.Kind {
+	case "changed":
+		return fmt.Sprintf("%s: %s → %s", c.Key, c.Old, c.New)
+	case "moved":
+		return fmt.Sprintf("%s: moved entry %s to %s: %s", c.Key, c.Old, c.New, c.Entry)
+	}
+	return fmt.Sprintf("%s: %s %s", c.Key, c.Kind, c.Entry)
+}
+
+// A Changed counts open connections that would get another translation.
+type Changed struct {
+	// Entry of the new policy that would decide.
+	Entry string `json:"entry"`
 	// Before is the verdict so far.
 	Before nft.Verdict `json:"from"`
-	// After is the new verdict.
+	// After is the new verdict. It may be the same, with another address.
 	After nft.Verdict `json:"to"`
-	// Open connections of pods; absent offline, or if the node itself sends them.
-	Open *Open `json:"open,omitempty"`
-
-	region judge.Region // to count connections
-}
-
-// An interfaces is the names of interfaces that a change concerns, or all except these.
-// The opposite is true of the exceptions. The longest name that matches applies.
-type interfaces struct {
-	// Names of interfaces, or prefixes and *.
-	Names []string `json:"names"`
-	// But means all interfaces except these.
-	But bool `json:"but"`
-	// Exceptions from that.
-	Exceptions []string `json:"exceptions,omitempty"`
-}
-
-func newInterfaces(n judge.Names) (i interfaces) {
-	if n.All() {
-		return i
-	}
-	i.Names, i.But = []string{}, n.Has("*")
-	for _, p := range n {
-		switch {
-		case p.Name == "" || p.Name == "*":
-		case p.In != i.But:
-			i.Names = append(i.Names, p.Name)
-		default:
-			i.Exceptions = append(i.Exceptions, p.Name)
-		}
-	}
-	return i
-}
-
-// String names the interfaces.
-func (i interfaces) String() string {
-	words := strings.Join(i.Names, ", ")
-	switch {
-	case i.But && words == "":
-		words = "any interface"
-	case i.But:
-		words = "any interface except " + words
-	}
-	if len(i.Exceptions) > 0 {
-		words += fmt.Sprintf(", but %s%s (the longest name decides)",
-			either(i.But, "", "not "), strings.Join(i.Exceptions, ", "))
-	}
-	return words
-}
-
-// Open counts open connections.
-type Open struct {
-	// Connections is their number.
-	Connections int `json:"count"`
-	// Pods is the number of pods.
-	Pods int `json:"podCount"`
-	// AtMost means that the change depends on interfaces, which are not known of a
-	// connection.
-	AtMost bool `json:"atMost,omitempty"`
-
-	pods map[netip.Addr]bool
-}
-
-// Add counts a connection of a pod.
-func (o *Open) Add(pod netip.Addr) {
-	if o.pods == nil {
-		o.pods = map[netip.Addr]bool{}
-	}
-	o.pods[pod] = true
-	o.Connections, o.Pods = o.Connections+1, len(o.pods)
+	// Count of connections.
+	Count int `json:"count"`
+	// Examples of them, at most three.
+	Examples []Connection `json:"examples"`
 }
 
 // String returns the count as text.
-func (o *Open) String() string {
-	return fmt.Sprintf("%s%s of %s", either(o.AtMost, "at most ", ""),
-		Plural(o.Connections, "open connection"), Plural(o.Pods, "pod"))
-}
-
-// CountOpen begins to count the open connections of pods in each change. The function
-// that it returns is to be called for each of them.
-func (d *Diff) CountOpen() func(src, dst netip.Addr) {
-	wide := make([]judge.Region, len(d.Changes))
-	for i, c := range d.Changes {
-		var limited bool
-		if wide[i], limited = c.region.OnAnyInterface(); !c.FromNode {
-			d.Changes[i].Open = &Open{AtMost: limited}
-		}
+func (c Changed) String() string {
+	text := fmt.Sprintf("%s: %s → %s, by %s", Plural(c.Count, "open connection"), c.Before, c.After, c.Entry)
+	if c.Before == c.After {
+		text = fmt.Sprintf("%s: %s from another address than new ones, by %s", Plural(c.Count, "open connection"), c.After,
+			c.Entry)
 	}
-	return func(src, dst netip.Addr) {
-		for i, r := range wide {
-			if r.Includes(nft.Connection{Src: src, Dst: dst}) {
-				d.Changes[i].Open.Add(src)
-			}
-		}
+	for i, x := range c.Examples {
+		text += fmt.Sprintf("%s %s %s to %s", either(i == 0, ", such as", ","), x.Protocol, x.Source, x.Destination)
 	}
+	return text
 }
 
 // NewDiff compares two policies.
 func NewDiff(before, after nft.Policy) Diff {
-	d := Diff{Changes: []Change{}, Other: []string{}}
-	d.Before.Hash, d.After.Hash = before.Hash(), after.Hash()
-	other := func(what string, of func(nft.Policy) string) {
-		if b, a := of(before), of(after); b != a {
-			d.Other = append(d.Other, fmt.Sprintf("%s: %s → %s", what, b, a))
-		}
-	}
-	other("source ports", sourcePorts)
-	other("exemptions of pods", enforcement)
-	other("packets of pods without a connection, where connections are masqueraded", untranslated)
+	d := Diff{Changes: []Change{}}
+	d.Before.Hash = before.Hash()
+	d.After.Hash = after.Hash()
 	for _, ipv6 := range []bool{false, true} {
-		was, is := judge.RegionOf(before, ipv6), judge.RegionOf(after, ipv6)
-		d.change(was.Minus(is), nft.Masqueraded, nft.Exempt)
-		d.change(is.Minus(was), nft.Exempt, nft.Masqueraded)
-		b, _ := before.Family(ipv6)
-		a, _ := after.Family(ipv6)
-		d.Other = append(d.Other, changedEntries(b.SNATRules, a.SNATRules)...)
-		other("masqueraded "+familyName(ipv6)+" connections leave from", func(p nft.Policy) string {
-			return leaveFrom(p, ipv6)
-		})
+		old, was := before.Family(ipv6)
+		family, is := after.Family(ipv6)
+		if ipv6 && was != is {
+			d.value("enableIPv6", fmt.Sprint(was), fmt.Sprint(is))
+			continue // all entries of the family come or go with it
+		}
+		d.family(old, family)
 	}
-	slices.SortStableFunc(d.Changes, func(a, b Change) int {
-		return a.Destinations[0].Addr().Compare(b.Destinations[0].Addr())
-	})
+	d.value("source ports", sourcePorts(before), sourcePorts(after))
+	d.value(config.KeyEnforceNonMasquerade, enforcement(before), enforcement(after))
+	d.value(config.KeyDropInvalid, fmt.Sprint(before.DropInvalid), fmt.Sprint(after.DropInvalid))
 	return d
 }
 
-func (d *Diff) change(regions []judge.Region, before, after nft.Verdict) {
-	for _, r := range regions {
-		c := Change{
-			Family:   familyKey(r.Dst[0].From.Is6()),
-			FromNode: !r.Origin.All() && r.Origin.Has(""), LeavingBy: newInterfaces(r.Out),
-			Sources: iprange.Prefixes(r.Src), Destinations: iprange.Prefixes(r.Dst),
-			Before: before, After: after, region: r,
-		}
-		if !c.FromNode {
-			c.ReceivedOn = newInterfaces(r.Origin)
-		}
-		d.Changes = append(d.Changes, c)
+func (d *Diff) value(key, old, current string) {
+	if old != current {
+		d.Changes = append(d.Changes, Change{Key: key, Kind: "changed", Old: old, New: current})
 	}
 }
 
-// leaveFrom names the source addresses of masqueraded connections that no entry of snatRules
-// matches.
-func leaveFrom(p nft.Policy, ipv6 bool) string {
-	if listed := iprange.SetOf(p.SNATOf(ipv6).Prefixes()); len(listed) > 0 {
-		return "those of " + addressList(listed) + " that the node has"
+// family compares the lists of a family. Lists of interfaces are the same in both families.
+func (d *Diff) family(before, after nft.FamilyPolicy) {
+	old := map[string]nft.Question{}
+	for _, q := range before.Questions {
+		old[q.Key] = q
 	}
-	return "the address of the interface"
+	for _, q := range after.Questions {
+		d.question(q.Key, old[q.Key], q, after.IPv6)
+		delete(old, q.Key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(old)) {
+		d.question(key, old[key], nft.Question{}, after.IPv6)
+	}
+	d.entries(config.KeySNATAddresses, config.Texts(before.SNAT.CIDRs), config.Texts(after.SNAT.CIDRs))
+	d.snatRules(before.SNATRules, after.SNATRules)
 }
 
-// changedEntries names entries of snatRules that were added or removed, and those that are
-// in both lists in another order.
-func changedEntries(before, after []nft.SNATRule) (lines []string) {
-	line := func(what string, r nft.SNATRule) {
-		lines = append(lines, fmt.Sprintf("%s, %s: %s: %s", config.KeySNATRules, familyName(r.CIDRs[0].Addr().Is6()), what,
-			entryText(r)))
+func (d *Diff) question(key string, before, after nft.Question, ipv6 bool) {
+	d.entries(key, config.Texts(before.CIDRs), config.Texts(after.CIDRs))
+	if ipv6 {
+		return
 	}
-	left, texts := slices.Clone(before), texts(before)
+	d.entries(key, config.Names(before.Interfaces), config.Names(after.Interfaces))
+	row := cmp.Or(before.Row.Asks, after.Row.Asks)
+	if row == config.SentByNode && before.Key != after.Key { // a condition without a list
+		d.value(key, fmt.Sprint(before.Key == ""), fmt.Sprint(after.Key == ""))
+	}
+}
+
+// entries compares lists of which the order does not matter.
+func (d *Diff) entries(key string, before, after []string) {
+	old := map[string]bool{}
+	for _, entry := range before {
+		old[entry] = true
+	}
+	current := map[string]bool{}
+	for _, entry := range after {
+		current[entry] = true
+		if !old[entry] {
+			d.Changes = append(d.Changes, Change{Key: key, Kind: "added", Entry: entry})
+		}
+	}
+	for _, entry := range before {
+		if !current[entry] {
+			d.Changes = append(d.Changes, Change{Key: key, Kind: "removed", Entry: entry})
+		}
+	}
+}
+
+// snatRules compares lists of which the first entry that matches applies: entries that are in both may have moved
+// beside each other.
+func (d *Diff) snatRules(before, after []nft.SNATRule) {
+	add := func(kind string, r nft.SNATRule) {
+		d.Changes = append(d.Changes, Change{Key: config.KeySNATRules, Kind: kind, Entry: entryText(r)})
+	}
+	remaining := slices.Clone(before)
 	var kept [][2]nft.SNATRule
 	for _, r := range after {
-		i := slices.Index(texts, r.String())
+		i := slices.IndexFunc(remaining, func(o nft.SNATRule) bool { return o.String() == r.String() })
 		if i < 0 {
-			line(fmt.Sprintf("added entry %d", r.Place), r)
+			add("added", r)
 			continue
 		}
-		kept = append(kept, [2]nft.SNATRule{left[i], r})
-		left, texts = slices.Delete(left, i, i+1), slices.Delete(texts, i, i+1)
+		kept = append(kept, [2]nft.SNATRule{remaining[i], r})
+		remaining = slices.Delete(remaining, i, i+1)
 	}
-	for _, r := range left {
-		line(fmt.Sprintf("removed entry %d", r.Place), r)
+	for _, r := range remaining {
+		add("removed", r)
 	}
 	inOrder := slices.SortedFunc(slices.Values(kept), func(a, b [2]nft.SNATRule) int { return a[0].Place - b[0].Place })
-	for i, r := range kept {
-		if r[0].Place != inOrder[i][0].Place {
-			line(fmt.Sprintf("moved entry %d to %d", r[0].Place, r[1].Place), r[1])
+	for i, pair := range kept {
+		if pair[0].Place != inOrder[i][0].Place {
+			d.Changes = append(d.Changes, Change{
+				Key: config.KeySNATRules, Kind: "moved", Entry: entryText(pair[1]), Old: fmt.Sprint(pair[0].Place),
+				New: fmt.Sprint(pair[1].Place),
+			})
 		}
 	}
-	return lines
 }
 
 // entryText describes an entry of snatRules, with the first of its addresses.
@@ -244,64 +203,73 @@ func entryText(r nft.SNATRule) string {
 	return text + "leaves from " + addressList(iprange.SetOf(r.Prefixes()))
 }
 
-func untranslated(p nft.Policy) string {
-	return either(p.DropInvalid, "dropped", "leave with the pod's IP")
-}
-
 func enforcement(p nft.Policy) string {
 	if p.Enforce == nil {
-		return "not enforced"
+		return "false"
 	}
-	return fmt.Sprintf("enforced except for marks %v", p.Enforce.Marks)
+	return fmt.Sprintf("true, except for marks %v", p.Enforce.Marks)
+}
+
+// A ChangedCount counts the open connections that two policies translate differently. Its memory does not depend on the number
+// of connections.
+type ChangedCount struct {
+	before, after *conntrack.Comparison
+	changes       map[changedKey]*Changed
+}
+
+type changedKey struct {
+	entry         judge.Entry
+	before, after nft.Verdict
+}
+
+// NewChangedCount begins to count.
+func NewChangedCount(before, after *conntrack.Comparison) *ChangedCount {
+	return &ChangedCount{before, after, map[changedKey]*Changed{}}
+}
+
+// Add counts a connection if the new policy decides otherwise about it. Of one that depends on an interface that is
+// not known, nothing is said.
+func (c *ChangedCount) Add(e *conntrack.Entry) {
+	old, was := c.before.Compare(e)
+	current, is := c.after.Compare(e)
+	if old.Verdict == "" || current.Verdict == "" || was == conntrack.OnInterface || is == conntrack.OnInterface {
+		return
+	}
+	if old.Verdict == current.Verdict && !(was == conntrack.Agrees && is == conntrack.Contradicts) {
+		return
+	}
+	key := changedKey{current.Entry, old.Verdict, current.Verdict}
+	change := c.changes[key]
+	if change == nil {
+		change = &Changed{Entry: current.Entry.String(), Before: old.Verdict, After: current.Verdict}
+		c.changes[key] = change
+	}
+	const limit = 3
+	change.Count++
+	if len(change.Examples) < limit {
+		change.Examples = append(change.Examples, NewConnection(e, nil))
+	}
+}
+
+// List returns the counts, the largest first.
+func (c *ChangedCount) List() (all []Changed) {
+	for _, change := range c.changes {
+		all = append(all, *change)
+	}
+	slices.SortFunc(all, func(a, b Changed) int {
+		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Entry, b.Entry), cmp.Compare(a.Before, b.Before))
+	})
+	return all
 }
 
 // Changed reports whether anything changes for packets.
-func (d *Diff) Changed() bool { return len(d.Changes)+len(d.Other) > 0 }
-
-// String names origin, interfaces, sources and destinations, as far as they matter, and
-// the verdicts.
-func (c Change) String() string {
-	words := ""
-	if c.FromNode {
-		words = "sent by this node itself: "
-	}
-	if on := c.ReceivedOn.String(); on != "" {
-		words += "received on " + on + ": "
-	}
-	if by := c.LeavingBy.String(); by != "" {
-		words += "leaving by " + by + ": "
-	}
-	if c.Sources[0].Bits() > 0 {
-		words += "from " + addresses(c.Sources) + " to "
-	}
-	words += fmt.Sprintf("%s: %s → %s", addresses(c.Destinations), c.Before, c.After)
-	if c.Open != nil {
-		words += "; " + c.Open.String()
-	}
-	return words
-}
-
-// addresses names a set of addresses of a family, or if that is shorter, all others.
-func addresses(prefixes []netip.Prefix) string {
-	set, all := iprange.SetOf(prefixes), iprange.All(prefixes[0].Addr().Is6())
-	others := iprange.Subtract([]iprange.Range{all}, set)
-	switch everything := "any " + familyName(all.From.Is6()) + " address"; {
-	case len(others) == 0:
-		return everything
-	case len(others) < len(set):
-		return everything + " except " + addressList(others)
-	}
-	return addressList(set)
-}
+func (d *Diff) Changed() bool { return len(d.Changes) > 0 }
 
 // String returns the output as text.
 func (d *Diff) String() string {
 	var b strings.Builder
 	lines(&b, "", texts(d.Changes)...)
-	lines(&b, "", d.Other...)
-	if d.Kept != nil {
-		lines(&b, "", d.Kept.String()+" would keep another source address than new ones get")
-	}
+	lines(&b, "", texts(d.Open)...)
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}

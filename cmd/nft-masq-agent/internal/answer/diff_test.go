@@ -1,195 +1,92 @@
-package answer_test
+package answer
 
 import (
-	"encoding/json"
 	"net/netip"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/native"
-	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/nfttest/cases"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/nft/conntrack"
 )
 
-// jsonChange is what a program reads.
-type jsonChange struct {
-	Family                string
-	FromNode              bool
-	ReceivedOn, LeavingBy *jsonInterfaces
-	Sources, Destinations []netip.Prefix
-	Before                nft.Verdict `json:"from"`
-	After                 nft.Verdict `json:"to"`
-}
-
-type jsonInterfaces struct {
-	Names      []string
-	But        bool
-	Exceptions []string
-}
-
-// includes reports whether a change is about a connection.
-func (c jsonChange) includes(conn nft.Connection) bool {
-	holds := func(list []netip.Prefix, a netip.Addr) bool {
-		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
-	}
-	origin := c.ReceivedOn == nil
-	switch {
-	case c.FromNode:
-		origin = conn.FromNode
-	case c.ReceivedOn != nil:
-		origin = !conn.FromNode && c.ReceivedOn.include(conn.In)
-	}
-	return !conn.ToNode && origin && (c.LeavingBy == nil || c.LeavingBy.include(conn.Out)) &&
-		holds(c.Sources, conn.Src) && holds(c.Destinations, conn.Dst) && (c.Family == "ipv6") == conn.Dst.Is6()
-}
-
-// include reports whether the longest entry that matches a name is one of the names.
-func (i jsonInterfaces) include(name string) bool {
-	longest, in := -1, i.But
-	for _, list := range [][]string{i.Names, i.Exceptions} {
-		for _, entry := range list {
-			length := 2 * len(strings.TrimSuffix(entry, "*"))
-			if !strings.HasSuffix(entry, "*") {
-				length++
+func TestDiffNamesEntriesByKey(t *testing.T) {
+	for _, tt := range []struct {
+		name, before, after string
+		want                string // the text, without the hashes
+	}{
+		{"nothing", "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16]", "no change"},
+		{"another order", "nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12]", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.0.0.0/8]",
+			"no change"},
+		{"entries of a list", "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 172.16.0.0/12]",
+			"nonMasqueradeCIDRs: added 10.0.0.0/9\nnonMasqueradeCIDRs: added 172.16.0.0/12\n" +
+				"nonMasqueradeCIDRs: removed 10.0.0.0/8"},
+		{"a list that goes", "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16]",
+			"nonMasqueradeCIDRs: [10.0.0.0/8]", "masqueradeSrcCIDRs: removed 10.244.0.0/16"},
+		{"link-local", "masqLinkLocal: false", "masqLinkLocal: true", "nonMasqueradeCIDRs: removed 169.254.0.0/16"},
+		{"the node", "masqueradeHost: true", "masqueradeHost: false", "masqueradeHost: true → false"},
+		{"interfaces, once for both families", "enableIPv6: true\nmasqueradeOutInterfaces: [eth0]",
+			"enableIPv6: true\nmasqueradeOutInterfaces: [\"eth*\"]",
+			"masqueradeOutInterfaces: added eth*\nmasqueradeOutInterfaces: removed eth0"},
+		{"IPv6", "enableIPv6: false", "enableIPv6: true", "enableIPv6: false → true"},
+		{"values", "dropInvalid: false", "masqueradeSrcCIDRs: [10.244.0.0/16]\ndropInvalid: true\nenforceNonMasquerade: true\n" +
+			"toPorts: 2000-2999", "masqueradeSrcCIDRs: added 10.244.0.0/16\nsource ports: kept if free → kept if free; tcp, udp, sctp: " +
+			"2000-2999\nenforceNonMasquerade: false → true, except for marks []\ndropInvalid: false → true"},
+		{"snatAddresses", "snatAddresses: [192.0.2.7]", "snatAddresses: [192.0.2.8]",
+			"snatAddresses: added 192.0.2.8\nsnatAddresses: removed 192.0.2.7"},
+		{"snatRules", "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: [192.0.2.7]}]",
+			"snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
+				"{to: [10.3.0.0/16], out: [eth1], addresses: [192.0.2.8]}]",
+			"snatRules: added to 10.3.0.0/16 by eth1 leaves from 192.0.2.8\n" +
+				"snatRules: moved entry 2 to 1: from 10.2.0.0/16 leaves from 192.0.2.7\n" +
+				"snatRules: moved entry 1 to 2: from 10.1.0.0/16 leaves from 192.0.2.7"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := NewDiff(testPolicy(t, tt.before), testPolicy(t, tt.after))
+			lines := strings.Split(strings.TrimSpace(d.String()), "\n")
+			got := strings.Join(lines[:len(lines)-1], "\n")
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got)\n%s", diff)
 			}
-			if (config.Interface{Name: entry}).Matches(name) && length > longest {
-				longest, in = length, slices.Contains(i.Names, entry) != i.But
+			if d.Changed() != (tt.want != "no change") || d.Changed() != (d.Before.Hash != d.After.Hash) {
+				t.Errorf("changed %t, hashes %s and %s", d.Changed(), d.Before.Hash, d.After.Hash)
 			}
-		}
-	}
-	return in
-}
-
-// Every connection whose verdict changes is in one change, with both verdicts, and no
-// other connection is in any.
-func TestChangesAreTheConnectionsWhoseVerdictChanges(t *testing.T) {
-	t.Parallel()
-	m := cases.NewMaker(25)
-	changed, same := 0, 0
-	for n := range nfttest.Rounds(100, 300, 1_000) {
-		before, after := m.Config(), m.Config()
-		if n%2 == 0 { // interfaces and sources alone
-			after.NonMasqueradeCIDRs, after.ForceMasqueradeCIDRs = before.NonMasqueradeCIDRs, before.ForceMasqueradeCIDRs
-		}
-		policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
-		text, err := json.Marshal(answer.NewDiff(policy(before), policy(after)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var d struct{ Changes []jsonChange }
-		if err := json.Unmarshal(text, &d); err != nil {
-			t.Fatal(err)
-		}
-		for i := range 40 {
-			ipv6 := i%2 == 0
-			conn := m.Connection(m.Near(before, ipv6), m.Near(after, ipv6))
-			conn.ToNode = m.IntN(8) == 0
-			was, is := cases.Specified(before, conn), cases.Specified(after, conn)
-			if conn.ToNode {
-				was, is = nft.Local, nft.Local // also while IPv6 is off
-			}
-			var got []jsonChange
-			for _, c := range d.Changes {
-				if c.includes(conn) {
-					got = append(got, c)
-				}
-			}
-			switch {
-			case was == is && len(got) == 0:
-				same++
-			case was != is && len(got) == 1 && got[0].Before == was && got[0].After == is:
-				changed++
-			default:
-				t.Fatalf("%+v: %s → %s, but %+v\n%s", conn, was, is, got, text)
-			}
-		}
-	}
-	if changed < 300 || same < 300 {
-		t.Errorf("%d changed, %d did not", changed, same)
+		})
 	}
 }
 
-// testdata/diff.txt has what is named.
-func TestChangesAreNamedByWhatDistinguishesThem(t *testing.T) {
-	text, err := os.ReadFile("../../../../testdata/diff.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	policy := func(lines []string) nft.Policy {
-		data := strings.Join(lines, "\n")
-		if !strings.Contains(data, config.KeyNonMasqueradeCIDRs) {
-			data += "\nnonMasqueradeCIDRs: [10.0.0.0/8]\n"
-		}
-		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(data)})
-		if err := problems.Err(); err != nil {
-			t.Fatal(err)
-		}
-		return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}, Marks: []nft.Mark{{Value: 1, Mask: 1}}})
-	}
-	for _, part := range strings.Split(string(text), "\n== ")[1:] {
-		name, part, _ := strings.Cut(part, "\n")
-		of := map[string][]string{}
-		for line := range strings.Lines(part) {
-			word, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			of[word] = append(of[word], rest)
-		}
-		d := answer.NewDiff(policy(of["before"]), policy(of["after"]))
-		var changes []string
-		for _, c := range d.Changes {
-			changes = append(changes, c.String())
-		}
-		want := slices.Concat(of["want"], of["other"])
-		if !slices.Equal(changes, of["want"]) || !slices.Equal(d.Other, of["other"]) || d.Changed() != (len(want) > 0) {
-			t.Errorf("%s: %q and %q, want %q", name, changes, d.Other, want)
-		}
-		d.Add(config.Note, "flags", "a note")
-		lines := append(want, "a note", d.Before.Hash+" → "+d.After.Hash, "")
-		if len(want) == 0 {
-			lines = append([]string{"no change"}, lines...)
-		}
-		if got := d.String(); got != strings.Join(lines, "\n") {
-			t.Errorf("%s: %q, want %q", name, got, lines)
+// Connections that the new policy translates otherwise are counted by the entry that decides then.
+func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
+	count := NewChangedCount(
+		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"), conntrack.Node{}),
+		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [203.0.113.0/24]"), conntrack.Node{}))
+	for _, c := range []struct {
+		dst, seen string
+		times     int
+	}{{"203.0.113.9", "192.0.2.1", 4}, {"10.9.0.9", "10.244.1.7", 2}, {"198.51.100.1", "192.0.2.1", 3}} {
+		for i := range c.times {
+			var e conntrack.Entry
+			src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.7"), uint16(4000+i))
+			dst := netip.AddrPortFrom(netip.MustParseAddr(c.dst), 443)
+			e.Original = conntrack.Tuple{Src: src, Dst: dst, Protocol: unix.IPPROTO_UDP}
+			e.Reply = conntrack.Tuple{
+				Src: dst, Dst: netip.AddrPortFrom(netip.MustParseAddr(c.seen), src.Port()), Protocol: unix.IPPROTO_UDP,
+			}
+			count.Add(&e)
 		}
 	}
-}
-
-func TestOpenConnectionsOfPodsAreCountedInEachChange(t *testing.T) {
-	base := config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
-	after := config.Config{
-		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/9"), ExemptHost: &config.Position{},
-		NonMasqueradeOutInterfaces: []config.Interface{{Name: "wg*"}},
+	var got []string
+	for _, c := range count.List() {
+		got = append(got, c.String())
 	}
-	policy := func(c config.Config) nft.Policy { return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}) }
-	d := answer.NewDiff(policy(base), policy(after))
-	for range 2 { // the second count replaces the first
-		count := d.CountOpen()
-		for _, c := range []string{
-			"10.1.1.1 192.0.2.1", "10.1.1.1 10.1.1.2", "10.1.1.2 203.0.113.9", "10.1.1.1 10.200.0.1",
-			"fd00::1 2001:db8::1",
-		} {
-			src, dst, _ := strings.Cut(c, " ")
-			count(netip.MustParseAddr(src), netip.MustParseAddr(dst))
-		}
+	want := []string{
+		"4 open connections: masqueraded → exempt, by nonMasqueradeCIDRs 203.0.113.0/24, such as udp 10.244.1.7:4000 to " +
+			"203.0.113.9:443, udp 10.244.1.7:4001 to 203.0.113.9:443, udp 10.244.1.7:4002 to 203.0.113.9:443",
+		"2 open connections: exempt → masqueraded, by anything else, such as udp 10.244.1.7:4000 to 10.9.0.9:443, " +
+			"udp 10.244.1.7:4001 to 10.9.0.9:443",
 	}
-	d.Kept = &answer.Open{}
-	d.Kept.Add(netip.MustParseAddr("10.1.1.1"))
-	const others = "any IPv4 address except 10.0.0.0/8, 169.254.0.0/16: masqueraded → exempt"
-	want := "sent by this node itself: " + others + "\n" +
-		"received on any interface: leaving by wg*: " + others + "; at most 2 open connections of 2 pods\n" +
-		"received on any interface: leaving by any interface except wg*: 10.128.0.0/9: exempt → masqueraded; " +
-		"at most 1 open connection of 1 pod\n" +
-		"1 open connection of 1 pod would keep another source address than new ones get\n"
-	if got := d.String(); !strings.HasPrefix(got, want) {
-		t.Errorf("%s, want\n%s", got, want)
-	}
-	d = answer.NewDiff(policy(base), policy(config.Config{}))
-	d.CountOpen()(netip.MustParseAddr("10.1.1.1"), netip.MustParseAddr("10.2.0.1"))
-	if got, want := d.Changes[0].String(), "10.0.0.0/8: exempt → masqueraded; 1 open connection of 1 pod"; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
 	}
 }

@@ -14,9 +14,160 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
-	"nft-masq-agent/nft/trace"
 )
+
+// A Code is what the headline of explain says.
+type Code string
+
+// The codes, by rank: the first one that applies is the headline.
+const (
+	// ConfigRejected means that the config is rejected, and the kernel keeps an earlier policy.
+	ConfigRejected Code = "config-rejected"
+	// NotInstalled means that the kernel has no rules of this agent.
+	NotInstalled Code = "not-installed"
+	// OtherPolicy means that the kernel holds another policy than the file.
+	OtherPolicy Code = "out-of-sync"
+	// Contradicted means that open connections to the address contradict the policy, and did not certainly begin
+	// before it.
+	Contradicted Code = "contradicted"
+	// NoRoute means that the node has no route to the address.
+	NoRoute Code = "no-route"
+	// NotForwarded means that the node does not forward such packets.
+	NotForwarded Code = "not-forwarded"
+	// LocalAddress means that the address is one of this node.
+	LocalAddress Code = "local"
+	// Shown means that open connections to the address agree with the policy and were answered.
+	Shown Code = "shown"
+	// ShownByEntry means that open connections to other addresses agree, which the same entry decides.
+	ShownByEntry Code = "shown-by-entry"
+	// Should means that no open connection shows the answer.
+	Should Code = "should"
+)
+
+// A KernelState is how our rules in the kernel compare with the config.
+type KernelState int
+
+// The states.
+const (
+	// InSync means that the kernel has the policy of the config.
+	InSync KernelState = iota
+	// Unread means that the kernel cannot be read: the answer is that of the config alone.
+	Unread
+	// Absent means that the kernel has no rules of ours.
+	Absent
+	// Differs means that the kernel has other rules than those of the config.
+	Differs
+)
+
+// placeOf returns the place of the first fault in a rejected config, or its path.
+func placeOf(rejected error, path string) string {
+	for _, p := range config.ProblemsOf(rejected) {
+		if p.Pos != nowhere {
+			return p.Pos.String()
+		}
+	}
+	return path
+}
+
+// A Packet is the first packet of the connection that explain is about.
+type Packet struct {
+	Src      netip.Addr // the zero address if the node has none to the destination
+	Dst      netip.AddrPort
+	Protocol uint8
+	// Chosen means that the source was not given: it is a pod of this node, or the node.
+	Chosen bool
+}
+
+// Evidence is what open connections show about the verdict of a policy.
+type Evidence struct {
+	// Agreeing counts those whose translation agrees, Answered those of them that had a reply.
+	Agreeing, Answered int
+	// Stale counts those that contradict the policy and began before it.
+	Stale int
+	// Overruled counts those that contradict the policy and began under it, Undated those of which that is not known.
+	Overruled, Undated int
+	// Seen are the addresses as which these are seen.
+	Seen []netip.Addr
+	// answered is set if an overruled one had a reply.
+	answered bool
+	// Examples are some of them.
+	Examples []Connection
+}
+
+// contradicting is how many contradict the policy, and did not certainly begin before it.
+func (e Evidence) contradicting() int { return e.Overruled + e.Undated }
+
+// newEvidence returns what a count of connections shows.
+func newEvidence(c conntrack.Count) Evidence {
+	e := Evidence{
+		Agreeing: c.Agrees, Answered: c.Answered, Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
+	}
+	for _, x := range c.Contradicting {
+		if x.Age == conntrack.AgeStale {
+			continue
+		}
+		e.answered = e.answered || x.Age == conntrack.AgeOverruled && x.Answered
+		e.Examples = append(e.Examples, exampleConnection(x))
+		if seen := x.SeenAs.Addr(); !slices.Contains(e.Seen, seen) {
+			e.Seen = append(e.Seen, seen)
+		}
+	}
+	return e
+}
+
+// SetEvidence sets what open connections show. It was asked about those from the source, and about those from
+// anywhere, which count if there are none from the source and that was not given.
+func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
+	address := found.Answers[0]
+	if f.Packet.Chosen && address.Open() == 0 {
+		address = found.Answers[1]
+	}
+	f.ToAddress = newEvidence(address)
+	dst := f.Packet.Dst.Addr()
+	family, on := f.Policy.Family(dst.Is6())
+	if on {
+		f.ToEntry = newEvidence(found.Entry(judge.Rule(&family, f.connection()).Entry))
+	}
+}
+
+// An Other is a rule or a chain of another program that may decide, too.
+type Other struct {
+	// Table is family and name.
+	Table string `json:"table"`
+	// Chain that translates sources, or has the rule.
+	Chain string `json:"chain"`
+	// Handle of the rule that names the address; 0 for a chain that translates sources.
+	Handle uint64 `json:"handle,omitempty"`
+	// Command that shows it.
+	Command string `json:"command"`
+}
+
+// ExplainFacts are what explain has gathered.
+type ExplainFacts struct {
+	Head   reply.Head
+	Config Config
+	Packet Packet
+	// Rejected is why the config is rejected, nil if it is not.
+	Rejected error
+	Kernel   KernelState
+	// Why says what the kernel has instead, or why it cannot be read.
+	Why string
+	// Policy that answers, nil if none is known: that in the kernel, or else that of the config.
+	Policy *nft.Policy
+	Route  routes.Route
+	// RouteError is why the route is unknown, nil if it is known.
+	RouteError error
+	// Kept is what the node does not forward of such packets, "" if it forwards them, and Remedy what changes that.
+	Kept, Remedy string
+	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
+	ToAddress, ToEntry Evidence
+	Others             []Other
+	Legacy             []older.LegacyTable
+	Verbose            bool
+}
 
 // An Explanation is the output of explain.
 type Explanation struct {
@@ -34,67 +185,46 @@ type Explanation struct {
 	// Absent means that none of this agent's rules are installed, so the answers are the config's.
 	Absent bool `json:"notInstalled,omitempty"`
 	// Headline is the answer as a sentence.
-	Headline string `json:"headline,omitempty"`
+	Headline string `json:"headline"`
 	// Details are what the headline goes on to say, such as a command, one per line.
 	Details string `json:"details,omitempty"`
-	// Sees is the address that the destination sees; absent if unknown.
+	// Sees is the address that the destination sees, as open connections show it; absent if none do.
 	Sees string `json:"sees,omitempty"`
-	// Possible is what the destination may see, if that is unknown.
-	Possible []string `json:"possible,omitempty"`
+	// ShouldSee is the address that the destination should see by the policy; absent if unknown.
+	ShouldSee string `json:"shouldSee,omitempty"`
 	// Why is the reason for the answer.
 	Why Why `json:"why"`
-	// Live means that the answer is from the kernel's rules, not the config.
-	Live bool `json:"live"`
 	// Answers of the policy: one, or none if the kernel's rules are those of no policy that is known.
 	Answers []Answer `json:"answers"`
+	// Open connections to the destination.
+	Open OpenConnections `json:"openConnections"`
 	// Stale counts existing connections to the destination that were opened under an earlier policy.
 	Stale *Stale `json:"staleConnections,omitempty"`
-	// Against are open connections from the source to the destination that are seen as another
-	// address than this answer says, at most 8.
+	// Against are open connections to the destination that began under the policy and contradict it, at most 3.
 	Against []Connection `json:"contradicting,omitempty"`
+	// Others are rules of other programs that name the address, and chains that translate sources.
+	Others []Other `json:"otherRules,omitempty"`
 
-	to string // the destination, in sentences
+	verbose bool
 }
 
-// SetDestination sets the destination, of a protocol and a port if these are not 0.
-func (x *Explanation) SetDestination(dst netip.AddrPort, protocol uint8) {
-	x.Destination, x.Port, x.to = dst.Addr().String(), dst.Port(), End(dst)
-	if protocol != 0 {
-		x.Protocol = conntrack.ProtocolName(protocol)
-	}
+// A Why is the reason for an answer: a code for programs and its parameters.
+type Why struct {
+	// Code is config-rejected, not-installed, out-of-sync, contradicted, no-route, not-forwarded, local, shown,
+	// shown-by-entry or should.
+	Code Code `json:"code"`
+	// Interface that the connection leaves by.
+	Interface string `json:"interface,omitempty"`
 }
 
-// SetSource sets the source of the packet. If it was not given, a pod is chosen, or the node.
-func (x *Explanation) SetSource(src netip.Addr, given, ofNode bool) {
-	if src.IsValid() {
-		x.Source = src.String()
-	}
-	if !given && src.IsValid() {
-		x.Add(config.Note, "packet", "The packet is from %s, %s: --from asks about another.", src,
-			either(ofNode, "this node itself", "a pod of this node"))
-	}
-}
-
-// SetStale adds the number of existing connections that were opened under an
-// earlier policy.
-func (x *Explanation) SetStale(n int) {
-	if x.Stale = (&Stale{Count: n}); n > 0 {
-		x.Add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
-			either(n == 1, "was", "were"))
-	}
-}
-
-// SetAgainst adds the open connections that contradict the answer.
-func (x *Explanation) SetAgainst(all []Connection) {
-	if x.Against = all; len(all) == 0 {
-		return
-	}
-	details := "Open connections contradict this, if they did not begin under other rules:"
-	for _, c := range all {
-		to := cmp.Or(c.Requested, c.Destination)
-		details += fmt.Sprintf("\n%s %s to %s is seen as %s", c.Protocol, c.Source, to, c.SeenAs)
-	}
-	x.Details = strings.TrimPrefix(x.Details+"\n"+details, "\n")
+// OpenConnections counts open connections by what they show.
+type OpenConnections struct {
+	// Agreeing with the policy.
+	Agreeing int `json:"agreeing"`
+	// Answered are those of them that had a reply.
+	Answered int `json:"answered"`
+	// Contradicting the policy although they began under it.
+	Contradicting int `json:"contradictingCount"`
 }
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
@@ -107,8 +237,6 @@ type Answer struct {
 	Ports string `json:"sourcePorts,omitempty"`
 	// Steps are the questions of the policy. The last one applies.
 	Steps []Step `json:"steps"`
-
-	sees string // if it is masqueraded, in words
 }
 
 // A Step is a question of the policy. The last one of an answer applies.
@@ -126,58 +254,159 @@ type Step struct {
 	origin
 }
 
-// Ask adds the answer of the policy for a connection, and notes about surprising ones. It is about
-// packets on the first of the routes.
-func (x *Explanation) Ask(p nft.Policy, src, dst netip.Addr, ways routes.Routes) {
-	to := ways.Ways[0]
-	c := nft.Connection{
-		Src: src, Dst: dst, In: ways.Back.Interface.Name, Out: to.Interface.Name,
-		FromNode: ways.Back.Type == unix.RTN_LOCAL, ToNode: to.Type == unix.RTN_LOCAL || dst.IsLoopback(),
+// code chooses the headline.
+func (f *ExplainFacts) code() Code {
+	if f.Rejected != nil {
+		return ConfigRejected
 	}
-	x.add(p, c)
-	if len(ways.Ways) > 1 && c.Out != "" {
-		x.Add(config.Note, "interface", "The steps above are for packets that leave by %s.", config.Printable(c.Out))
+	if f.Kernel == Absent {
+		return NotInstalled
 	}
-	if p.DropInvalid {
-		x.Add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
-			"masqueraded (dropInvalid).")
+	if f.Kernel == Differs {
+		return OtherPolicy
 	}
-	toMany := to.Type == unix.RTN_BROADCAST || dst.IsMulticast() || dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	x.note(c, toMany, judge.Enforced(p, c))
+	if f.ToAddress.contradicting() > 0 {
+		return Contradicted
+	}
+	if f.RouteError == nil {
+		if f.Kept != "" && !f.Route.FromNode() {
+			return NotForwarded
+		}
+		if f.Route.Type == unix.RTN_UNSPEC || !f.Packet.Src.IsValid() {
+			return NoRoute
+		}
+	}
+	if f.connection().ToNode {
+		return LocalAddress
+	}
+	if f.ToAddress.Answered > 0 {
+		return Shown
+	}
+	if f.ToEntry.Answered > 0 && f.ToAddress.Agreeing == 0 {
+		return ShownByEntry
+	}
+	return Should
 }
 
-func (x *Explanation) add(p nft.Policy, c nft.Connection) {
-	steps := judge.Explain(p, c)
-	a := Answer{Source: c.Src.String(), Verdict: steps[len(steps)-1].Verdict, sees: "this node's address"}
-	if a.Verdict == nft.Masqueraded && !c.FromNode {
-		snat, rules := judge.SourceOf(p, c)
-		one, present := snat.Of(c.Src)
-		switch {
-		case present:
-			a.sees = one.String() + ", one of " + config.KeySNATAddresses
-		case len(snat.CIDRs) > 0:
-			a.sees = "an address of " + config.KeySNATAddresses + ", if this node has one, or else this node's"
-		}
-		for _, r := range rules {
-			if len(r.Present) == 0 {
-				x.Add(config.Note, "snat-rule-absent", "Entry %d of %s (%s) matches, but this node has no address of it.", r.Place,
-					config.KeySNATRules, r.At)
-				continue
-			}
-			a.sees = fmt.Sprintf("%s, by entry %d of %s", one, r.Place, config.KeySNATRules)
-			x.Add(config.Note, "snat-rule", "The source address is that of entry %d of %s (%s).", r.Place, config.KeySNATRules,
-				r.At)
+// connection is what the policy is asked about.
+func (f *ExplainFacts) connection() nft.Connection {
+	dst := f.Packet.Dst.Addr()
+	return nft.Connection{
+		Src: f.Packet.Src, Dst: dst, In: f.Route.In.Name, Out: f.Route.Out.Name,
+		FromNode: f.Route.FromNode(), ToNode: f.Route.Type == unix.RTN_LOCAL || dst.IsLoopback(),
+	}
+}
+
+// Explain chooses one headline, and then writes the answer.
+func Explain(f ExplainFacts) Explanation {
+	x := Explanation{
+		Head: f.Head.Clone(), Config: f.Config, Destination: f.Packet.Dst.Addr().String(), Port: f.Packet.Dst.Port(),
+		Why: Why{Code: f.code(), Interface: f.Route.Out.Name}, Absent: f.Kernel == Absent, Answers: []Answer{},
+		Against: f.ToAddress.Examples, Others: f.Others, verbose: f.Verbose,
+		Open: OpenConnections{f.ToAddress.Agreeing, f.ToAddress.Answered, f.ToAddress.contradicting()},
+	}
+	if f.Packet.Protocol != 0 {
+		x.Protocol = conntrack.ProtocolName(f.Packet.Protocol)
+	}
+	if f.Packet.Src.IsValid() {
+		x.Source = f.Packet.Src.String()
+	}
+	var e expectation
+	if f.Policy != nil && f.Packet.Src.IsValid() {
+		e = expect(*f.Policy, f.connection(), f.Route)
+		x.Answers = append(x.Answers, e.Answer)
+		if e.address.IsValid() {
+			x.ShouldSee = e.address.String()
 		}
 	}
-	if b := p.PortBlocks(c.Dst.Is6()); b.Count() > 0 && a.Verdict == nft.Masqueraded {
-		a.Ports = blockPorts(b, c)
-		x.Add(config.Note, "source-port", "The source port, or the identifier of an ICMP echo, is one of %s (%s).", a.Ports,
+	switch {
+	case x.Why.Code == Contradicted && len(f.ToAddress.Seen) == 1 && f.ToAddress.answered && f.ToAddress.Agreeing == 0:
+		x.Sees = f.ToAddress.Seen[0].String()
+	case x.Why.Code == Shown:
+		x.Sees = x.ShouldSee
+	}
+	if f.ToAddress.Stale > 0 {
+		x.Stale = &Stale{Count: f.ToAddress.Stale}
+	}
+	x.Headline = f.headline(x.Why.Code, e)
+	x.Details = strings.Join(f.details(x.Why.Code, e), "\n")
+	switch x.Why.Code {
+	case ConfigRejected, NotInstalled, OtherPolicy:
+		x.Explain(config.Error, string(x.Why.Code), x.Details, "%s", x.Headline)
+	case Contradicted, NoRoute, NotForwarded, LocalAddress, Shown, ShownByEntry, Should:
+	}
+	x.Take(f.notes(e))
+	return x
+}
+
+// An expectation is what the destination should see by the policy.
+type expectation struct {
+	Answer
+	// address that it should see, the zero address if it is unknown or one of several.
+	address netip.Addr
+	words   string // the address, and what it is
+	policy  string // what the policy does
+	notes   config.Problems
+}
+
+// expect asks the policy.
+func expect(p nft.Policy, c nft.Connection, route routes.Route) expectation {
+	steps := judge.Explain(p, c)
+	last := steps[len(steps)-1]
+	e := expectation{Answer: Answer{Source: c.Src.String(), Verdict: last.Verdict}}
+	for _, s := range steps {
+		e.Steps = append(e.Steps, explainStep(s))
+	}
+	if e.Verdict != nft.Masqueraded {
+		e.address = c.Src
+		e.words = c.Src.String() + ", the source's own address"
+		e.policy = "this agent does not masquerade it"
+		if judge.Enforced(p, c) {
+			e.policy = "this agent enforces that (" + config.KeyEnforceNonMasquerade + ")"
+		}
+		return e
+	}
+	e.policy = "masqueraded by this agent"
+	e.masquerade(p, c, route)
+	if blocks := p.PortBlocks(c.Dst.Is6()); blocks.Count() > 0 {
+		e.Ports = blockPorts(blocks, c)
+		whose := "this node's own block"
+		if !c.FromNode {
+			whose = "the block of " + c.Src.String()
+		}
+		e.policy += fmt.Sprintf("; the source port, or the identifier of an ICMP echo, is one of %s, %s (%s)", e.Ports, whose,
 			config.KeyPortsPerPod)
 	}
-	for _, s := range steps {
-		a.Steps = append(a.Steps, explainStep(s))
+	return e
+}
+
+// masquerade finds the address of a masqueraded connection.
+func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Route) {
+	e.address = route.Address
+	e.words = "this node's address"
+	if route.Address.IsValid() {
+		e.words = fmt.Sprintf("%s, the address of %s", route.Address, config.Printable(route.AddressOf))
 	}
-	x.Answers = append(x.Answers, a)
+	if c.FromNode {
+		return
+	}
+	snat, entries := judge.SourceOf(p, c)
+	chosen, present := snat.Of(c.Src)
+	switch {
+	case present:
+		e.address = chosen
+		e.words = chosen.String() + ", one of " + config.KeySNATAddresses
+	case len(snat.CIDRs) > 0 && len(entries) == 0:
+		e.words += " (it has none of " + config.KeySNATAddresses + ")"
+	}
+	for _, entry := range entries {
+		if len(entry.Present) == 0 {
+			e.notes = append(e.notes, reply.Problem(config.Note, "snat-rule-absent",
+				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.At))
+			continue
+		}
+		e.words = fmt.Sprintf("%s, by entry %d of %s", chosen, entry.Place, config.KeySNATRules)
+	}
 }
 
 func explainStep(s judge.Step) Step {
@@ -192,9 +421,11 @@ func explainStep(s judge.Step) Step {
 		if len(list) == 0 { // nothing of it is from the file
 			list = s.Of.CIDRs
 		}
-		out.origin, out.Listed = originOf(list[0].Pos), addressList(list)
+		out.origin = originOf(list[0].Pos)
+		out.Listed = addressList(list)
 	case len(s.Of.Interfaces) > 0:
-		out.origin, out.Listed = originOf(s.Of.Interfaces[0].Pos), strings.Join(config.Names(s.Of.Interfaces), ", ")
+		out.origin = originOf(s.Of.Interfaces[0].Pos)
+		out.Listed = strings.Join(config.Names(s.Of.Interfaces), ", ")
 	}
 	if s.CIDR.IsValid() {
 		out.CIDR = s.CIDR.String()
@@ -202,64 +433,184 @@ func explainStep(s judge.Step) Step {
 	return out
 }
 
-// note adds notes about surprising answers.
-func (x *Explanation) note(c nft.Connection, toMany, enforced bool) {
-	verdict := x.Answers[0].Verdict
-	if verdict == nft.Masqueraded && toMany && x.Why.Code != string(trace.Drops) {
-		x.Add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
+// headline writes the headline of a code.
+func (f *ExplainFacts) headline(code Code, e expectation) string {
+	to, src := End(f.Packet.Dst), f.Packet.Src
+	evidence := f.ToAddress
+	switch code {
+	case ConfigRejected:
+		return fmt.Sprintf("the config is rejected; %s", cmp.Or(f.Why, "none of our rules are installed"))
+	case NotInstalled:
+		return "None of this agent's rules are installed on this node."
+	case OtherPolicy:
+		return f.Why + "."
+	case Contradicted:
+		n := evidence.contradicting()
+		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), to, either(n == 1, "shows", "show"),
+			addressList(evidence.Seen), e.words, either(evidence.Overruled == 0,
+				"they began before the policy, or another program decides", "another program decides"))
+	case NoRoute:
+		if !src.IsValid() {
+			return fmt.Sprintf("This node has no route to %s.", to)
+		}
+		return fmt.Sprintf("This node has no route to %s for a packet from %s.", to, src)
+	case NotForwarded:
+		return fmt.Sprintf("%s sees nothing: this node forwards no %s.", to, f.Kept)
+	case LocalAddress:
+		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.", to, src)
+	case Shown:
+		return fmt.Sprintf("%s sees %s: %s; %s agree.", to, e.words, e.policy, f.counted(evidence.Agreeing, "to it"))
+	case ShownByEntry:
+		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s agree.", to, e.words, e.policy,
+			f.counted(f.ToEntry.Agreeing, "that the same entry decides"))
+	case Should:
 	}
-	if verdict == nft.Masqueraded && c.FromNode {
-		x.Add(config.Note, "own-traffic", "The source is this node; its own traffic is masqueraded too.")
+	if e.words == "" {
+		return fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is known.", to)
 	}
-	switch {
-	case x.Headline != "":
-	case enforced:
-		x.Add(config.Note, "enforced",
-			"It keeps its address even if another program would translate it later (enforceNonMasquerade).")
-	case verdict == nft.Exempt:
-		x.Add(config.Note, "others", "Another rule on the node may still masquerade it.")
+	shows := "no open connection shows it"
+	if evidence.Agreeing > 0 {
+		shows = f.counted(evidence.Agreeing, "to it") + " agree, but none was answered"
 	}
-	x.Add(config.Note, "existing", "This applies to new connections; existing connections keep their address.")
+	return fmt.Sprintf("%s should see %s: %s; %s.", to, e.words, e.policy, shows)
+}
+
+func (f *ExplainFacts) counted(n int, which string) string {
+	return Plural(n, "open connection") + " " + which
+}
+
+// details are what the headline goes on to say: the answer by what is in force, what to do, what may interfere.
+func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
+	to := End(f.Packet.Dst)
+	trace := "nft-masq-agent explain " + to
+	if f.Packet.Src.IsValid() {
+		trace += " --from " + f.Packet.Src.String()
+	}
+	if f.Packet.Protocol != 0 && !(f.Packet.Protocol == unix.IPPROTO_TCP && f.Packet.Dst.Port() != 0) {
+		trace += " --protocol " + conntrack.ProtocolName(f.Packet.Protocol)
+	}
+	trace += " --trace names each rule that the next connection meets"
+	switch code {
+	case ConfigRejected, OtherPolicy:
+		if e.words != "" {
+			lines = append(lines, fmt.Sprintf("by the policy in force, %s should see %s: %s", to, e.words, e.policy))
+		}
+		if f.Rejected != nil {
+			lines = append(lines, "fix "+placeOf(f.Rejected, f.Config.Path))
+		}
+	case NotInstalled:
+		if e.words != "" {
+			lines = append(lines, fmt.Sprintf("with the config, %s would see %s: %s", to, e.words, e.policy))
+		}
+		lines = append(lines, "nft-masq-agent status says what is wrong")
+	case NotForwarded:
+		if f.Remedy != "" {
+			lines = append(lines, f.Remedy)
+		}
+	case Contradicted:
+		for _, c := range f.ToAddress.Examples {
+			lines = append(lines, fmt.Sprintf("%s %s to %s is seen as %s", c.Protocol, c.Source,
+				cmp.Or(c.Requested, c.Destination), c.SeenAs))
+		}
+		if f.ToAddress.Agreeing > 0 {
+			lines = append(lines, f.counted(f.ToAddress.Agreeing, "to it")+" agree with the policy")
+		}
+		lines = append(lines, f.others()...)
+		lines = append(lines, trace)
+	case Should, ShownByEntry:
+		lines = append(lines, f.others()...)
+		lines = append(lines, trace)
+	case NoRoute, LocalAddress, Shown:
+	}
+	return lines
+}
+
+// others names what may interfere.
+func (f *ExplainFacts) others() (lines []string) {
+	const limit = 8
+	for i, o := range f.Others {
+		if i == limit {
+			lines = append(lines, fmt.Sprintf("and %d more rules of other programs", len(f.Others)-limit))
+			break
+		}
+		lines = append(lines, o.String())
+	}
+	for _, table := range f.Legacy {
+		lines = append(lines, fmt.Sprintf("legacy ip_tables (%s) may decide, too: %s shows it", table, table.Command()))
+	}
+	return lines
+}
+
+// String says what may interfere.
+func (o Other) String() string {
+	if o.Handle == 0 {
+		return fmt.Sprintf("chain %s %s of another program translates sources: %s", o.Table, o.Chain, o.Command)
+	}
+	return fmt.Sprintf("rule %s %s handle %d of another program names it: %s", o.Table, o.Chain, o.Handle, o.Command)
+}
+
+// notes are about the packet, and surprising answers.
+func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
+	add := func(level config.Level, id, format string, args ...any) {
+		notes = append(notes, reply.Problem(level, id, format, args...))
+	}
+	c := f.connection()
+	if f.Kernel == Unread {
+		add(config.Warning, "kernel-unread", "%s; the answer is from the config only", f.Why)
+	}
+	if f.RouteError != nil {
+		add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", f.RouteError)
+	}
+	if f.Packet.Chosen && c.Src.IsValid() {
+		whose := "a pod of this node"
+		if c.FromNode {
+			whose = "this node itself"
+		}
+		add(config.Note, "packet", "The packet is from %s, %s: --from asks about another.", c.Src, whose)
+	}
+	notes = append(notes, e.notes...)
+	if n := f.ToAddress.Stale; n > 0 {
+		add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
+			either(n == 1, "was", "were"))
+	}
+	toMany := f.Route.Type == unix.RTN_BROADCAST || c.Dst.IsMulticast() || c.Dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	if e.Verdict == nft.Masqueraded && toMany && f.Kept == "" {
+		add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
+	}
+	if e.Verdict == nft.Masqueraded && c.FromNode {
+		add(config.Note, "own-traffic", "The source is this node; its own traffic is masqueraded too.")
+	}
+	if f.Policy != nil && f.Policy.DropInvalid {
+		add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
+			"masqueraded (dropInvalid).")
+	}
+	if f.Verbose {
+		add(config.Note, "existing", "This applies to new connections; existing connections keep their address.")
+	}
+	return notes
 }
 
 // String returns the output as text.
 func (x *Explanation) String() string {
 	var b strings.Builder
-	write(&b, slices.Concat(x.Errors, x.Warnings))
-	if x.Headline != "" {
-		first(&b, x.Headline)
-	}
+	first(&b, x.Headline)
 	if x.Details != "" {
 		lines(&b, "  ", strings.Split(x.Details, "\n")...)
 	}
-	lines(&b, "  ", x.Possible...)
-	if b.Len() > 0 {
-		b.WriteString("\n")
-	}
+	write(&b, x.Warnings)
+	b.WriteString("\n")
 	for _, a := range x.Answers {
-		a.write(&b, x)
+		a.write(&b)
 	}
 	lines(&b, "", texts(x.Notes)...)
-	if len(x.Answers) > 0 {
-		fmt.Fprintf(&b, "%s %s\n", either(x.Live, "kernel", "config"), cmp.Or(x.Config.Enforced, x.Config.Hash))
+	if x.verbose {
+		fmt.Fprintf(&b, "config %s\n", cmp.Or(x.Config.Enforced, x.Config.Hash))
 	}
 	return b.String()
 }
 
-func (a Answer) write(b *strings.Builder, x *Explanation) {
-	means := map[nft.Verdict]string{
-		nft.Local:       x.Destination + " is an address of this node",
-		nft.Exempt:      x.Destination + " sees the source's own address",
-		nft.Masqueraded: x.Destination + " sees " + a.sees,
-	}[a.Verdict]
-	by := either(x.Absent, "If the config were applied, a connection from %s would be %s%s",
-		"By this agent's policy, a connection from %s is %s%s")
-	if x.Headline != "" { // which contains what it sees
-		means = ":"
-	} else {
-		means = ": " + means + "."
-	}
-	lines(b, "", fmt.Sprintf(by, a.Source, either(a.Verdict == nft.Masqueraded, "masqueraded", "not masqueraded"), means))
+func (a Answer) write(b *strings.Builder) {
+	lines(b, "", fmt.Sprintf("The policy, for a connection from %s:", a.Source))
 	b.WriteString("\n")
 	width := 0
 	for _, s := range a.Steps {
@@ -268,11 +619,11 @@ func (a Answer) write(b *strings.Builder, x *Explanation) {
 	for i, s := range a.Steps {
 		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
 		if s.Place != nowhere || s.Default {
-			at := s.place(s.CIDR)
+			place := s.place(s.CIDR)
 			if s.Listed != "" {
-				at = fmt.Sprintf("(%s: %s)", at, s.Listed)
+				place = fmt.Sprintf("(%s: %s)", place, s.Listed)
 			}
-			fmt.Fprintf(b, "     %s\n", at)
+			fmt.Fprintf(b, "     %s\n", place)
 		}
 	}
 	b.WriteString("\n")
@@ -287,4 +638,20 @@ func (s Step) reply(v nft.Verdict, decides bool) string {
 		reply += either(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")
 	}
 	return reply
+}
+
+// SetOthers sets the rules of other programs that name the address, and their chains that translate sources. The names
+// are any text.
+func (f *ExplainFacts) SetOthers(found others.Found) {
+	for _, r := range found.Rules {
+		f.Others = append(f.Others, Other{
+			Table: r.Family + " " + config.Printable(r.Table), Chain: config.Printable(r.Chain), Handle: r.Handle,
+			Command: r.Command,
+		})
+	}
+	for _, c := range found.Translating {
+		f.Others = append(f.Others, Other{
+			Table: c.Family + " " + config.Printable(c.Table), Chain: config.Printable(c.Chain), Command: c.Command,
+		})
+	}
 }

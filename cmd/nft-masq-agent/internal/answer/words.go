@@ -54,6 +54,23 @@ func Plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
+// addressList lists the first addresses or CIDRs and counts the others.
+func addressList[T fmt.Stringer](all []T) string {
+	const limit = 8
+	text := strings.Join(texts(all[:min(len(all), limit)]), ", ")
+	if len(all) > limit {
+		text += fmt.Sprintf(" and %d more", len(all)-limit)
+	}
+	return text
+}
+
+func either(first bool, a, b string) string {
+	if first {
+		return a
+	}
+	return b
+}
+
 // lines writes texts as one line each.
 func lines(b *strings.Builder, indent string, all ...string) {
 	for _, text := range all {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -58,7 +57,9 @@ func TestSingleFileMountFollowsNothingOnceItsSourceIsReplaced(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if found := files(path); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
+			f := Facts{Path: path}
+			f.readFiles()
+			if found := f.files(); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
 				t.Errorf("%s: %v, want %s", s.name, found, s.want)
 			}
 		}
@@ -74,35 +75,25 @@ type row struct {
 
 // steps are those of testdata/nodes.txt. They return what they were asked for.
 var steps = map[string]func(n *row, words []string) string{
-	"pods": func(n *row, list []string) string {
-		n.Pods = func(ipv6 bool) (all []netip.Addr, err error) {
+	"pods": func(n *row, list []string) string { // ADDRESS, received on veth1
+		n.Pods = func(ipv6 bool) (all []routes.Pod, err error) {
 			for _, text := range list {
 				if a := netip.MustParseAddr(text); a.Is6() == ipv6 {
-					all = append(all, a)
+					all = append(all, routes.Pod{Address: a, Interface: "veth1"})
 				}
 			}
 			return all, nil
 		}
 		return ""
 	},
-	"links": func(n *row, list []string) string { // NAME:KIND, NAME:KIND:elsewhere or NAME:KIND:down
+	"links": func(n *row, list []string) string { // NAME, or NAME/MASTER=KIND of a part of another one
 		n.Interfaces = func() (all []routes.Interface, err error) {
 			for _, text := range list {
-				words := append(strings.Split(text, ":"), "")
-				all = append(all, routes.Interface{
-					Name: words[0], Kind: words[1], Up: words[2] != "down", Elsewhere: words[2] == "elsewhere",
-				})
+				name, master, _ := strings.Cut(text, "/")
+				master, kind, _ := strings.Cut(master, "=")
+				all = append(all, routes.Interface{Name: name, Master: master, MasterKind: kind})
 			}
 			return all, nil
-		}
-		return ""
-	},
-	"others": func(n *row, words []string) string {
-		n.Others = func() (bool, error) {
-			if words[0] == "unreadable" {
-				return false, unix.EPERM
-			}
-			return words[0] == "yes", nil
 		}
 		return ""
 	},
@@ -119,18 +110,17 @@ var steps = map[string]func(n *row, words []string) string{
 		}
 		return ""
 	},
-	"check":    func(n *row, _ []string) string { return n.say(n.Check(n.policy, filepath.Join(n.Proc, "config"))) },
-	"forwards": func(n *row, _ []string) string { return n.Forwards(n.policy) },
+	"check": func(n *row, _ []string) string {
+		f := n.Read(filepath.Join(n.Proc, "config"))
+		return n.say(append(Interfaces(AbsentInterfaces(n.policy, f.Links)), f.Problems(n.policy)...))
+	},
 	"not-forwarded": func(n *row, words []string) string {
 		kind := map[string]int{
 			"unicast": unix.RTN_UNICAST, "broadcast": unix.RTN_BROADCAST, "multicast": unix.RTN_MULTICAST,
 			"local": unix.RTN_LOCAL, "unknown": unix.RTN_UNSPEC,
 		}[words[2]]
-		what, remedy := NotForwarded(n.Proc, words[0], netip.MustParseAddr(words[1]), kind)
+		what, remedy := n.Forwards(words[0], netip.MustParseAddr(words[1]), kind)
 		return fmt.Sprintf("%q %q", what, remedy)
-	},
-	"strict": func(n *row, words []string) string {
-		return n.say(StrictReplies(n.Proc, nfttest.Must(strconv.Atoi(words[0])), words[1:]))
 	},
 }
 
@@ -146,10 +136,8 @@ func (n *row) say(all config.Problems) string {
 // Each case of testdata/nodes.txt is a config, and then what a node is like, and what is asked about it.
 func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 	script.Golden(t, "testdata/nodes.txt", *update, func(t *testing.T, c *script.Case) {
-		n := &row{Node: Node{
-			Proc: t.TempDir(), Rules: func() ([]routes.SourceRule, error) { return nil, nil },
-		}}
-		for word, about := range map[string]string{"pods": "", "links": "", "others": "no", "entries": "0 0 0"} {
+		n := &row{Node: Node{Proc: t.TempDir()}}
+		for word, about := range map[string]string{"pods": "", "links": "lo veth1 eth0", "entries": "0 0 0"} {
 			steps[word](n, strings.Fields(about))
 		}
 		file := ""
@@ -168,59 +156,18 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 	})
 }
 
-// Pods keep their address to what is exempt, but rules of policy routing lead them to other networks alone.
-func TestRoutingRulesThatLeadPodsToLessThanWhatIsExemptAreFound(t *testing.T) {
-	nfttest.Require(t, "ip")
-	const vpc = "rule add priority 1536 from 10.244.1.2 to 10.244.0.0/16 lookup 2"
-	const exempts = "nonMasqueradeCIDRs: [10.244.0.0/16, 172.16.0.0/12, 169.254.169.254/32]\n"
-	const want = "pods keep their address to 172.16.0.0/12, but no routing rule from 10.244.1.2 leads there; " +
-		"172.16.0.0/12 (config:1:37) leaves by another table than that of ip rule 1536: from 10.244.1.2/32 to " +
-		"10.244.0.0/16 lookup 2; EC2 drops such packets of secondary interfaces; with AWS VPC CNI, list it in " +
-		"AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS, too"
-	for _, tt := range []struct{ config, ip, want string }{
-		{exempts, "", ""},
-		{exempts, vpc, want},
-		{exempts + "masqueradeSrcCIDRs: [10.244.0.0/16]", vpc, want},
-		{exempts + "masqueradeSrcCIDRs: [10.245.0.0/16]", vpc, ""},
-		{exempts + "forceMasqueradeCIDRs: [172.16.0.0/12]", vpc, ""},
-		{"nonMasqueradeCIDRs: [10.244.0.0/16]", vpc, ""},
-		{exempts, vpc + "\nrule add from 10.244.1.2 to 172.16.0.0/12 lookup 2", ""},
-		{exempts, vpc + "\nrule add from 10.244.1.2 lookup 2", ""},
-		{exempts, vpc + "\nrule add from 10.244.1.2 to 172.16.0.0/13 lookup 2 priority 2000", want},
-		{exempts, vpc + "\nrule add from 10.244.1.3 lookup 2", want},
-		{exempts, vpc + "\nrule add from 10.244.1.2 fwmark 1 lookup 2", want},
-		{exempts, vpc + "\nroute add 172.16.0.0/12 dev eni1", ""},
-		{exempts, strings.Replace(vpc, "lookup 2", "lookup main", 1), ""},
-		{exempts, strings.Replace(vpc, "from 10.244.1.2", "not from 10.244.1.3", 1), ""},
-		{exempts, strings.Replace(vpc, "10.244.1.2", "10.244.1.3", 1), ""},
-	} {
-		ns := nfttest.NewNode(t, "link add eni1 type veth peer name peer1\nlink set eni1 up\nlink set peer1 up\n"+
-			"route add 10.244.1.2 dev eni1\nroute add default dev peer1\n"+tt.ip)
-		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "config", Data: []byte(tt.config)})
-		n := Node{Networks: routes.Networks, Rules: routes.SourceRules}
-		found := nfttest.In(t, ns, func() (config.Problems, error) {
-			pods, err := routes.Pods(false)
-			p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})
-			return n.routing(p, map[bool][]netip.Addr{false: pods}), errors.Join(err, problems.Err())
-		})
-		if got := found.Error(); got != tt.want || got != "" && found.Worst() != config.Warning {
-			t.Errorf("%s%s:\n got %s\nwant %s", tt.config, tt.ip, got, tt.want)
-		}
-	}
-}
-
 // What cannot be read is said, and claims nothing.
 func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	broken := errors.New("broken")
 	n := Node{
 		Proc:       t.TempDir(),
-		Pods:       func(bool) ([]netip.Addr, error) { return nil, broken },
+		Pods:       func(bool) ([]routes.Pod, error) { return nil, broken },
 		Interfaces: func() ([]routes.Interface, error) { return nil, broken },
 		Stats:      func() (conntrack.Stats, error) { return conntrack.Stats{}, broken },
-		Rules:      func() ([]routes.SourceRule, error) { return nil, broken },
 	}
-	found := n.Check(nft.Policy{}, filepath.Join(n.Proc, "config"))
-	if len(found) != 5 || found.Worst() != config.Warning {
+	f := n.Read(filepath.Join(n.Proc, "config"))
+	found := f.Problems(nft.Policy{})
+	if len(found) != 4 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {

@@ -8,9 +8,8 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/neighbors"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -20,7 +19,7 @@ type interfaces struct {
 	*agent.Agent
 	list      func() ([]routes.Interface, error)
 	policy    *nft.Ruleset
-	absent    []neighbors.AbsentInterface
+	absent    []health.AbsentInterface
 	unmatched atomic.Pointer[int] // lists that match nothing; nil: unknown
 }
 
@@ -46,15 +45,15 @@ func (o *interfaces) look(p nft.Policy) {
 		o.Log(zap.WarnLevel, "interfaces_unreadable", "cannot list the interfaces of this node", "error", err)
 		return
 	}
-	absent, before := neighbors.AbsentInterfaces(p, all), o.absent
-	unmatched := answer.Interfaces(absent).Faults()
+	absent, before := health.AbsentInterfaces(p, all), o.absent
+	unmatched := health.Interfaces(absent).Faults()
 	n := len(unmatched)
 	o.unmatched.Store(&n)
 	if slices.Equal(absent, before) {
 		return
 	}
 	o.absent = absent
-	known := answer.Interfaces(before).Faults()
+	known := health.Interfaces(before).Faults()
 	for _, p := range unmatched {
 		if !slices.Contains(known, p) {
 			o.Log(zap.WarnLevel, "interface_list_unmatched", "a list of interfaces matches nothing on this node", "why",

@@ -66,9 +66,6 @@ func (o *Options) Follow(args []string, path string) (theirs Options, others []s
 	if o.PodCIDRs != nil {
 		t.PodCIDRs = o.PodCIDRs
 	}
-	if o.AcceptForeign != nil {
-		t.AcceptForeign = o.AcceptForeign
-	}
 	*o = *t
 	return theirs, others, nil
 }
@@ -93,10 +90,6 @@ type Options struct {
 	// PodCIDRs are pod CIDRs that the config is expected to cover, for run,
 	// status and check.
 	PodCIDRs []netip.Prefix
-
-	// AcceptForeign are chains of other programs, as FAMILY TABLE CHAIN, whose
-	// conflicts with the config are accepted, for run and status.
-	AcceptForeign []string
 
 	// For run.
 	TakeOver    bool
@@ -204,25 +197,10 @@ func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
 	})
 }
 
-// AddAcceptForeign declares --accept-foreign.
-func (o *Options) AddAcceptForeign(fs *flag.FlagSet) {
-	const usage = "accept the rules of other programs in a chain, given as `'FAMILY TABLE CHAIN'`, although they " +
-		"contradict the config: status lists them apart, and no metric counts them; can be repeated"
-	fs.Func("accept-foreign", usage, func(s string) error {
-		words := strings.Fields(s)
-		if len(words) != 3 || !slices.Contains([]string{"ip", "ip6", "inet"}, words[0]) {
-			return errors.New("is not FAMILY TABLE CHAIN, such as 'ip nat POSTROUTING'; the families are ip, ip6 and inet")
-		}
-		o.AcceptForeign = append(o.AcceptForeign, strings.Join(words, " "))
-		return nil
-	})
-}
-
 // AddRunFlags declares the flags of run.
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	o.AddPodCIDRs(fs)
-	o.AddAcceptForeign(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false,
 		"remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",

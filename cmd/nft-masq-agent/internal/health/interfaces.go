@@ -1,7 +1,9 @@
-package neighbors
+package health
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -46,14 +48,6 @@ func AbsentInterfaces(p nft.Policy, all []routes.Interface) (absent []AbsentInte
 	return absent
 }
 
-// receivesNothing reports whether the policy is for packets received on certain interfaces,
-// of which the node has none. Without interfaces, nothing is known.
-func receivesNothing(p nft.Policy, all []routes.Interface) bool {
-	return len(all) > 0 && slices.ContainsFunc(AbsentInterfaces(p, all), func(i AbsentInterface) bool {
-		return i.Only && i.Key == config.KeyMasqueradeSrcInterfaces
-	})
-}
-
 // find reports whether an interface that matches an entry carries packets, and if none
 // does, which other one does so for it.
 func find(all []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (master string, found bool) {
@@ -67,4 +61,53 @@ func find(all []routes.Interface, i config.Interface, carries func(routes.Interf
 		}
 	}
 	return master, false
+}
+
+// Interfaces returns a problem for each list of interfaces because of which nothing is
+// masqueraded on the node, and a note for each other entry without an interface.
+func Interfaces(absent []AbsentInterface) (found config.Problems) {
+	for i, a := range absent {
+		master := config.Printable(a.Master)
+		switch {
+		case a.Only && (i == 0 || absent[i-1].Key != a.Key):
+			found = append(found, problem(config.Error, InterfaceList, "", "%s", unmatchedList(a.Key, absent[i:])))
+		case a.Only:
+		case master != "":
+			found = append(found, missing(a, "%s: %s is a part of %s here: list that instead", a.Key, a.Name, master))
+		default:
+			found = append(found, missing(a, "%s: this node has no interface %s", a.Key, a.Name))
+		}
+	}
+	return found
+}
+
+// unmatchedList describes the list of a key, the first one of absent.
+func unmatchedList(key string, absent []AbsentInterface) string {
+	var names, masters []string
+	for _, a := range absent {
+		if master := config.Printable(a.Master); a.Key == key {
+			names = append(names, a.Name)
+			if master != "" && !slices.Contains(masters, master) {
+				masters = append(masters, master)
+			}
+		}
+	}
+	ask, instead := "`ip route get ADDRESS` names the one by which packets leave", ""
+	if key == config.KeyMasqueradeSrcInterfaces {
+		ask = "`ip route get POD` names the one on which a pod's packets arrive"
+		instead = ", or use " + config.KeyMasqueradeSrcCIDRs
+	}
+	text := fmt.Sprintf("nothing is masqueraded: no packet passes an interface of %s (%s)", key, strings.Join(names, ", "))
+	if len(masters) == 0 {
+		return fmt.Sprintf("%s, because this node has none of them; %s: list that%s", text, ask, instead)
+	}
+	on := strings.Join(masters, ", ")
+	return fmt.Sprintf("%s, because those of this node are parts of %s; list %s%s", text, on, on, instead)
+}
+
+// missing returns a note about an entry.
+func missing(a AbsentInterface, format string, args ...any) config.Problem {
+	note := problem(config.Note, InterfaceMissing, "", format, args...)
+	note.Pos = a.Pos
+	return note
 }

@@ -1,4 +1,4 @@
-package neighbors
+package health
 
 import (
 	"fmt"
@@ -16,21 +16,20 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 		src, out, notOut string // lists
 		node             string // interfaces, with MASTER=KIND after a slash
 		want             string // the absent entries: with a master after a slash, and ! if their list matches nothing
-		receives         bool   // packets on an interface of src
 	}{
-		{node: "lo", receives: true},
-		{src: "cni0 veth*", node: "cni0 veth1", receives: true},
-		{src: "cni0 veth*", node: "veth1", want: "cni0", receives: true},
+		{node: "lo"},
+		{src: "cni0 veth*", node: "cni0 veth1"},
+		{src: "cni0 veth*", node: "veth1", want: "cni0"},
 		{src: "cni0 veth*", node: "lo", want: "!cni0 !veth*"},
 		{src: "veth*", node: "cni0 veth1/cni0=bridge", want: "!veth*/cni0"},
 		{src: "cali* veth*", node: "cni0 veth1/cni0=bridge", want: "!cali* !veth*/cni0"},
-		{src: "cni0 veth*", node: "cni0 veth1/cni0=bridge", receives: true},
-		{src: "veth*", node: "veth1/cni0=bridge veth2", receives: true},
+		{src: "cni0 veth*", node: "cni0 veth1/cni0=bridge"},
+		{src: "veth*", node: "veth1/cni0=bridge veth2"},
 		{src: "veth*", node: "veth1/ovs-system=openvswitch", want: "!veth*"},
 		{src: "eth0", node: "eth0/red=vrf", want: "!eth0/red"},
-		{out: "eth0", node: "eth0/red=vrf", receives: true},
-		{out: "eth0", node: "eth0/br0=bridge", want: "!eth0/br0", receives: true},
-		{notOut: "veth* wg0", node: "veth1/cni0=bridge", want: "veth*/cni0 wg0", receives: true},
+		{out: "eth0", node: "eth0/red=vrf"},
+		{out: "eth0", node: "eth0/br0=bridge", want: "!eth0/br0"},
+		{notOut: "veth* wg0", node: "veth1/cni0=bridge", want: "veth*/cni0 wg0"},
 		{src: "cali*", out: "eth0", notOut: "wg*", node: "eth0", want: "!cali* wg*"},
 	} {
 		list := func(text string) (all []config.Interface) {
@@ -54,8 +53,8 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 			text := strings.TrimSuffix(fmt.Sprintf("%s/%s", i.Name, i.Master), "/")
 			got = append(got, map[bool]string{true: "!"}[i.Only]+text)
 		}
-		if strings.Join(got, " ") != tt.want || receivesNothing(p, all) == tt.receives || receivesNothing(p, nil) {
-			t.Errorf("%+v: %q, receives nothing: %t", tt, got, receivesNothing(p, all))
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%+v: %q", tt, got)
 		}
 	}
 	if absent := AbsentInterfaces(nft.Policy{}, nil); absent != nil {

@@ -1,0 +1,273 @@
+package answer
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/others"
+	"nft-masq-agent/nft/routes"
+)
+
+// testPolicy is that of a file, on a node with some addresses.
+func testPolicy(t *testing.T, text string, addresses ...string) nft.Policy {
+	t.Helper()
+	b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}},
+		config.Source{Name: "config", Data: []byte(text)})
+	if b.Ruleset == nil {
+		t.Fatal(b.Problems)
+	}
+	return b.Ruleset.Policy.On(cases.Addrs(addresses...))
+}
+
+// testFacts are those of a packet of a pod to another host, of which nothing else is known.
+func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
+	t.Helper()
+	p := testPolicy(t, text, "198.51.100.7")
+	return &ExplainFacts{
+		Head: reply.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
+		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst), Protocol: unix.IPPROTO_TCP},
+		Route: routes.Route{
+			Type: unix.RTN_UNICAST, Out: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
+			AddressOf: "eth0", Back: unix.RTN_UNICAST, In: routes.Interface{Name: "veth1"},
+		},
+	}
+}
+
+// seenAs is an example of a connection that contradicts the policy.
+func seenAs(address string, age conntrack.Age) conntrack.Example {
+	return conntrack.Example{
+		Protocol: "tcp", Source: netip.MustParseAddrPort("10.244.1.7:40000"),
+		Destination: netip.MustParseAddrPort("203.0.113.9:443"), SeenAs: netip.MustParseAddrPort(address + ":40000"), Age: age,
+	}
+}
+
+// evidenceOf sets what connections to the address and to the entry of the policy show.
+func (f *ExplainFacts) evidenceOf(address, entry conntrack.Count) {
+	dst := f.Packet.Dst.Addr()
+	family, _ := f.Policy.Family(dst.Is6())
+	entry.Entry = judge.Rule(&family, f.connection()).Entry
+	f.SetEvidence(conntrack.Evidence{Answers: []conntrack.Count{address, {}}, Counts: []conntrack.Count{entry}})
+}
+
+// Each headline is chosen by the first fact of its rank, and the text follows from it.
+func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
+	const file = "nonMasqueradeCIDRs: [10.0.0.0/8]\n"
+	agree := conntrack.Count{Agrees: 4, Answered: 3}
+	overruled := conntrack.Count{
+		Agrees: 1, Answered: 1, Overruled: 2,
+		Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
+	}
+	for _, tt := range []struct {
+		name, config, to string
+		facts            func(f *ExplainFacts)
+		code             Code
+		headline         string
+		sees, should     string
+		details          string // a part of them
+		errors           int
+	}{
+		{
+			name: "nothing is known but the policy", code: Should, should: "192.0.2.1",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; no open " +
+				"connection shows it.",
+			details: "nft-masq-agent explain 203.0.113.9:443 --from 10.244.1.7 --trace names each rule",
+		},
+		{
+			name: "exempt", to: "10.9.0.9:443", code: Should, should: "10.244.1.7",
+			headline: "10.9.0.9:443 should see 10.244.1.7, the source's own address: this agent does not masquerade it; no open " +
+				"connection shows it.",
+		},
+		{
+			name: "exempt and enforced", config: file + "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n",
+			to: "10.9.0.9:443", code: Should, should: "10.244.1.7",
+			headline: "10.9.0.9:443 should see 10.244.1.7, the source's own address: this agent enforces that " +
+				"(enforceNonMasquerade); no open connection shows it.",
+		},
+		{
+			name: "snatAddresses", config: file + "snatAddresses: [198.51.100.7]\n", code: Should, should: "198.51.100.7",
+			headline: "203.0.113.9:443 should see 198.51.100.7, one of snatAddresses: masqueraded by this agent; no open " +
+				"connection shows it.",
+		},
+		{
+			name: "none of snatAddresses", config: file + "snatAddresses: [198.51.100.8]\n", code: Should, should: "192.0.2.1",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0 (it has none of snatAddresses): masqueraded by " +
+				"this agent; no open connection shows it.",
+		},
+		{
+			name: "snatRules", code: Should, should: "198.51.100.7",
+			config: file + "snatRules: [{from: [10.244.0.0/16], addresses: [198.51.100.9]}, " +
+				"{from: [10.244.1.0/24], addresses: [198.51.100.7]}]\n",
+			headline: "203.0.113.9:443 should see 198.51.100.7, by entry 2 of snatRules: masqueraded by this agent; no open " +
+				"connection shows it.",
+		},
+		{
+			name: "portsPerPod names the block", config: file + "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n", code: Should, should: "192.0.2.1",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; the source port, or " +
+				"the identifier of an ICMP echo, is one of 2774-3023, the block of 10.244.1.7 (portsPerPod); no open " +
+				"connection shows it.",
+		},
+		{
+			name: "other rules and legacy tables are named", code: Should, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.SetOthers(others.Found{
+					Rules:       []others.Rule{{Family: "ip", Table: "nat", Chain: "x\x1by", Handle: 7, Command: "nft -a list"}},
+					Translating: []others.Chain{{Family: "ip", Table: "t;touch", Chain: "post", Command: "nft -a list 't;touch'"}},
+				})
+				f.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
+			},
+			headline: "203.0.113.9:443 should see",
+			details: "rule ip nat x\\x1by handle 7 of another program names it: nft -a list\n" +
+				"chain ip t;touch post of another program translates sources: nft -a list 't;touch'\n" +
+				"legacy ip_tables (ip filter) may decide, too: iptables-legacy -t filter -S shows it\nnft-masq-agent explain",
+		},
+		{
+			name: "connections to it agree", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
+			facts: func(f *ExplainFacts) { f.evidenceOf(agree, agree) },
+			headline: "203.0.113.9:443 sees 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections to it " +
+				"agree.",
+		},
+		{
+			name: "they agree, but none was answered", code: Should, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{Agrees: 4}, agree) },
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections " +
+				"to it agree, but none was answered.",
+		},
+		{
+			name: "connections of the same entry agree", code: ShownByEntry, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{}, agree) },
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; none is open to it, " +
+				"4 open connections that the same entry decides agree.",
+		},
+		{
+			name: "connections contradict", code: Contradicted, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) { f.evidenceOf(overruled, agree) },
+			headline: "2 open connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another program " +
+				"decides.",
+			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 open connection to it agree with",
+		},
+		{
+			name: "they contradict, and it is not known when they began", code: Contradicted,
+			should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.evidenceOf(conntrack.Count{
+					Undated: 1, Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeUndated)},
+				}, agree)
+			},
+			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began before the " +
+				"policy, or another program decides.",
+		},
+		{
+			name: "stale ones contradict nothing", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.evidenceOf(conntrack.Count{
+					Agrees: 1, Answered: 1, Stale: 1,
+					Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeStale)},
+				}, agree)
+			},
+			headline: "203.0.113.9:443 sees 192.0.2.1",
+		},
+		{
+			name: "no route", code: NoRoute, should: "192.0.2.1",
+			facts:    func(f *ExplainFacts) { f.Route.Type = unix.RTN_UNSPEC },
+			headline: "This node has no route to 203.0.113.9:443 for a packet from 10.244.1.7.",
+		},
+		{
+			name: "no source", code: NoRoute, headline: "This node has no route to 203.0.113.9:443.",
+			facts: func(f *ExplainFacts) { f.Packet.Src = netip.Addr{} },
+		},
+		{
+			name: "no forwarding", code: NotForwarded, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.Kept = "packets"
+				f.Remedy = "sysctl -w net.ipv4.ip_forward=1"
+				f.Route.Type = unix.RTN_UNSPEC
+			},
+			headline: "203.0.113.9:443 sees nothing: this node forwards no packets.", details: "sysctl -w net.ipv4.ip_forward=1",
+		},
+		{
+			name: "the node itself needs no forwarding", code: Should, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.Kept = "packets"
+				f.Route.Back = unix.RTN_LOCAL
+			},
+			headline: "203.0.113.9:443 should see 192.0.2.1",
+		},
+		{
+			name: "an address of this node", to: "192.0.2.1:80", code: LocalAddress, should: "10.244.1.7",
+			facts: func(f *ExplainFacts) { f.Route.Type = unix.RTN_LOCAL },
+			headline: "192.0.2.1:80 is an address of this node: this agent does not masquerade a connection from " +
+				"10.244.1.7.",
+		},
+		{
+			name: "the config is rejected", code: ConfigRejected, should: "192.0.2.1", errors: 1,
+			facts: func(f *ExplainFacts) {
+				f.Rejected = config.Problems{{Pos: config.Position{File: "/its/config", Line: 3, Col: 5}}}
+				f.Why = "the kernel enforces 12345678"
+				f.evidenceOf(overruled, agree)
+			},
+			headline: "the config is rejected; the kernel enforces 12345678",
+			details:  "by the policy in force, 203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent\nfix /its/config:3:5",
+		},
+		{
+			name: "no rules of ours", code: NotInstalled, should: "192.0.2.1", errors: 1,
+			facts:    func(f *ExplainFacts) { f.Kernel = Absent },
+			headline: "None of this agent's rules are installed on this node.",
+			details:  "with the config, 203.0.113.9:443 would see 192.0.2.1",
+		},
+		{
+			name: "another policy", code: OtherPolicy, errors: 1,
+			facts: func(f *ExplainFacts) {
+				f.Kernel = Differs
+				f.Policy = nil
+				f.Why = "The kernel enforces 12345678, not 87654321 of the config"
+			},
+			headline: "The kernel enforces 12345678, not 87654321 of the config.",
+		},
+		{
+			name: "the kernel is not read", code: Should, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.Kernel = Unread
+				f.Why = "no permission"
+				f.RouteError = errors.New("no route was read")
+			},
+			headline: "203.0.113.9:443 should see 192.0.2.1",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.config == "" {
+				tt.config = file
+			}
+			if tt.to == "" {
+				tt.to = "203.0.113.9:443"
+			}
+			f := testFacts(t, tt.config, tt.to)
+			if tt.facts != nil {
+				tt.facts(f)
+			}
+			x := Explain(*f)
+			if x.Why.Code != tt.code || x.Sees != tt.sees || x.ShouldSee != tt.should || len(x.Errors) != tt.errors {
+				t.Errorf("code %s, sees %q, should see %q, errors %v; want %+v", x.Why.Code, x.Sees, x.ShouldSee, x.Errors, tt)
+			}
+			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(x.Details, tt.details) {
+				t.Errorf("headline and details:\n%s\n%s\nwant\n%s\n%s", x.Headline, x.Details, tt.headline, tt.details)
+			}
+			text := strings.Join(strings.Fields(x.String()), " ")
+			if !strings.HasPrefix(text, strings.Fields(x.Headline)[0]) {
+				t.Errorf("the first line is not the headline:\n%s", x.String())
+			}
+		})
+	}
+}
