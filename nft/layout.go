@@ -37,10 +37,6 @@ type Layout interface {
 	Text(tables []Table) string
 }
 
-// ErrForeignChain reports that the chain of mode iptables-nft belongs to another
-// program.
-var ErrForeignChain = errors.New("the chain has rules that no masquerade agent wrote")
-
 // ErrForeignPostrouting reports that iptables cannot use a chain POSTROUTING, and
 // neither can mode iptables-nft: its hook is not that of iptables.
 var ErrForeignPostrouting = errors.New("iptables cannot use it")

@@ -109,6 +109,11 @@ func (r Ruleset) Owns(c nfnetlink.Chain) bool {
 	})
 }
 
+// HasTable reports whether the ruleset has chains in a table.
+func (r Ruleset) HasTable(table nfnetlink.Table) bool {
+	return slices.ContainsFunc(r.Tables, func(t Table) bool { return t.Family == table.Family && t.Name == table.Name })
+}
+
 // A Set is a set of prefixes, or a map if it has mappings, without the suffix -a or -b
 // under which the kernel holds it.
 type Set struct {

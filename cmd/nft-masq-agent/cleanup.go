@@ -128,8 +128,8 @@ func legacyIPTables(proc string) []string {
 	}
 	var lines []string
 	for _, t := range tables {
-		lines = append(lines, fmt.Sprintf("%s has rules of an iptables-based agent, which this program does not remove: %s",
-			t, t.Command()))
+		lines = append(lines, fmt.Sprintf("legacy ip_tables (table %s) has rules of an iptables-based agent, which this "+
+			"program does not remove: %s", t, t.Command()))
 	}
 	return lines
 }

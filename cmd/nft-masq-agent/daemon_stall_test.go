@@ -79,7 +79,7 @@ func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset) {
 		k := s.kernel()
 		state, err := k.Read(s.t.Context(), want, layout.Ours)
 		_ = k.Close()
-		if err == nil && len(state.Drift()) == 0 {
+		if err == nil && len(state.Differences()) == 0 {
 			s.t.Logf("%s after %v", what, time.Since(begun).Round(time.Millisecond))
 			return
 		}

@@ -209,7 +209,7 @@ func (n *testNode) differences(want nft.Ruleset) []string {
 		return []string{err.Error()}
 	}
 	var diffs []string
-	for _, d := range s.Drift() {
+	for _, d := range s.Differences() {
 		diffs = append(diffs, d.String())
 	}
 	return diffs

@@ -126,7 +126,6 @@ func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 		"connections 192.0.2.9 --seen-as fd00::1":             "--seen-as",
 		"render file --config file":                           `"file" and --config both name the config: omit one`,
 		"cleanup --probe-socket " + strings.Repeat("x", 108):  "has at most 107",
-		"run --probe-socket flags_test.go":                    "flags_test.go is not a socket",
 		"explain 10.1.2.3 --from 127.0.0.1":                   "is not the source of a packet to another host or pod",
 		"run --logtostderr=perhaps":                           "--logtostderr",
 		"run --masq-chain=!x":                                 "--masq-chain",

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -19,9 +18,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/watch"
@@ -76,13 +73,6 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 	}
 	k := kernel.Open(wired().words)
 	defer func() { _ = k.Close() }()
-	if s, err := k.Read(ctx, nft.Ruleset{Layout: o.NFT().Layout}, layout.Ours); err == nil && s.Foreign() != nil {
-		return exitUsage, usagef("--masq-chain: %w", s.Foreign())
-	}
-	if info, err := os.Lstat(o.ProbeSocket); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return exitUsage, usagef("--probe-socket: %s is not a socket: remove it, or name another path",
-			config.Printable(o.ProbeSocket))
-	}
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	log.Info("exiting; the rules stay", zap.String("event", "exiting"))

@@ -131,7 +131,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 				return f, hinted(err)
 			}
 		}
-		if !slices.ContainsFunc(state.Drift(), func(d layout.Difference) bool { return d.Kind != layout.Leftover }) {
+		if !slices.ContainsFunc(state.Differences(), func(d layout.Difference) bool { return d.Kind != layout.Leftover }) {
 			f.Layout, f.known = r.Layout, state
 			return f, nil
 		}

@@ -70,7 +70,6 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 		return f, err
 	}
 	f.Config = s.config(current)
-	f.Foreign = current.state.Foreign()
 	f.Unknown = current.unknown
 	f.Policy = current.state.Want.Policy
 	if current.known != nil {
@@ -78,22 +77,20 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 		f.Policy = current.known.Want.Policy
 	}
 	installed := current.state.Want.Layout
-	if f.Foreign == nil {
-		if s.rejected == nil {
-			for _, d := range current.state.Drift() {
-				f.Kernel.Differences = append(f.Kernel.Differences, d.String())
-			}
-			f.Kernel.InSync = len(f.Kernel.Differences) == 0
+	if s.rejected == nil {
+		for _, d := range current.state.Differences() {
+			f.Kernel.Differences = append(f.Kernel.Differences, d.String())
 		}
-		if current.found {
-			installed = current.Layout
-			f.Kernel.Mode = string(installed.Mode())
-			f.Kernel.Hash = current.Hash
-		}
-		f.Counts, err = s.kernel.Counters(installed)
-		if err != nil {
-			return f, err
-		}
+		f.Kernel.InSync = len(f.Kernel.Differences) == 0
+	}
+	if current.found {
+		installed = current.Layout
+		f.Kernel.Mode = string(installed.Mode())
+		f.Kernel.Hash = current.Hash
+	}
+	f.Counts, err = s.kernel.Counters(installed)
+	if err != nil {
+		return f, err
 	}
 	if s.rejected != nil {
 		if s.Ruleset != nil {

@@ -94,7 +94,7 @@ func (b *bench) write(p policy) {
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
 func (b *bench) inSync(ctx context.Context, want nft.Ruleset) {
-	if diffs := nfttest.Must(b.kernel.Read(ctx, want, layout.TakeOver)).Drift(); len(diffs) > 0 {
+	if diffs := nfttest.Must(b.kernel.Read(ctx, want, layout.TakeOver)).Differences(); len(diffs) > 0 {
 		nfttest.Check(fmt.Errorf("the kernel is out of sync: %q", diffs))
 	}
 }

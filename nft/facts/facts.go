@@ -114,10 +114,17 @@ func Comment(r nfnetlink.Rule) string {
 // writes. iptables and nft do not know its type: they neither show nor preserve it.
 func Signature() []byte { return userdata.AppendString(nil, signatureType, signature) }
 
+// SignatureWith is a [Signature] with the hash of the policy.
+func SignatureWith(hash string) []byte { return userdata.AppendString(Signature(), hashType, hash) }
+
 const (
 	signatureType = 200
 	signature     = "nft-masq-agent"
+	hashType      = 201
 )
+
+// Hash returns the hash of the policy that a rule of ours has, or "".
+func Hash(r nfnetlink.Rule) string { return UserData(r.UserData, hashType) }
 
 // Signed reports whether a rule has our [Signature].
 func Signed(r nfnetlink.Rule) bool { return UserData(r.UserData, signatureType) == signature }

@@ -24,19 +24,13 @@ const (
 // Cleanup removes rules in one transaction, and returns the names of what it
 // removed.
 func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
-	k.settled = nil
 	var s *State
 	err = nfnetlink.Again(ctx, func() error {
 		if s, err = k.removable(ctx, what, s); err != nil {
 			return err
 		}
-		diffs := s.Differences()
-		removed = names(diffs)
-		err = s.carryOut(ctx)
-		if err == nil && what != LegacyOnly {
-			removed = append(removed, k.emptied(diffs)...)
-		}
-		return err
+		removed = names(s.Differences())
+		return s.carryOut(ctx)
 	})
 	if err == nil && what != LegacyOnly {
 		var left bool
@@ -73,12 +67,10 @@ func (k *Kernel) removable(ctx context.Context, what Removal, earlier *State) (*
 	if what == Ours {
 		depth = layout.Everything
 	}
-	if what == LegacyOnly {
-		earlier = nil
-	}
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
 	if err == nil && what == LegacyOnly {
-		s.modes = nil
+		s.modes = make([]layout.State, len(s.modes))
+		s.left = slices.DeleteFunc(s.left, func(l older.Chain) bool { return l.Ours })
 	}
 	return s, err
 }
@@ -105,20 +97,15 @@ func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool
 
 // XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
 // changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]older.XTable, error) { return k.xtables() }
+func (k *Kernel) XTables() ([]older.LegacyTable, error) { return k.xtables() }
 
-// Older finds the chains of iptables-based agents that are not ours by the wanted ruleset. It reads the
-// rules of all chains, up to a bound.
+// Older finds the chains of iptables-based agents that are not ours by the wanted ruleset.
 func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []older.Chain, err error) {
-	c := k.In(ctx)
 	err = nfnetlink.Again(ctx, func() error {
-		all, err := older.List(c)
-		if err == nil {
-			found, err = older.Find(all, want, k.words)
-		}
+		found, err = older.Find(k.In(ctx), want)
 		return err
 	})
-	return found, err
+	return slices.DeleteFunc(found, func(l older.Chain) bool { return l.Ours }), err
 }
 
 // OlderDecides reports whether packets reach rules of an iptables-based agent.
@@ -127,18 +114,15 @@ func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
 	if err != nil || len(tables) > 0 {
 		return len(tables) > 0, err
 	}
-	s, err := k.Read(ctx, nft.Ruleset{}, layout.TakeOver)
-	return err == nil && slices.ContainsFunc(s.legacy, older.Chain.Decides), err
+	found, err := k.Older(ctx, nft.Ruleset{})
+	return slices.ContainsFunc(found, older.Chain.Decides), err
 }
 
 // Kept returns the chains of iptables-based agents that Cleanup does not remove, because they
 // may be another program's.
 func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
-	s, err := k.Read(ctx, nft.Ruleset{}, layout.TakeOver)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(s.legacy, func(l older.Chain) bool { return l.Kept == "" }), nil
+	found, err := k.Older(ctx, nft.Ruleset{})
+	return slices.DeleteFunc(found, func(l older.Chain) bool { return l.Kept == "" }), err
 }
 
 // OnlyNAT reports whether the base chains of our table are the only ones of type nat

@@ -520,9 +520,9 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		change, read int
 	}{
 		{nft.ModeNFTables, layout.Ours, 13, 10},
-		{nft.ModeNFTables, layout.Everything, 16, 13},
+		{nft.ModeNFTables, layout.Everything, 15, 12},
 		{nft.ModeIPTables, layout.Ours, 20, 17},
-		{nft.ModeIPTables, layout.Everything, 26, 23},
+		{nft.ModeIPTables, layout.Everything, 29, 26},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

@@ -23,10 +23,7 @@ import (
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
 	words          facts.Words
-	xtables        func() ([]older.XTable, error) // of the thread's namespace
-	// settled is the layout whose rules were right once: since then, rules of other agents
-	// in our chain are just drift.
-	settled nft.Layout
+	xtables        func() ([]older.LegacyTable, error) // of the thread's namespace
 	// right is the ruleset that the last Apply left in the kernel, none after one that failed.
 	right nft.Ruleset
 }
@@ -36,13 +33,13 @@ type Kernel struct {
 // messages as words has them.
 func Open(words facts.Words) *Kernel {
 	k := New(nfnetlink.Dial(), words)
-	k.xtables = func() ([]older.XTable, error) { return older.XTables("/proc/thread-self/net") }
+	k.xtables = func() ([]older.LegacyTable, error) { return older.XTables("/proc/thread-self/net") }
 	return k
 }
 
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn, words facts.Words) *Kernel {
-	none := func() ([]older.XTable, error) { return nil, nil }
+	none := func() ([]older.LegacyTable, error) { return nil, nil }
 	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: none}
 }
 
@@ -72,7 +69,7 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 
 // Read reads the kernel, to compare it with the wanted ruleset without writing.
 func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (*State, error) {
-	s, _, err := k.look(ctx, want, depth, true)
+	s, _, err := k.look(ctx, want, depth)
 	return s, err
 }
 
@@ -84,8 +81,7 @@ type Applied struct {
 	// TookOver are the names of other agents' chains that were removed, Removed
 	// those of leftovers of another mode or chain name of ours.
 	TookOver, Removed []string
-	// Replaced are the rules of other agents that were in the chain of mode
-	// iptables-nft.
+	// Replaced are the chains of mode iptables-nft that others had written.
 	Replaced []string
 	// Read is the generation of the ruleset that was compared, and Generation that at which everything was
 	// right. If another program wrote in the meantime, that is 0, or not the last one.
@@ -107,8 +103,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 	if depth == layout.Frame && !k.right.SamePolicy(want) {
 		depth = layout.Ours
 	}
-	first := k.settled != want.Layout
-	s, found, err := k.look(ctx, want, depth, first)
+	s, found, err := k.look(ctx, want, depth)
 	a.Differences = texts(found)
 	if err != nil {
 		if !Delayed(err) {
@@ -119,23 +114,23 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 	a.Read, a.Generation = s.generation, s.generation
 	if len(found) > 0 {
 		k.right = nft.Ruleset{}
-		if err := k.write(ctx, s, found, first, &a); err != nil {
+		if err := k.write(ctx, s, found, &a); err != nil {
 			return Applied{Differences: a.Differences}, err
 		}
-		k.describe(&a, found)
+		a.describe(found)
 	}
 	if depth >= layout.Everything {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
-	k.settled, k.right = want.Layout, want
+	k.right = want
 	a.Took = time.Since(start)
 	return a, nil
 }
 
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree. Rules in our chain may be another agent's at first.
-func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth, first bool) (s *State,
+// if two reads agree.
+func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth) (s *State,
 	diffs []layout.Difference, err error,
 ) {
 	var last []string
@@ -144,7 +139,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 		if err != nil {
 			return err
 		}
-		diffs = s.differences(first)
+		diffs = s.Differences()
 		if len(diffs) == 0 {
 			return nil
 		}
@@ -162,12 +157,12 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 // write removes differences. Chains that only have other rules are written again as a whole, by their names:
 // that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the
 // generation that was read.
-func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, first bool, a *Applied) error {
+func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, a *Applied) error {
 	if s.rewrite(found) == nil {
 		a.Generation = s.generation
 		return nil
 	}
-	c := change{kernel: k, state: s, found: found, first: first}
+	c := change{kernel: k, state: s, found: found}
 	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
 	a.Recreated, a.Generation = c.recreated, c.generation
 	return err
@@ -180,7 +175,6 @@ type change struct {
 	kernel     *Kernel
 	state      *State
 	found      []layout.Difference
-	first      bool
 	tries      int
 	doubts     int // reads after which the table cannot be changed as it is
 	recreated  bool
@@ -240,7 +234,7 @@ func (c *change) readAgain(ctx context.Context) error {
 	}
 	s.words = nil // the differences were described before, and time counts
 	c.state = s
-	c.found = s.differences(c.first)
+	c.found = s.Differences()
 	return nil
 }
 
@@ -264,18 +258,18 @@ func mayComeFromTheTable(err error) bool {
 }
 
 // describe adds what was done about differences.
-func (k *Kernel) describe(a *Applied, diffs []layout.Difference) {
+func (a *Applied) describe(diffs []layout.Difference) {
 	for _, d := range diffs {
-		switch {
-		case d.Kind == layout.Older:
+		switch d.Kind {
+		case layout.Older:
 			a.TookOver = append(a.TookOver, d.Text)
-		case d.Kind == layout.Leftover:
+		case layout.Leftover:
 			a.Removed = append(a.Removed, d.Text)
-		case d.Kind == layout.Unsigned && d.Rules.Rules > 0:
-			a.Replaced = append(a.Replaced, d.Rules.String())
+		case layout.Replaced:
+			a.Replaced = append(a.Replaced, d.Text)
+		case layout.Drift, layout.Rules, layout.Odd, layout.Prevented:
 		}
 	}
-	a.Removed = append(a.Removed, k.emptied(diffs)...)
 }
 
 func texts(diffs []layout.Difference) (out []string) {

@@ -22,48 +22,34 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/rule"
-	"nft-masq-agent/nft/xtables"
 )
 
-func TestChainOfAnotherProgramIsRejected(t *testing.T) {
+// A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
+func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
-	another := func(creates string) {
-		iptables(t, ns, nfnetlink.IPv6, creates, cases.DefaultChain)
-		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
-	}
-	another("-N")
-	before := nfttest.ListRuleset(t, ns)
-	k := open(t, ns)
-	for name, says := range map[string]error{cases.DefaultChain: nft.ErrForeignChain, "ANOTHER": nil} {
-		s, err := k.Read(t.Context(), nft.Ruleset{Layout: xtables.Layout{Name: name}}, layout.Ours)
-		if err != nil || !errors.Is(s.Foreign(), says) {
-			t.Errorf("%s: %+v, %v", name, s, err)
-		}
-	}
+	loadForeign(t, ns)
+	before := notOurs(t, ns, cases.DefaultChain)
 	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
-	if _, err := k.Apply(t.Context(), want, layout.Ours); !errors.Is(err, nft.ErrForeignChain) {
-		t.Errorf("Apply says %v", err)
-	}
-	if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
-		t.Errorf("ruleset (-before +after):\n%s", diff)
-	}
-	// Foreign rules next to ours are drift.
-	iptables(t, ns, nfnetlink.IPv6, "-F", cases.DefaultChain)
-	apply(t, k, want, layout.Ours)
-	another("-F")
-	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
-		t.Error("nothing was found")
-	}
-	inSync(t, ns, want)
-	// After a cleanup, it is another program's again.
-	if _, err := k.Cleanup(t.Context(), Ours); err != nil {
-		t.Fatal(err)
-	}
-	another("-N")
-	if _, err := k.Apply(t.Context(), want, layout.Ours); !errors.Is(err, nft.ErrForeignChain) {
-		t.Errorf("Apply after a cleanup says %v", err)
+	for _, restarts := range []bool{true, true, false} {
+		k := open(t, ns)
+		if !restarts {
+			apply(t, k, want, layout.Ours)
+		}
+		iptables(t, ns, nfnetlink.IPv6, "-N", "X") // which may exist
+		nfttest.NFT(t, ns, "add chain ip6 nat "+cases.DefaultChain+"; flush chain ip6 nat "+cases.DefaultChain, "-f", "-")
+		iptables(t, ns, nfnetlink.IPv6, "-X", "X")
+		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+		a, err := k.Apply(t.Context(), want, layout.Ours)
+		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
+		if diff := cmp.Diff(says, a.Replaced); err != nil || diff != "" {
+			t.Errorf("%v, replaced (-want +got):\n%s", err, diff)
+		}
+		inSync(t, ns, want)
+		if diff := cmp.Diff(before, notOurs(t, ns, cases.DefaultChain)); diff != "" {
+			t.Errorf("what is not ours (-before +after):\n%s", diff)
+		}
 	}
 }
 

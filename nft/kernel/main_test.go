@@ -98,5 +98,5 @@ func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth)
 	if err != nil {
 		return nil, err
 	}
-	return texts(s.Drift()), nil
+	return texts(s.Differences()), nil
 }

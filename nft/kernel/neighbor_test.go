@@ -408,6 +408,45 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	})
 }
 
+// What an older agent left is looked for once: reading the table takes longer than the time between another program's
+// transactions.
+func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
+	for _, name := range []string{"ip-masq-agent-v2.9", "ip-masq-agent-custom-chain"} {
+		agent := loadOlder(t, name)
+		for way, do := range map[string]func(context.Context, *Kernel) ([]string, error){
+			"nftables":      applies(agent.takeOvers()[0].want, layout.TakeOver),
+			"iptables-nft":  applies(agent.takeOvers()[2].want, layout.TakeOver),
+			"--legacy":      cleansUp(WithLegacy),
+			"--legacy-only": cleansUp(LegacyOnly),
+		} {
+			t.Run(name+", "+way, func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				loadForeign(t, ns)
+				before := notOurs(t, ns, "TAKES-OVER")
+				agent.install(t, ns, nil)
+				commit, lists := commits(t, ns), 0
+				k := (&faults{dial: dialIn(ns), after: func(_ call, msgs []netlink.Message, _ error) {
+					m := msgs[0]
+					if m.Header.Flags&netlink.Dump == netlink.Dump && bytes.Contains(m.Data, []byte(xtables.Postrouting+"\x00")) {
+						lists++
+						commit()
+					}
+				}}).open()
+				removed, err := do(t.Context(), k)
+				if err != nil || len(removed) == 0 || lists == 0 {
+					t.Errorf("removed %q, %v, after %d lists", removed, err, lists)
+				}
+				if diff := cmp.Diff(before, notOurs(t, ns, "TAKES-OVER")); diff != "" {
+					t.Errorf("what is not ours (-before the agent +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
 // commits returns what another program does that commits to its own table.
 func commits(t *testing.T, ns *nfttest.NS) func() {
 	t.Helper()

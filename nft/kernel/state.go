@@ -26,7 +26,8 @@ type State struct {
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
-	legacy     []older.Chain
+	left       []older.Chain  // chains that go: ours that are not wanted, and with [layout.TakeOver] older agents'
+	stale      bool           // left has changed since it was read
 }
 
 // Unread returns a state of which only is known what is wanted.
@@ -73,14 +74,20 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			s.wanted = current
 		}
 	}
-	if depth == layout.TakeOver {
-		all, err := older.List(c)
+	// In mode iptables-nft, a policy without IPv6 leaves the chain of one with it.
+	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
+	if depth > layout.Ours || depth == layout.Ours && withoutIPv6 {
+		if staged != nil && !staged.stale {
+			s.left = staged.left
+			return s, nil
+		}
+		found, err := older.Find(c, want)
 		if err != nil {
 			return nil, err
 		}
-		if s.legacy, err = older.Find(all, want, s.words); err != nil {
-			return nil, err
-		}
+		s.left = slices.DeleteFunc(found, func(l older.Chain) bool {
+			return !l.Ours && (depth < layout.TakeOver || l.Kept != "")
+		})
 	}
 	return s, nil
 }
@@ -89,48 +96,29 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 // have done to them since; false if there are none.
 func (s *State) Installed() (found layout.Installed, ok bool) {
 	for _, m := range s.modes {
+		if m == nil {
+			continue
+		}
 		if found, ok = m.Installed(); ok {
-			break
+			return found, true
 		}
 	}
-	return found, ok
-}
-
-// Foreign returns [nft.ErrForeignChain] if the wanted rules cannot be written without
-// deleting another program's.
-func (s *State) Foreign() error {
-	for _, d := range s.Differences() {
-		if d.Kind == layout.Foreign {
-			return d.Err
+	for _, l := range s.left {
+		if l.Ours && l.Reached() {
+			return layout.Installed{Layout: xtables.Layout{Name: l.Name}, Hash: l.Hash}, true
 		}
 	}
-	return nil
-}
-
-// differences returns those that count: if our rules were right before, those of other agents in
-// our chain are just drift.
-func (s *State) differences(first bool) []layout.Difference {
-	if first {
-		return s.Differences()
-	}
-	return s.Drift()
-}
-
-// Drift describes how the state differs from the wanted one, if the rules in our chain are ours.
-func (s *State) Drift() []layout.Difference {
-	return slices.DeleteFunc(s.Differences(), func(d layout.Difference) bool {
-		return d.Kind == layout.Unsigned || d.Kind == layout.Foreign
-	})
+	return layout.Installed{}, false
 }
 
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []layout.Difference) {
-	for _, l := range older.Removable(s.legacy) {
-		d := layout.Difference{Kind: layout.Older, Text: l.String(), Rules: l}
-		if l.Held {
-			d.Emptied = []nfnetlink.ChainID{l.ChainID}
+	for _, l := range s.left {
+		kind := layout.Older
+		if l.Ours {
+			kind = layout.Leftover
 		}
-		diffs = append(diffs, d)
+		diffs = append(diffs, layout.Difference{Kind: kind, Text: l.String()})
 	}
 	for _, m := range s.modes {
 		if m != nil {
@@ -206,10 +194,7 @@ func (s *State) carryOut(ctx context.Context) error {
 			atAny = atAny && (right || first.Len() == before)
 		}
 	}
-	if gone := older.Removable(s.legacy); len(gone) > 0 {
-		older.Remove(gone, first)
-		atAny = false
-	}
+	older.Remove(s.left, first)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -217,7 +202,12 @@ func (s *State) carryOut(ctx context.Context) error {
 	if !atAny {
 		commit = s.commitNow
 	}
-	if err := commit(first); err != nil || after.Len() == 0 {
+	err := commit(first)
+	s.stale = err != nil && !errors.Is(err, unix.ERESTART)
+	if s.stale && len(s.left) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
+		return nfnetlink.ErrInterrupted // of what goes, something has gone, or has come
+	}
+	if err != nil || after.Len() == 0 {
 		return err
 	}
 	nfnetlink.AwaitPackets()

@@ -285,7 +285,8 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 	}
 }
 
-func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
+// It is not ours then: cleanup leaves it, and an agent that runs writes its own again.
+func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, "ip-masq-agent-v2.0.0")
 	agent.config.EnableIPv6 = false
@@ -298,10 +299,13 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	// It keeps an existing jump.
 	text, _, _ := strings.Cut(agent.rules[nfnetlink.IPv4], "-A POSTROUTING")
 	_, rules, _ := strings.Cut(agent.rules[nfnetlink.IPv4], " -j "+agent.chain+"\n")
-	nfttest.Run(t, ns, text+rules, "iptables-nft-restore", "--noflush")
-	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
-		t.Errorf("a running agent undid %q", diffs)
+	rewrite := func() { nfttest.Run(t, ns, text+rules, "iptables-nft-restore", "--noflush") }
+	rewrite()
+	if a, err := k.Apply(t.Context(), want, everything); err != nil || len(a.Replaced) != 1 {
+		t.Errorf("replaced %q, %v", a.Replaced, err)
 	}
+	inSync(t, ns, want)
+	rewrite()
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
@@ -312,9 +316,9 @@ func TestOlderAgentThatRewritesOurChainOwnsIt(t *testing.T) {
 	}
 }
 
-// Rules that iptables-restore wrote have our text, but not our signature. A running agent leaves them, and
-// the next one writes them again. Those to which nothing leads any more are not those of a previous run that decide.
-func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
+// Rules that iptables-restore wrote have our text, but not our signature: cleanup leaves them, and an agent writes its
+// own again. Those to which nothing leads any more are not those of a previous run that decide.
+func TestRestoredRulesAreSignedAgain(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
 	ns := nfttest.NewNS(t, "node")
@@ -323,14 +327,11 @@ func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 	apply(t, k, want, layout.Ours)
 	nfttest.Run(t, ns, nfttest.Save(t, ns, "iptables-nft-save", "nat"), "iptables-nft-restore")
 	saved := nfttest.Save(t, ns, "iptables-nft-save", "nat")
-	if diffs := apply(t, k, want, everything); len(diffs) > 0 {
-		t.Errorf("a running agent undid %q", diffs)
-	}
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
 		t.Errorf("unsigned rules were removed: %q, %v", removed, err)
 	}
-	if diffs := apply(t, open(t, ns), want, everything); len(diffs) == 0 {
-		t.Error("the next agent did not sign them")
+	if diffs := apply(t, k, want, everything); len(diffs) == 0 {
+		t.Error("they were not signed")
 	}
 	inSync(t, ns, want)
 	if diff := cmp.Diff(saved, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
@@ -341,9 +342,6 @@ func TestRestoredRulesAreSignedAtTheStart(t *testing.T) {
 			t.Errorf("with a jump %t: installed %t, %+v, %v", jump, is, got, err)
 		}
 		iptables(t, ns, nfnetlink.IPv4, "-F", xtables.Postrouting)
-	}
-	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
-		t.Errorf("removed %q, %v", removed, err)
 	}
 }
 

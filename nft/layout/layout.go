@@ -8,7 +8,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 )
 
 // A Depth is how much of the kernel is read. Each includes the one before it.
@@ -78,8 +77,7 @@ const (
 	Odd                   // our table has something else: it is replaced
 	Leftover              // it is removed
 	Older                 // rules of an iptables-based agent, which are removed
-	Unsigned              // our chain was written by another agent or version: it is written again at the start
-	Foreign               // our chain belongs to another program, unless it was ours before
+	Replaced              // what has our chain's name, which we did not write, is replaced
 	Prevented             // nothing can be written
 )
 
@@ -87,11 +85,7 @@ const (
 type Difference struct {
 	Kind Kind
 	Text string
-	// Rules are those that go, if another agent wrote them: of kinds Older and Unsigned.
-	Rules older.Chain
-	// Emptied are chains that stay, without rules, because other programs refer to them.
-	Emptied []nfnetlink.ChainID
-	Err     error // of kinds Foreign and Prevented
+	Err  error // of kind Prevented
 }
 
 // String returns the difference in words.
@@ -101,7 +95,7 @@ func (d Difference) String() string {
 		return "leftover " + d.Text
 	case Older:
 		return "another agent's " + d.Text
-	case Drift, Rules, Odd, Unsigned, Foreign, Prevented:
+	case Drift, Rules, Odd, Replaced, Prevented:
 	}
 	return d.Text
 }

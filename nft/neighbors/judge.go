@@ -56,15 +56,15 @@ func (s *State) Evidence() (e conntrack.Beside, err error) {
 	}
 	asker := sync.OnceValue(s.asker)
 	legacy := map[bool]bool{} // by whether it is IPv6
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, err := older.LegacyRules("/proc/thread-self/net", family)
-		if err != nil {
-			return e, err
-		}
-		if rules > 0 {
-			legacy[family == nfnetlink.IPv6] = true
-			e.Spared = append(e.Spared, fmt.Sprintf("%stables-legacy -t nat -S lists rules of other programs: "+
-				"they may translate any connection of the family", family))
+	tables, err := older.LegacyTables("/proc/thread-self/net")
+	if err != nil {
+		return e, err
+	}
+	for _, table := range tables {
+		if table.Table == "nat" && table.Rules > 0 {
+			legacy[table.Family == nfnetlink.IPv6] = true
+			e.Spared = append(e.Spared, fmt.Sprintf("%s lists rules of other programs: they may translate any connection "+
+				"of the family", table.Command()))
 		}
 	}
 	networks, err := routes.Networks()

@@ -7,6 +7,7 @@ package neighbors
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -61,7 +62,7 @@ func none[T any]() ([]T, error) { return nil, nil }
 func (n *Node) OthersTranslate(ctx context.Context) (others bool, err error) {
 	c := n.In(ctx)
 	err = nfnetlink.Again(ctx, func() error {
-		l, err := older.List(c)
+		l, err := trace.List(c)
 		for _, base := range l.Chains {
 			ours := base.Family == nfnetlink.Inet && base.Table == nft.TableName
 			if err != nil || others || ours || !l.InForce(base) || base.Hook.Type != "nat" {
@@ -118,28 +119,11 @@ func (n *Node) beside(ctx context.Context, ours *kernel.State) (*State, error) {
 	}
 	return s, nfnetlink.Again(ctx, func() (err error) {
 		if s.others, err = trace.Read(c, trace.Scope{Own: s.Want.Owns, Reads: concerns}); err == nil {
-			s.older, err = older.Find(listing(s.others), s.Want, rule.String)
+			s.older, err = older.Find(c, s.Want)
+			s.older = slices.DeleteFunc(s.older, func(l older.Chain) bool { return l.Ours })
 		}
 		return err
 	})
-}
-
-// listing lists all chains, and reads the rules of those that were not read.
-func listing(r *trace.Rules) older.Listing {
-	l := r.Listing
-	l.EachRule = func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error {
-		c := r.ByID[nfnetlink.ChainID{Family: family, Table: table, Name: chain}]
-		if c == nil || c.Rules == nil {
-			return r.Listing.EachRule(family, table, chain, do)
-		}
-		for _, each := range c.Rules {
-			if err := do(each); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return l
 }
 
 // passes reports whether packets of pods to other hosts pass a base chain.

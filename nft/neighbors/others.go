@@ -32,7 +32,7 @@ type Others struct {
 	// Accepted are those of Conflicts and Overruled that [Others.Accept] has accepted.
 	Accepted []Conflict
 	// XTables are tables of legacy ip_tables with rules of such agents.
-	XTables []older.XTable
+	XTables []older.LegacyTable
 	// Unread counts rules that were not examined because there are too many, Unasked the packets
 	// that they tell apart but that were not asked about.
 	Unread, Unasked int

@@ -17,7 +17,6 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 )
 
 var update = flag.Bool("update", false, "rewrite the expect.txt files")
@@ -50,20 +49,8 @@ func exempting(words string) nft.Ruleset {
 func describe(s *State, o Others) string {
 	var b strings.Builder
 	for _, l := range o.Legacy {
-		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, random-fully %t\n", l.Family, l.Table, l.Name, l.Rules,
-			l.RandomFully)
-		if l.Base != nil {
-			fmt.Fprintf(&b, "\tfrom %s (priority %d)\n", l.Base.Name, l.Base.Hook.Priority)
-		}
-		for _, j := range l.Jumps {
-			for _, c := range s.others.Chains {
-				for _, r := range c.Rules {
-					if c.Family == j.Family && c.Table == j.Table && c.Name == j.Chain && r.Handle == j.Handle {
-						fmt.Fprintf(&b, "\tjump in %s: %s\n", j.Chain, rule.String(r))
-					}
-				}
-			}
-		}
+		fmt.Fprintf(&b, "legacy %s %s %s: rules %d, jumps %d, random-fully %t\n", l.Family, l.Table, l.Name, l.Rules,
+			l.Jumps(), l.RandomFully)
 	}
 	for _, c := range append(o.Conflicts, o.Overruled...) {
 		fmt.Fprintf(&b, "%s %s %s (%s, priority %d)\n", c.Kind, c.Table(), c.Rule.Chain, c.Base.Name, c.Base.Hook.Priority)

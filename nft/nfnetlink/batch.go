@@ -22,6 +22,7 @@ type Batch struct {
 	// Generation is the one that the kernel reports right after the batch was committed.
 	Generation uint32
 	deleted    map[ruleID]bool // what the batch has deleted, and does not delete again
+	conditions []Condition     // see [Batch.Require]
 }
 
 // A ruleID names a rule, or with handle 0 a chain.
@@ -91,6 +92,22 @@ func (b *Batch) DelTable(family Family, table string) {
 	b.add(family, unix.NFT_MSG_DELTABLE, 0, a)
 }
 
+// DelEmptyTable deletes a table in which nothing is left. Otherwise the kernel rejects the transaction.
+func (b *Batch) DelEmptyTable(t Table) {
+	var a Attrs
+	a.str(unix.NFTA_TABLE_NAME, t.Name)
+	b.add(t.Family, unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, a)
+}
+
+// A Condition is what a batch relies on, such as that a handle is still that of the rule that was read.
+type Condition interface {
+	// Check returns [ErrInterrupted] if it does not hold any more.
+	Check(c *Conn) error
+}
+
+// Require makes the batch right at any generation at which a condition holds. [Conn.Commit] checks it.
+func (b *Batch) Require(x Condition) { b.conditions = append(b.conditions, x) }
+
 // AddChain creates a chain. An existing chain of that name must have the same
 // hook; its policy is updated.
 func (b *Batch) AddChain(c Chain) {
@@ -107,11 +124,11 @@ func (b *Batch) AddChain(c Chain) {
 	delete(b.deleted, ruleID{c.ID(), 0})
 }
 
-// DelChain deletes a chain, which must be empty and unreferenced, once. The kernel then drops all
-// packets in the queues (nfqueue) of the network namespace if it has a hook.
+// DelChain deletes a chain, once. If it has rules then, or something refers to it, the kernel rejects
+// the transaction. It drops all packets in the queues (nfqueue) of the network namespace if it has a hook.
 func (b *Batch) DelChain(c ChainID) {
 	if b.first(ruleID{c, 0}) {
-		b.add(c.Family, unix.NFT_MSG_DELCHAIN, 0, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
+		b.add(c.Family, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
 	}
 }
 

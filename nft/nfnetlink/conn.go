@@ -181,11 +181,42 @@ func generationOf(m netlink.Message) uint32 {
 //
 // The error wraps the kernel's errno (errors.Is) and names the message that was
 // rejected. After ENOBUFS it is unknown whether the transaction took effect.
+//
+// The conditions of the batch are checked right before, at the generation at which it is sent.
 func (c *Conn) Commit(b *Batch, generation uint32) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	return c.transact(b, generation)
+	if len(b.conditions) == 0 {
+		return c.transact(b, generation)
+	}
+	for range attempts {
+		guard, err := c.check(b.conditions)
+		if err != nil {
+			return err
+		}
+		if generation != 0 {
+			return c.transact(b, generation)
+		}
+		if err := c.transact(b, guard); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return ErrInterrupted
+}
+
+// check returns a generation at which conditions hold, if nobody has written since.
+func (c *Conn) check(conditions []Condition) (generation uint32, err error) {
+	generation, err = c.Generation()
+	if err != nil {
+		return 0, err
+	}
+	for _, x := range conditions {
+		if err := x.Check(c); err != nil {
+			return 0, err
+		}
+	}
+	return generation, nil
 }
 
 // AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its

@@ -51,6 +51,16 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 	return get(c, family, unix.NFT_MSG_GETTABLE, a, parseTable)
 }
 
+// SameTable returns [ErrInterrupted] if a table that was read is gone, or another one has its name: then what it
+// contains has other handles.
+func (c *Conn) SameTable(t Table) error {
+	current, err := c.Table(t.Family, t.Name)
+	if IsNotExist(err) || err == nil && current.Handle != t.Handle {
+		return ErrInterrupted
+	}
+	return err
+}
+
 // Tables lists the tables of a family.
 func (c *Conn) Tables(family Family) ([]Table, error) {
 	return dump(c, "tables", family, unix.NFT_MSG_GETTABLE, nil, parseTable)

@@ -1,5 +1,6 @@
-// Package older finds and removes what iptables-based masquerade agents, which this one
-// replaces, left in the kernel. It exists so that taking over needs nothing of what
+// Package older finds and removes chains of masquerade agents in tables that all programs share:
+// those that iptables-based agents, which this one replaces, left there, and our own of mode
+// iptables-nft that are no longer wanted. It exists so that taking over needs nothing of what
 // interprets other programs' rules.
 package older
 
@@ -9,17 +10,21 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
+// The table and the base chain of iptables in which the agents' rules are.
+const (
+	natTable    = "nat"
+	postrouting = "POSTROUTING"
+)
+
 // agentChains are the default chains of iptables-based masquerade agents: of
 // ip-masq-agent since v0.4.0; of the node setup of GCE, GKE and kOps and of older
 // ip-masq-agents; and of non-masquerade-daemon.
-var agentChains = map[string]bool{"IP-MASQ-AGENT": true, "IP-MASQ": true, "NON-MASQUERADE-DAEMON": true}
+var agentChains = []string{"IP-MASQ-AGENT", "IP-MASQ", "NON-MASQUERADE-DAEMON"}
 
 // The comments of those agents, in all versions: a word and then one of these
 // sentences, or anything after one of the agents' names.
@@ -38,88 +43,171 @@ func comment(r nfnetlink.Rule) string { return strings.Trim(facts.Comment(r), `"
 // Leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
 func Leads(r nfnetlink.Rule) bool {
 	target, ok := facts.Target(r)
-	return ok && (agentChains[target] || agentJump.MatchString(comment(r)))
+	return ok && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
 }
 
-// A Chain is a chain that an iptables-based masquerade agent left behind, and the jumps to it.
+// A Chain is a chain that a masquerade agent left behind, and the jumps to it.
 type Chain struct {
-	nfnetlink.ChainID
-	// Base is the base chain from which packets reach it, or nil.
-	Base *nfnetlink.Chain
-	// Jumps are the rules that lead here, without their expressions. There may be two, with and
-	// without quotes in the comment.
-	Jumps []nfnetlink.Rule
-	// Held means that other programs' rules or maps refer to it.
-	Held  bool
+	nfnetlink.Chain
+	// Ours means that it has our signature: an agent of this program wrote it.
+	Ours bool
+	// Hash is that of our policy, "" if another program changed the rule that has it.
+	Hash string
+	// Rules is the number of its rules.
 	Rules int
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
-	// Kept is why the chain is not certainly the agent's, "" if it is: the agents comment all
-	// of their rules, but for chains with their own names. It is never removed then.
+	// Kept is why the chain is not certainly an agent's, "" if it is. It is never removed then.
 	Kept string
+
+	table     nfnetlink.Table
+	last      bool     // the table has nothing but POSTROUTING then, which only we can have created
+	commented bool     // a rule has the comment of an iptables-based agent
+	rules     []uint64 // the handles of its rules
+	jumps     []uint64 // those of the agent's rules in POSTROUTING that lead to it
+	targets   []string // of its jumps
 }
 
-// A Listing is what [Find] searches.
-type Listing struct {
-	Chains  []nfnetlink.Chain          // of ip, ip6, inet and netdev, in this order
-	dormant map[nfnetlink.ChainID]bool // tables, which have no name of a chain
-	// EachRule reads the rules of a chain, one after another: see [nfnetlink.Conn.EachRule].
-	EachRule func(family nfnetlink.Family, table, chain string, do func(nfnetlink.Rule) error) error
-}
-
-// List lists the chains that the kernel has.
-func List(c *nfnetlink.Conn) (Listing, error) {
-	l := Listing{dormant: map[nfnetlink.ChainID]bool{}, EachRule: c.EachRule}
+// Find finds the chains of masquerade agents that the wanted ruleset does not own. A chain with
+// an agent's name is an agent's in the tables nat of iptables. Any other is one only if all of
+// its rules have an agent's comment; it is searched for under these names in every table, and in
+// the tables of iptables also where an agent's jump leads. Base chains are never an agent's.
+//
+// Other programs may write meanwhile. What Find has missed then, a later call finds.
+func Find(c *nfnetlink.Conn, want nft.Ruleset) (found []Chain, err error) {
 	tables, err := c.Tables(nfnetlink.AnyFamily)
 	if err != nil {
-		return l, err
-	}
-	for _, t := range tables {
-		l.dormant[nfnetlink.ChainID{Family: t.Family, Table: t.Name}] = t.Dormant()
-	}
-	families := []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet, unix.NFPROTO_NETDEV}
-	place := func(c nfnetlink.Chain) int { return slices.Index(families, c.Family) }
-	all, err := c.Chains(nfnetlink.AnyFamily)
-	l.Chains = slices.DeleteFunc(all, func(c nfnetlink.Chain) bool { return place(c) < 0 })
-	slices.SortStableFunc(l.Chains, func(a, b nfnetlink.Chain) int { return place(a) - place(b) })
-	return l, err
-}
-
-// InForce reports whether a chain is a base chain of a table that is not dormant.
-func (l Listing) InForce(c nfnetlink.Chain) bool {
-	return c.Hook != nil && !l.dormant[nfnetlink.ChainID{Family: c.Family, Table: c.Table}]
-}
-
-// Find finds the chains of iptables-based agents by their names, by the comments of their rules,
-// and by the comments of jumps to them. A chain with a name unknown for agents is found only if
-// it is reachable from a postrouting chain, and is kept unless all of its rules are an agent's.
-// Ours are the chains of the wanted ruleset, those whose rules all have our signature, and one
-// with the layout's name of which some have it.
-func Find(all Listing, want nft.Ruleset, words facts.Words) ([]Chain, error) {
-	l := search{
-		Listing: all, want: want, words: words,
-		chains: map[nfnetlink.ChainID]*candidate{}, jumps: map[nfnetlink.ChainID][]nfnetlink.Rule{},
-	}
-	if err := l.readAll(); err != nil {
 		return nil, fmt.Errorf("search for older agents: %w", err)
 	}
-	return l.found(), nil
+	for _, table := range tables {
+		chains, err := findIn(c, table, want)
+		if err != nil && !nfnetlink.IsNotExist(err) {
+			return nil, fmt.Errorf("search for older agents: table %s %s: %w", table.Family,
+				nfnetlink.Printable(table.Name), err)
+		}
+		found = append(found, chains...)
+	}
+	return found, nil
 }
 
-// found returns what was found in what was read. A jump may have been read before its chain
-// was created, or after that was deleted. Chains that nothing but others holds are left over.
-func (l *search) found() (out []Chain) {
-	for _, at := range l.order {
-		c, jumps := l.chains[at], l.jumps[at]
-		if c == nil || c.own || c.Hook != nil {
+// isNAT reports whether a table is one in which iptables-based agents have their rules.
+func isNAT(family nfnetlink.Family, table string) bool {
+	return table == natTable && (family == nfnetlink.IPv4 || family == nfnetlink.IPv6)
+}
+
+// isNamed reports whether a chain is an iptables-based agent's by its name.
+func isNamed(family nfnetlink.Family, table, chain string) bool {
+	return isNAT(family, table) && slices.Contains(agentChains, chain)
+}
+
+func findIn(c *nfnetlink.Conn, table nfnetlink.Table, want nft.Ruleset) (found []Chain, err error) {
+	names := slices.Clone(agentChains)
+	jumps := map[string][]uint64{}
+	if isNAT(table.Family, table.Name) {
+		if jumps, err = readJumps(c, table); err != nil {
+			return nil, err
+		}
+		for target := range jumps {
+			names = append(names, target)
+		}
+		slices.Sort(names[len(agentChains):])
+	}
+	read := map[string]bool{}
+	for len(names) > 0 {
+		name := names[0]
+		names = names[1:]
+		if read[name] {
 			continue
 		}
-		held := int(c.Use) > c.rules+len(jumps)
-		if c.rules+len(jumps) > 0 || !held {
-			out = append(out, Chain{at, c.base, jumps, held, c.rules, c.randomFully, c.kept})
+		read[name] = true
+		if want.Owns(nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: name}) {
+			continue
+		}
+		chain, err := readChain(c, table, name, jumps[name])
+		if err != nil && !nfnetlink.IsNotExist(err) {
+			return nil, err
+		}
+		if err == nil && chain.isAgents() {
+			found = append(found, chain)
+			names = append(names, chain.targets...)
 		}
 	}
-	return out
+	if len(found) > 0 && isNAT(table.Family, table.Name) && !want.HasTable(table) {
+		found[len(found)-1].last = isOnlyOurs(c, table, found)
+	}
+	return found, nil
+}
+
+// isOnlyOurs reports whether a table has nothing but these chains of ours, POSTROUTING, and jumps from it.
+func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []Chain) bool {
+	jumps := 0
+	for _, l := range found {
+		if !l.Ours {
+			return false
+		}
+		jumps += len(l.jumps)
+	}
+	post, err := c.Chain(table.Family, table.Name, postrouting)
+	return err == nil && int(post.Use) == jumps && int(table.Use) == len(found)+1
+}
+
+// readJumps returns the handles of the agents' rules in POSTROUTING, by the chains to which they jump.
+func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, error) {
+	jumps := map[string][]uint64{}
+	err := c.EachRule(table.Family, table.Name, postrouting, func(r nfnetlink.Rule) error {
+		target, _ := facts.Target(r)
+		if Leads(r) {
+			jumps[target] = append(jumps[target], r.Handle)
+		}
+		return nil
+	})
+	if nfnetlink.IsNotExist(err) {
+		return jumps, nil
+	}
+	return jumps, err
+}
+
+// readChain reads a chain, which may be an agent's, to which its jumps lead.
+func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []uint64) (Chain, error) {
+	chain := Chain{table: table, jumps: jumps}
+	var err error
+	chain.Chain, err = c.Chain(table.Family, table.Name, name)
+	if err != nil || chain.Hook != nil {
+		return chain, err
+	}
+	uncommented := uint64(0)
+	err = c.EachRule(table.Family, table.Name, name, func(r nfnetlink.Rule) error {
+		chain.rules = append(chain.rules, r.Handle)
+		chain.RandomFully = chain.RandomFully || facts.RandomFully(r)
+		chain.Ours = chain.Ours || facts.Signed(r)
+		if hash := facts.Hash(r); hash != "" {
+			chain.Hash = hash
+		}
+		if target, ok := facts.Target(r); ok {
+			chain.targets = append(chain.targets, target)
+		}
+		if agentRule.MatchString(comment(r)) {
+			chain.commented = true
+		} else if uncommented == 0 {
+			uncommented = r.Handle
+		}
+		return nil
+	})
+	chain.Rules = len(chain.rules)
+	if uncommented > 0 && !chain.Ours && !isNamed(table.Family, table.Name, name) {
+		chain.Kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent", uncommented)
+	}
+	return chain, err
+}
+
+// isAgents reports whether something of an agent is in the chain, or leads to it. What others refer to stays
+// when it was emptied, and is no agent's then.
+func (l Chain) isAgents() bool {
+	if l.Hook != nil {
+		return false
+	}
+	named := isNamed(l.Family, l.Table, l.Name)
+	return l.Ours || l.commented || len(l.jumps) > 0 || named && (l.Rules > 0 || l.Use == 0)
 }
 
 // Removable returns the chains that are certainly an agent's.
@@ -127,148 +215,80 @@ func Removable(all []Chain) []Chain {
 	return slices.DeleteFunc(slices.Clone(all), func(l Chain) bool { return l.Kept != "" })
 }
 
-// maxRules is how many rules are read in all; there may be hundreds of thousands.
-const maxRules = 60_000
-
-type search struct {
-	Listing
-	words  facts.Words
-	want   nft.Ruleset
-	rules  int // the number of rules read
-	chains map[nfnetlink.ChainID]*candidate
-	jumps  map[nfnetlink.ChainID][]nfnetlink.Rule // by target chain, without their expressions
-	order  []nfnetlink.ChainID                    // what may be an agent's chain, as it was found
-}
-
-// A candidate is what the search needs of a chain. Other programs have tens of thousands of
-// rules, which are not kept.
-type candidate struct {
-	nfnetlink.Chain
-	base        *nfnetlink.Chain
-	own         bool
-	rules       int
-	randomFully bool
-	targets     []string // of its jumps, in order
-	kept        string   // why it is not certainly an agent's
-}
-
-// readAll reads the postrouting chains, those that can be reached from them, and those with the
-// name of an agent's.
-func (l *search) readAll() error {
-	for _, base := range l.Chains {
-		if !l.InForce(base) || base.Hook.Number != unix.NF_INET_POST_ROUTING {
-			continue
+// Remove deletes chains, as they were found, with the agents' jumps to them, and nothing else:
+// the batch is right as long as they are as they were found. A chain to which others refer stays, empty.
+func Remove(chains []Chain, b *nfnetlink.Batch) {
+	references := map[nfnetlink.ChainID]int{}
+	for _, l := range chains {
+		b.Require(l)
+		for _, handle := range l.jumps {
+			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: postrouting, Handle: handle})
 		}
-		for level := []nfnetlink.Chain{base}; len(level) > 0; {
-			targets := map[string]bool{}
-			for _, c := range level {
-				if err := l.read(c, &base); err != nil {
-					return err
-				}
-				for _, to := range l.chains[c.ID()].targets {
-					targets[to] = true
-				}
-			}
-			level = slices.DeleteFunc(slices.Clone(l.Chains), func(c nfnetlink.Chain) bool {
-				return c.Family != base.Family || c.Table != base.Table || !targets[c.Name] || l.chains[c.ID()] != nil
-			})
+		for _, handle := range l.rules {
+			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: l.Name, Handle: handle})
+		}
+		references[l.ID()] += len(l.jumps) + len(l.rules)
+		for _, target := range l.targets {
+			references[nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: target}]++
 		}
 	}
-	for _, c := range l.Chains {
-		if agentChains[c.Name] && l.chains[c.ID()] == nil {
-			if err := l.read(c, nil); err != nil {
-				return err
-			}
+	for _, l := range chains {
+		if int(l.Use) <= references[l.ID()] {
+			b.DelChain(l.ID())
+		}
+		if l.last {
+			b.DelChain(nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: postrouting})
+			b.DelEmptyTable(l.table)
+		}
+	}
+}
+
+// Check implements [nfnetlink.Condition]: the chain is as it was found, and so are the jumps to it.
+func (l Chain) Check(c *nfnetlink.Conn) error {
+	if err := c.SameTable(l.table); err != nil {
+		return err
+	}
+	current, err := readChain(c, l.table, l.Name, l.jumps)
+	if err != nil {
+		return err
+	}
+	if current.Use != l.Use || current.Ours != l.Ours || current.Kept != l.Kept || !slices.Equal(current.rules, l.rules) {
+		return nfnetlink.ErrInterrupted
+	}
+	for _, handle := range l.jumps {
+		r, err := c.Rule(l.Family, l.Table, postrouting, handle)
+		if err != nil {
+			return err
+		}
+		target, _ := facts.Target(r)
+		if target != l.Name || !Leads(r) {
+			return nfnetlink.ErrInterrupted
 		}
 	}
 	return nil
 }
 
-func (l *search) note(at nfnetlink.ChainID) {
-	if !slices.Contains(l.order, at) {
-		l.order = append(l.order, at)
-	}
-}
+// Jumps returns how many rules, and elements of maps, lead to the chain.
+func (l Chain) Jumps() int { return max(int(l.Use)-l.Rules, 0) }
 
-// read reads a chain, and notes it if it is an agent's, and the agents' chains that its
-// rules jump to.
-func (l *search) read(of nfnetlink.Chain, base *nfnetlink.Chain) error {
-	c, at := &candidate{Chain: of, base: base, own: l.want.Owns(of)}, of.ID()
-	l.chains[at] = c
-	agents := agentChains[of.Name]
-	if agents {
-		l.note(at)
-	}
-	if c.own || l.rules+int(of.Use) > maxRules {
-		if !agents {
-			c.kept = "its rules were not read, because there are too many"
-		}
-		return nil
-	}
-	named, signed := agents, 0
-	err := l.EachRule(of.Family, of.Table, of.Name, func(r nfnetlink.Rule) error {
-		c.rules++
-		if facts.Signed(r) {
-			signed++
-		}
-		c.randomFully = c.randomFully || facts.RandomFully(r)
-		text := comment(r)
-		fromAgent := agentJump.MatchString(text)
-		switch ofAgent := agentRule.MatchString(text) && !fromAgent; {
-		case named:
-		case !ofAgent && c.kept == "":
-			c.kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent: %s", r.Handle, l.words.Of(r))
-		case ofAgent && !agents:
-			agents = true
-			l.note(at)
-		}
-		if target, ok := facts.Target(r); ok {
-			to := at
-			to.Name = target
-			c.targets = append(c.targets, target)
-			jump := nfnetlink.Rule{Family: of.Family, Table: of.Table, Chain: of.Name, Handle: r.Handle}
-			l.jumps[to] = append(l.jumps[to], jump)
-			if fromAgent || agentChains[target] {
-				l.note(to)
-			}
-		}
-		return nil
-	})
-	c.own = signed > 0 && (signed == c.rules || l.want.Layout != nil && of.Name == l.want.Layout.Chain())
-	l.rules += c.rules
-	return err
-}
+// Reached reports whether packets may reach its rules.
+func (l Chain) Reached() bool { return l.Rules > 0 && l.Jumps() > 0 }
 
-// Remove deletes chains and the jumps to them, and nothing else. Chains that are held are only
-// emptied, because the kernel does not delete them. Commit the batch with the generation before
-// [Find], so that the kernel rejects it if the rules have changed since.
-func Remove(chains []Chain, b *nfnetlink.Batch) {
-	for _, c := range chains {
-		for _, r := range c.Jumps {
-			b.DelRule(r)
-		}
-	}
-	for _, c := range chains {
-		b.FlushChain(c.ChainID)
-	}
-	for _, c := range chains {
-		if !c.Held {
-			b.DelChain(c.ChainID)
-		}
-	}
-}
+// Decides reports whether packets may reach rules that are certainly an iptables-based agent's.
+func (l Chain) Decides() bool { return !l.Ours && l.Kept == "" && l.Reached() }
 
-// Decides reports whether packets reach rules that are certainly this agent's.
-func (l Chain) Decides() bool { return l.Base != nil && l.Rules > 0 && l.Kept == "" }
-
-// String returns the name of the chain and what exists of it.
+// String returns the name of the chain and, unless it is ours, what exists of it.
 func (l Chain) String() string {
-	text := fmt.Sprintf("chain %s in table %s %s: %d rules", nfnetlink.Printable(l.Name), l.Family,
-		nfnetlink.Printable(l.Table), l.Rules)
-	if l.Rules == 1 {
-		text = strings.TrimSuffix(text, "s")
+	text := fmt.Sprintf("chain %s in table %s %s", nfnetlink.Printable(l.Name), l.Family, nfnetlink.Printable(l.Table))
+	if l.Ours {
+		return text
 	}
-	if len(l.Jumps) == 0 {
+	if l.Rules == 1 {
+		text += ": 1 rule"
+	} else {
+		text += fmt.Sprintf(": %d rules", l.Rules)
+	}
+	if l.Jumps() == 0 {
 		text += ", to which no other rule leads"
 	}
 	if l.RandomFully {
@@ -284,6 +304,5 @@ func (l Chain) String() string {
 // name of its chain in the table nat of iptables.
 func Wrote(r nfnetlink.Rule) bool {
 	text := comment(r)
-	inNAT := r.Table == "nat" && (r.Family == nfnetlink.IPv4 || r.Family == nfnetlink.IPv6)
-	return inNAT && agentChains[r.Chain] || agentJump.MatchString(text) || agentRule.MatchString(text)
+	return isNamed(r.Family, r.Table, r.Chain) || agentJump.MatchString(text) || agentRule.MatchString(text)
 }

@@ -52,20 +52,12 @@ func remove(t *testing.T, c *nfnetlink.Conn, generation uint32, chains []older.C
 	}
 }
 
-func search(c *nfnetlink.Conn, want nft.Ruleset) ([]older.Chain, error) {
-	all, err := older.List(c)
-	if err != nil {
-		return nil, err
-	}
-	return older.Find(all, want, rule.String)
-}
-
 // find returns what was found, and the generation of the ruleset before.
 func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Chain) {
 	t.Helper()
 	generation, err := c.Generation()
 	if err == nil {
-		found, err = search(c, nft.Ruleset{})
+		found, err = older.Find(c, nft.Ruleset{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +119,7 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 	}
 }
 
-// A chain that a map of another program leads to is emptied, and then no longer found.
+// A chain to which others refer is emptied, and then no longer found.
 func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns, c := dialNS(t)
@@ -139,23 +131,25 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		chain NON-MASQUERADE-DAEMON { accept; }
 	}`, "-f", "-")
 	for _, want := range []string{
-		"chain IP-MASQ in table ip nat: 3 rules, to which no other rule leads, held true; " +
-			"chain IP-MASQ-AGENT in table ip nat: 1 rule, random-fully, held false; " +
-			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule, to which no other rule leads, held true; ",
+		"chain IP-MASQ-AGENT in table ip nat: 1 rule, random-fully; chain IP-MASQ in table ip nat: 3 rules; " +
+			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule; ",
 		"",
 	} {
 		generation, found := find(t, c)
 		got := ""
 		for _, l := range found {
-			got += fmt.Sprintf("%s, held %t; ", l, l.Held)
-			if l.Decides() {
-				t.Errorf("%s decides", l)
-			}
+			got += l.String() + "; "
 		}
 		if got != want {
 			t.Errorf("got %s\nwant %s", got, want)
 		}
 		remove(t, c, generation, found)
+	}
+	left := nfttest.ListRuleset(t, ns)
+	for chain, stays := range map[string]bool{"IP-MASQ": true, "IP-MASQ-AGENT": false, "NON-MASQUERADE-DAEMON": true} {
+		if strings.Contains(left, "chain "+chain+" {\n\t}") != stays {
+			t.Errorf("chain %s: left are\n%s", chain, left)
+		}
 	}
 }
 
@@ -180,7 +174,7 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 				generation, found := find(t, c)
 				var lines []string
 				for _, l := range found {
-					lines = append(lines, fmt.Sprintf("%s; %d jumps, decides %t", l, len(l.Jumps), l.Decides()))
+					lines = append(lines, fmt.Sprintf("%s; %d jumps, decides %t", l, l.Jumps(), l.Decides()))
 				}
 				remove(t, c, generation, older.Removable(found))
 				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
@@ -194,7 +188,131 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 	}
 }
 
-// A chain that has rules of ours and others is ours only if its name is the wanted one.
+// A name alone makes a chain an agent's only in the tables nat of iptables, and no base chain. Elsewhere, all of its
+// rules have the comment of an agent.
+func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const (
+		drops   = "counter drop"
+		agents  = `counter accept comment "ip-masq-agent: local traffic is not subject to MASQUERADE"`
+		removed = "removed"
+		kept    = "kept"
+		nothing = "" // is done
+	)
+	named := map[string]bool{ // whether names count
+		"ip nat": true, "ip6 nat": true, "inet nat": false, "inet firewall": false, "ip filter": false, "ip6 mangle": false,
+		"arp filter": false, "bridge nat": false, "netdev nat": false,
+	}
+	for _, name := range []string{"IP-MASQ", "NON-MASQUERADE-DAEMON", "ip-masq"} {
+		for rules, otherwise := range map[string]string{ // what is done where the name does not count
+			drops: nothing, agents + "; " + drops: kept, drops + "; " + agents: kept, agents + "; " + agents: removed,
+			"": nothing,
+		} {
+			ns, c := dialNS(t)
+			for table := range named {
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s { chain %s { %s; }; chain other { %s; }; }", table, name, rules, drops),
+					"-f", "-")
+			}
+			generation, found := find(t, c)
+			got := map[string]string{}
+			for _, l := range found {
+				got[l.Family.String()+" "+l.Table] = removed
+				if l.Kept != "" {
+					got[l.Family.String()+" "+l.Table] = kept
+				}
+			}
+			for table, counts := range named {
+				want := otherwise
+				switch {
+				case name == "ip-masq": // to which nothing of an agent's leads
+					want = nothing
+				case counts:
+					want = removed
+				}
+				if got[table] != want {
+					t.Errorf("%s, chain %s { %s }: %q, want %q", table, name, rules, got[table], want)
+				}
+			}
+			remove(t, c, generation, older.Removable(found))
+			left := nfttest.ListRuleset(t, ns)
+			if n := strings.Count(left, "chain other {\n\t\tcounter packets 0 bytes 0 drop\n"); n != len(named) {
+				t.Errorf("chain %s { %s }: of %d other chains, %d are left:\n%s", name, rules, len(named), n, left)
+			}
+			for table, what := range got {
+				_, text, _ := strings.Cut(left, "table "+table+" {")
+				text, _, _ = strings.Cut(text, "\n}")
+				if strings.Contains(text, "chain "+name+" {") != (what == kept) {
+					t.Errorf("%s, chain %s { %s } is %s: left are\n%s", table, name, rules, what, text)
+				}
+			}
+		}
+	}
+}
+
+// Nor is a base chain an agent's, whatever its name.
+func TestBaseChainsAreNotOlder(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns, c := dialNS(t)
+	for table, hook := range map[string]string{
+		"ip nat": "nat hook postrouting priority 100", "ip6 nat": "nat hook postrouting priority 100",
+		"ip filter": "filter hook forward priority 0", "inet firewall": "filter hook forward priority 0",
+		"bridge nat": "filter hook forward priority 0",
+	} {
+		text := fmt.Sprintf("table %s { chain IP-MASQ { type %s; counter accept comment \"ip-masq: \"; }; }", table, hook)
+		nfttest.NFT(t, ns, text, "-f", "-")
+	}
+	if _, found := find(t, c); len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+}
+
+// What has changed since it was found is not removed, nor anything else in its place: handles begin again in a table
+// that is created again.
+func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft-restore")
+	for name, change := range map[string]string{
+		"a rule of another program is added": "add rule ip nat MY-MASQ counter drop",
+		"a jump":                             "add chain ip nat X; add rule ip nat X jump MY-MASQ",
+		"a rule is gone":                     "flush chain ip nat MY-MASQ",
+		"a rule is replaced":                 "MY-MASQ",
+		"the jump is replaced":               "POSTROUTING",
+		"the jump is gone":                   "flush chain ip nat POSTROUTING",
+		"another table": "delete table ip nat; table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; " +
+			strings.Repeat("meta mark 7 accept; ", 40) + "}; chain MY-MASQ { " + strings.Repeat("drop; ", 40) + "}; }",
+		"no table": "delete table ip nat",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns, c := dialNS(t)
+			install(t, ns, "ip-masq-agent-custom-chain")
+			_, found := find(t, c)
+			if len(found) != 1 {
+				t.Fatalf("found %v", found)
+			}
+			if !strings.Contains(change, " ") { // its first rule; the handle stays
+				rules, _, err := c.FirstRules(nfnetlink.IPv4, "nat", change, func(nfnetlink.Rule) bool { return false })
+				if err != nil {
+					t.Fatal(err)
+				}
+				change = fmt.Sprintf("replace rule ip nat %s handle %d counter drop", change, rules[0].Handle)
+			}
+			nfttest.NFT(t, ns, change, "-f", "-")
+			before := nfttest.ListRuleset(t, ns)
+			var b nfnetlink.Batch
+			older.Remove(found, &b)
+			if err := c.Commit(&b, 0); err == nil {
+				t.Error("the kernel took it")
+			}
+			if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
+				t.Errorf("ruleset (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A chain of the wanted ruleset is ours, whoever wrote its rules, and one that has a rule of ours.
 func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	of := func(chain string) nft.Ruleset {
@@ -205,7 +323,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "IP-MASQ", "-j", "RETURN")
 	install(t, n.NS, "ip-masq-agent-two-jumps")
 	for ours, others := range map[string]string{"IP-MASQ": "IP-MASQ-AGENT", "IP-MASQ-AGENT": "IP-MASQ"} {
-		found, err := search(n.Conn, of(ours))
+		found, err := older.Find(n.Conn, of(ours))
 		isOurs := func(c older.Chain) bool { return c.Name != others }
 		if err != nil || len(found) == 0 || slices.ContainsFunc(found, isOurs) {
 			t.Errorf("found %v, %v, want %s", found, err, others)
@@ -222,14 +340,14 @@ func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 		if err := prepare(filepath.Join(dir, "ip_tables_names")); err != nil {
 			t.Fatal(err)
 		}
-		if n, err := older.LegacyRules(dir, nfnetlink.IPv4); n != 0 || err != nil {
-			t.Errorf("%s: %d rules, %v", name, n, err)
+		if found, err := older.LegacyTables(dir); len(found) > 0 || err != nil {
+			t.Errorf("%s: %v, %v", name, found, err)
 		}
 	}
 	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := older.LegacyRules(dir, nfnetlink.IPv6); err == nil {
+	if _, err := older.LegacyTables(dir); err == nil {
 		t.Error("no error for unreadable files")
 	}
 	if _, err := older.XTables(dir); err == nil {
@@ -243,31 +361,31 @@ func TestLegacyIPTablesRulesAreCountedAndAgentsFound(t *testing.T) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		ns := nfttest.NewNS(t, "node")
 		const dir = "/proc/thread-self/net"
-		check := func(when string, rules int, agent bool) {
-			t.Helper()
-			for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-				n := nfttest.In(t, ns, func() (int, error) { return older.LegacyRules(dir, f) })
-				if want := map[bool]int{true: rules}[f == family]; n != want {
-					t.Errorf("%s, %s: %d rules of %s, want %d", family, when, n, f, want)
-				}
+		program := strings.TrimSuffix(older.LegacyTable{Family: family, Table: "nat"}.Command(), " -t nat -S")
+		for _, step := range []struct {
+			words string
+			rules int // also chains
+			agent bool
+		}{
+			{"-S", 0, false},
+			{"-A POSTROUTING -j MASQUERADE", 1, false},
+			{"-N IP-MASQ-AGENT2", 3, false},
+			{"-N IP-MASQ", 5, true},
+		} {
+			nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, strings.Fields(step.words)...)...)
+			var want []older.LegacyTable
+			if step.rules > 0 {
+				want = append(want, older.LegacyTable{Family: family, Table: "nat", Rules: step.rules, Older: step.agent})
 			}
-			found := nfttest.In(t, ns, func() ([]older.XTable, error) { return older.XTables(dir) })
-			if slices.Contains(found, older.XTable{Family: family}) != agent || len(found) > 1 {
-				t.Errorf("%s, %s: found %v", family, when, found)
+			all := nfttest.In(t, ns, func() ([]older.LegacyTable, error) { return older.LegacyTables(dir) })
+			if !slices.Equal(all, want) {
+				t.Errorf("%s, after %s: %v, want %v", family, step.words, all, want)
+			}
+			found := nfttest.In(t, ns, func() ([]older.LegacyTable, error) { return older.XTables(dir) })
+			if len(found) > 0 != step.agent {
+				t.Errorf("%s, after %s: of agents are %v", family, step.words, found)
 			}
 		}
-		run := func(words string) {
-			command := older.XTable{Family: family}.Command()
-			program := strings.TrimSuffix(command, " -t nat -S")
-			nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, strings.Fields(words)...)...)
-		}
-		check("without a table", 0, false)
-		run("-S")
-		check("with an empty one", 0, false)
-		run("-A POSTROUTING -j MASQUERADE")
-		check("with a rule", 1, false)
-		run("-N IP-MASQ")
-		check("with an agent's chain", 3, true)
 	}
 }
 

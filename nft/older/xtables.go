@@ -16,48 +16,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// An XTable is a nat table of legacy ip_tables with rules of an iptables-based agent, which
-// netlink neither shows nor removes.
-type XTable struct{ Family nfnetlink.Family }
-
-func (t XTable) String() string { return "legacy ip_tables (table " + t.Family.String() + " nat)" }
-
-// Command returns the shell command that shows the rules.
-func (t XTable) Command() string { return t.Family.String() + "tables-legacy -t nat -S" }
-
-// XTables finds the nat tables of legacy ip_tables in this network namespace that have
-// chains of an iptables-based agent, by their names. The directory is as for [LegacyRules].
-func XTables(dir string) (found []XTable, err error) {
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		_, entries, err := legacyTable(dir, family, "nat")
-		if err != nil {
-			return nil, err
-		}
-		texts := bytes.FieldsFunc(entries, func(c rune) bool { return c == 0 })
-		if slices.ContainsFunc(texts, func(b []byte) bool { return agentChains[string(b)] }) {
-			found = append(found, XTable{family})
-		}
-	}
-	return found, nil
-}
-
-// LegacyRules counts the rules in the nat table of legacy ip_tables of a family in this
-// network namespace, and the chains that programs have made there. It reads which tables
-// exist from a directory such as /proc/net or /proc/thread-self/net: to ask for one that
-// does not exist would create it. It needs NET_ADMIN.
-//
-// `iptables-legacy -t nat -S`, or ip6tables-legacy, lists the rules.
-func LegacyRules(dir string, family nfnetlink.Family) (n int, err error) {
-	n, _, err = legacyTable(dir, family, "nat")
-	return n, err
-}
-
 // A LegacyTable is a table of legacy ip_tables that decides about packets, which nf_tables
 // neither shows nor removes.
 type LegacyTable struct {
 	Family nfnetlink.Family
 	Table  string
 	Rules  int // and chains; 0: only a policy
+	// Older means that it is a nat table with a chain of an iptables-based agent, by its name.
+	Older bool
 }
 
 // String returns family and name.
@@ -69,20 +35,31 @@ func (t LegacyTable) Command() string {
 }
 
 // LegacyTables returns the tables of legacy ip_tables in this network namespace that have
-// rules or a policy other than ACCEPT. The directory is as for [LegacyRules].
+// rules, chains or a policy other than ACCEPT. It reads which tables exist from a directory such as
+// /proc/net or /proc/thread-self/net: to ask for one that does not exist would create it. It needs
+// NET_ADMIN.
 func LegacyTables(dir string) (found []LegacyTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
-			rules, entries, err := legacyTable(dir, family, table)
+		for _, name := range []string{"raw", "mangle", "nat", "filter"} {
+			rules, entries, err := legacyTable(dir, family, name)
 			if err != nil {
 				return nil, err
 			}
-			if rules > 0 || entries != nil && xtFamilies[family].drops(entries, xtHooks[table]) {
-				found = append(found, LegacyTable{family, table, rules})
+			if rules > 0 || entries != nil && xtFamilies[family].drops(entries, xtHooks[name]) {
+				older := name == natTable && slices.ContainsFunc(agentChains, func(chain string) bool {
+					return bytes.Contains(entries, []byte("\x00"+chain+"\x00"))
+				})
+				found = append(found, LegacyTable{Family: family, Table: name, Rules: rules, Older: older})
 			}
 		}
 	}
 	return found, nil
+}
+
+// XTables returns those of [LegacyTables] that have rules of an iptables-based agent.
+func XTables(dir string) ([]LegacyTable, error) {
+	all, err := LegacyTables(dir)
+	return slices.DeleteFunc(all, func(t LegacyTable) bool { return !t.Older }), err
 }
 
 // legacyTable reads a table of legacy ip_tables of a family: nothing, if it does not exist.

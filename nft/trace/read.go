@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 )
 
 // Rules are the chains that [Read] found, with the sets and maps that their rules refer to.
@@ -22,7 +21,7 @@ type Rules struct {
 	// Unread counts rules that were not read, because there are too many. Their effect is
 	// unknown.
 	Unread  int
-	Listing older.Listing                // of all chains
+	Listing Listing                      // of all chains
 	ByID    map[nfnetlink.ChainID]*Chain // those that were read
 	bases   []*Chain                     // in the order in which packets meet them
 	sets    map[nfnetlink.ChainID]*set   // all, of which those are read that rules refer to
@@ -99,7 +98,7 @@ func (r *reader) read() (err error) {
 	if r.Generation, err = r.conn.Generation(); err != nil {
 		return err
 	}
-	if r.Listing, err = older.List(r.conn); err != nil {
+	if r.Listing, err = List(r.conn); err != nil {
 		return err
 	}
 	sets, err := r.conn.Sets(nfnetlink.AnyFamily, "")

@@ -3,9 +3,7 @@ package xtables
 import (
 	"context"
 	"errors"
-	"slices"
 
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -14,31 +12,25 @@ import (
 // create a base chain in it in one transaction.
 func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	wake := &nfnetlink.Batch{}
-	for _, n := range s.families {
-		if n.want != nil && n.Dormant() {
+	for _, n := range s.shared {
+		if n.Dormant() {
 			wake.WakeTable(n.Table)
 		}
 	}
 	return errors.Join(ctx.Err(), commit(wake))
 }
 
-// Switch implements [layout.State]. What is added is right at any generation, and so are our
-// chains, which are written again as a whole, in both families: another agent may have written the one that
-// was right. What is deleted by its handle was planned for one generation.
+// Switch implements [layout.State]. If anything differs, our chains are written again as a whole, in both
+// families: another agent may have written the one that was right. That is right at any generation: chains
+// are named, and the jumps that are deleted by their handles have to be as they were found.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
-	atAny = true
-	differ := slices.ContainsFunc(s.families, func(n *shared) bool { return n.want != nil && s.differs(n) })
-	for _, n := range s.families {
-		left := s.leftovers(n)
-		atAny = atAny && len(left) == 0
-		if n.want != nil && differ {
+	if len(s.Differences(nil)) > 0 {
+		for _, n := range s.shared {
 			s.write(now, n)
-			atAny = s.writeJump(now, n) && atAny
-			left = append(left, s.chain)
+			s.writeJump(now, n)
 		}
-		atAny = s.remove(now, n, left) && atAny
 	}
-	return atAny
+	return true
 }
 
 // write writes our chains in a shared table again. What other programs have there is not touched.
@@ -54,74 +46,58 @@ func (s *State) write(b *nfnetlink.Batch, n *shared) {
 	}
 	// Chains before the rules that refer to them, in the order of WithSubchains.
 	for _, name := range names {
-		if !n.wants(name) {
-			continue
-		}
-		got := n.chains[name]
-		if got != nil && got.Hook != nil { // nothing can jump to a base chain
+		found := n.chains[name]
+		wanted := len(n.want.Chain(name).Rules) > 0
+		// Nothing can jump to a base chain. An empty chain to which others refer stays.
+		if found != nil && (found.Hook != nil || !wanted && !n.inUse(found)) {
 			b.DelChain(n.id(name))
 		}
+		if !wanted {
+			continue
+		}
 		b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
-		if got == nil { // another agent may have created it since
+		if found == nil { // another agent may have created it since
 			b.FlushChain(n.id(name))
 		}
 	}
 	for _, name := range names {
-		for _, r := range s.bytecode(*n.want, name) {
+		for _, r := range s.bytecode(n.want, name) {
 			b.AddRule(r)
 		}
 	}
 }
 
-// writeJump leaves one jump to our chain in POSTROUTING, and reports whether it deleted no other.
-func (s *State) writeJump(b *nfnetlink.Batch, n *shared) (atAny bool) {
+// writeJump leaves one jump to our chain in POSTROUTING.
+func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
 	if n.post == nil {
-		b.AddChain(n.want.Chain(Postrouting).KernelChain(*n.want))
+		b.AddChain(n.want.Chain(Postrouting).KernelChain(n.want))
 	}
-	exact, others := n.splitJumps(s.chain)
+	exact, others := s.splitJumps(n)
 	if len(exact) == 0 {
-		b.AddRule(n.want.Chain(Postrouting).Bytecode(*n.want, nil)[0])
+		b.AddRule(n.want.Chain(Postrouting).Bytecode(n.want, nil)[0])
 	} else {
 		others = append(others, exact[1:]...)
 	}
 	for _, r := range others {
+		b.Require(foundRule{n.Table, r})
 		b.DelRule(r)
 	}
-	return len(others) == 0
 }
 
-// remove plans the removal of what is not wanted of chains of ours, with the jumps to it, and reports
-// whether there are no such jumps. If they are our last ones, the rest of the table is deleted, too, if
-// only we can have created it: an empty POSTROUTING and nothing else. Chains that other programs' rules
-// or maps refer to stay, empty, because the kernel does not delete them.
-func (s *State) remove(b *nfnetlink.Batch, n *shared, left []string) (atAny bool) {
-	if len(left) == 0 {
-		return true
+// A foundRule is a rule that is to be deleted as it was found.
+type foundRule struct {
+	table nfnetlink.Table
+	rule  nfnetlink.Rule
+}
+
+// Check implements [nfnetlink.Condition].
+func (f foundRule) Check(c *nfnetlink.Conn) error {
+	if err := c.SameTable(f.table); err != nil {
+		return err
 	}
-	var names []string
-	for _, c := range left {
-		names = append(names, n.unwanted(c)...)
+	current, err := c.Rule(f.rule.Family, f.rule.Table, f.rule.Chain, f.rule.Handle)
+	if err == nil && !sameText(current, f.rule) {
+		return nfnetlink.ErrInterrupted
 	}
-	slices.Sort(names)
-	names, atAny = slices.Compact(names), true
-	for _, r := range n.jumps {
-		if to, _ := facts.Target(r); slices.Contains(names, to) {
-			b.DelRule(r)
-			atAny = false
-		}
-	}
-	// First the rules, which refer to chains, then the chains.
-	for _, name := range names {
-		b.FlushChain(n.id(name))
-	}
-	for _, name := range names {
-		if !s.inUse(n, name) {
-			b.DelChain(n.id(name))
-		}
-	}
-	// Without another chain, set or map, only rules of POSTROUTING can refer to our chains.
-	if n.want == nil && n.rest == 0 && int(n.Use) == len(names)+1 && n.post != nil {
-		b.DelTable(n.Family, NATTable)
-	}
-	return atAny
+	return err
 }

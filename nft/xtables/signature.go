@@ -1,15 +1,10 @@
 package xtables
 
 import (
-	"github.com/google/nftables/userdata"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
-
-// hashType is the type of the hash in the user data, next to [facts.Signature].
-const hashType = 201
 
 // bytecode returns the rules of a chain as we write them: signed, and the last one of our
 // main chain with the hash of the policy.
@@ -19,7 +14,7 @@ func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 		rules[i].UserData = facts.Signature()
 	}
 	if chain == s.chain && len(rules) > 0 {
-		rules[len(rules)-1].UserData = userdata.AppendString(facts.Signature(), hashType, s.hash)
+		rules[len(rules)-1].UserData = facts.SignatureWith(s.hash)
 	}
 	return rules
 }

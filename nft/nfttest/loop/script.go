@@ -143,7 +143,7 @@ var steps = Steps{
 		w.give("", nil, fmt.Errorf("%w: %s", config.ErrMissing, why))
 		return ""
 	},
-	"empty": func(w *World, _ string) string { w.give("", []config.Source{{Name: "config"}}, nil); return "" },
+	"empty":      func(w *World, _ string) string { w.give("", []config.Source{{Name: "config"}}, nil); return "" },
 	"unreadable": func(w *World, why string) string { w.give("", nil, errors.New(why)); return "" },
 
 	"hangup": func(w *World, _ string) string { w.Hangup <- unix.SIGHUP; return "" },
@@ -241,12 +241,12 @@ var steps = Steps{
 
 // OlderChains returns the chains of an older agent: none, idle ones that no packet reaches, or active ones.
 func OlderChains(what string) []older.Chain {
-	c := older.Chain{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}, Rules: 2}
+	c := older.Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Use: 2}, Rules: 2}
 	switch what {
 	case "none":
 		return nil
 	case "active":
-		c.Base = &nfnetlink.Chain{Name: "POSTROUTING"}
+		c.Use++
 	}
 	return []older.Chain{c}
 }

@@ -4,7 +4,6 @@ package modes
 
 import (
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -58,19 +57,15 @@ func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.S
 
 // kinds are the kinds of differences, as [Texts] begins with them.
 var kinds = map[layout.Kind]string{
-	layout.Drift: "", layout.Rules: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Unsigned: "unsigned: ",
-	layout.Foreign: "foreign: ", layout.Prevented: "prevented: ",
+	layout.Drift: "", layout.Rules: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Replaced: "replaced: ",
+	layout.Prevented: "prevented: ",
 }
 
 // Texts returns the differences of a state: the kind, unless rules are written again, and
 // the text.
 func Texts(s layout.State, words facts.Words) (all []string) {
 	for _, d := range s.Differences(words) {
-		text := kinds[d.Kind] + d.Text
-		for _, e := range d.Emptied {
-			text += fmt.Sprintf(", emptied: %s %s %s", e.Family, e.Table, e.Name)
-		}
-		all = append(all, text)
+		all = append(all, kinds[d.Kind]+d.Text)
 	}
 	return all
 }

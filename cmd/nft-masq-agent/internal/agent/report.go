@@ -182,6 +182,8 @@ func reportRefusal(l *lines, err error, installed bool) {
 	case kernel.Delayed(err):
 		level, event = zap.WarnLevel, "rules_delayed"
 		text = "other programs change nftables all the time; the rules are not yet written, retrying"
+	case errors.Is(err, nft.ErrForeignPostrouting):
+		event, text = "rules_rejected", "the rules cannot be written; retrying"
 	case kernel.Refused(err) && installed:
 		event, text = "rules_rejected", "kernel rejected the rules; previous rules stay, retrying"
 	case kernel.Refused(err):

@@ -33,7 +33,10 @@ func OnSocket(path string) (net.Listener, error) {
 		_ = c.Close()
 		return nil, fmt.Errorf("listen unix %s: another agent uses it", path)
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode().Type() != os.ModeSocket {
+			return nil, fmt.Errorf("listen unix %s: is not a socket: remove it, or name another path", path)
+		}
 		_ = os.Remove(path)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

@@ -86,6 +86,19 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	}
 }
 
+func TestFileInTheSocketsPlaceStaysAndIsNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "probe.sock")
+	if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), path+": is not a socket") {
+		t.Errorf("error is %v", err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "text" {
+		t.Errorf("it has %q, %v", text, err)
+	}
+}
+
 func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})

@@ -144,8 +144,6 @@ type StatusFacts struct {
 	Guessed, SocketNamed bool
 	// Kernel is compared with the config.
 	Kernel Kernel
-	// Foreign is why our chain is another program's.
-	Foreign error
 	// Unknown is why no known policy is in force, a sentence without its end.
 	Unknown string
 	Counts  []nft.Counts
@@ -187,7 +185,6 @@ var ranks = []struct{ id, area string }{
 	{"config-vanished", "config"},
 	{"", "config"},
 	{"second-agent", "agent"},
-	{"foreign-chain", "rules"},
 	{"out-of-sync", "rules"},
 	{"no-agent", "agent"},
 	{"older-agent", "other programs"},
@@ -241,7 +238,7 @@ func NewStatus(f StatusFacts) Status {
 	for _, chain := range f.Older {
 		s.Legacy = append(s.Legacy, Legacy{
 			chain.Family.String() + " " + config.Printable(chain.Table), config.Printable(chain.Name), chain.Rules,
-			len(chain.Jumps),
+			chain.Jumps(),
 		})
 	}
 	if f.Agent != nil {
@@ -337,9 +334,6 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 // ofRules finds what is wrong with the config and our rules in the kernel.
 func (f *StatusFacts) ofRules() (found config.Problems) {
 	switch {
-	case f.Foreign != nil:
-		found = append(found, statusProblem(config.Error, "foreign-chain", "name another chain with --masq-chain", "%v",
-			f.Foreign))
 	case f.Rejected != nil:
 		faults := config.ProblemsOf(f.Rejected)
 		found = append(found, statusProblem(config.Error, "config-rejected", "fix "+placeOf(f.Rejected, f.Config.Path), "config rejected; %s", f.enforced()))

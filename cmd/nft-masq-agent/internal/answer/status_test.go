@@ -122,11 +122,6 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 				f.Kernel = Kernel{}
 				f.Default = "11111111"
 			}},
-		{name: "another program's chain", id: "foreign-chain", area: "rules", first: "chain X is another program's",
-			facts: func(f *StatusFacts) {
-				f.Foreign = errors.New("chain X is another program's")
-				f.Kernel = Kernel{}
-			}},
 		{name: "another policy is installed", id: "out-of-sync", area: "rules",
 			first: "out of sync: installed: 12345678, mode nftables", details: "expected: ", facts: func(f *StatusFacts) {
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
@@ -147,7 +142,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			}},
 		{name: "rules of an older agent", id: "older-agent", area: "other programs",
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
-				f.Older = []older.Chain{{ChainID: nfnetlink.ChainID{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
+				f.Older = []older.Chain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
 			}},
 		{name: "overruled connections", id: "connections-overruled", area: "connections",
 			first:   "2 connections that began under this policy contradict it: another program decides",

@@ -20,7 +20,7 @@ type Host interface {
 	// Older finds chains of iptables-based agents.
 	Older(context.Context, nft.Ruleset) ([]older.Chain, error)
 	// XTables finds those in legacy ip_tables, and is fast.
-	XTables() ([]older.XTable, error)
+	XTables() ([]older.LegacyTable, error)
 	// Note remembers which connections contradict a policy that has come into force.
 	Note(context.Context, nft.Policy, past) (*conntrack.Noted, error)
 	// Gather compares the connections with a policy.

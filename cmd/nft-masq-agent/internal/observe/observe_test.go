@@ -45,7 +45,7 @@ type world struct {
 	all   []agent.Observer
 
 	older      []older.Chain
-	xtables    []older.XTable
+	xtables    []older.LegacyTable
 	searches   int           // for older agents that began
 	searching  int           // that are running
 	searchCost time.Duration // how long one takes
@@ -91,7 +91,7 @@ func (w *world) Interfaces() (all []routes.Interface, err error) {
 	return all, nil
 }
 
-func (w *world) XTables() (found []older.XTable, err error) {
+func (w *world) XTables() (found []older.LegacyTable, err error) {
 	w.Locked(func() { found = w.xtables })
 	return found, nil
 }

@@ -69,7 +69,7 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 	s.done = v
 	s.at = time.Now()
 	chains, err := s.host.Older(ctx, *v.Installed)
-	var tables []older.XTable
+	var tables []older.LegacyTable
 	if err == nil {
 		tables, err = s.host.XTables()
 	}
@@ -107,7 +107,7 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 }
 
 // logTables logs what --takeover cannot remove.
-func (s *olderAgents) logTables(tables []older.XTable) {
+func (s *olderAgents) logTables(tables []older.LegacyTable) {
 	before := s.tables
 	s.tables = namesOf(tables)
 	if slices.Equal(before, s.tables) {
