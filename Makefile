@@ -127,7 +127,7 @@ fuzz: ## test: Fuzz each fuzz target for FUZZTIME (10s)
 	done
 
 MUTATE  ?= -seed 1 -n 60
-MUTATED ?= nft nft/native nft/xtables nft/rule nft/trace nft/neighbors nft/conntrack config
+MUTATED ?= nft nft/native nft/xtables nft/rule nft/nftrace nft/others nft/conntrack config
 
 .PHONY: mutate
 mutate: deps ## develop: Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)

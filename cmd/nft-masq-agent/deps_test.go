@@ -68,27 +68,22 @@ func TestPackagesDependOneWay(t *testing.T) {
 	t.Parallel()
 	// A package that is not listed may import none of ours.
 	mayImport := map[string][]string{
-		"nft/nfnetlink": {"nft/iprange"},
-		"nft/facts":     {"nft/nfnetlink"},
-		"nft/rule":      {"nft/facts", "nft/nfnetlink", "nft/iprange"},
-		"nft/node":      {"nft/nfnetlink"},
-		"nft/routes":    {"nft/node"},
-		"nft/older":     {"nft", "nft/facts", "nft/nfnetlink"},
-		"nft/trace":     {"nft/nfnetlink", "nft/routes", "nft/older", "nft/facts", "nft/rule", "nft/iprange"},
-		"nft":           {"config", "nft/facts", "nft/nfnetlink"},
-		"nft/judge":     {"config", "nft", "nft/iprange"},
-		"nft/conntrack": {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange", "nft/routes"},
-		"nft/layout":    {"nft", "nft/facts", "nft/older", "nft/nfnetlink"},
-		"nft/native":    {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/facts", "nft/iprange"},
-		"nft/xtables":   {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/facts"},
-		"nft/layouts":   {"nft", "nft/native", "nft/xtables"},
-		"nft/kernel":    {"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts"},
-		"nft/nftrace":   {"nft", "nft/facts", "nft/kernel", "nft/nfnetlink", "nft/older"},
-		"nft/others":    {"nft", "nft/facts", "nft/nfnetlink", "nft/nftrace"},
-		"nft/neighbors": {
-			"config", "nft", "nft/facts", "nft/rule", "nft/trace", "nft/conntrack", "nft/iprange", "nft/judge", "nft/kernel",
-			"nft/layout", "nft/nfnetlink", "nft/node", "nft/older", "nft/routes", "nft/xtables",
-		},
+		"nft/nfnetlink":     {"nft/iprange"},
+		"nft/facts":         {"nft/nfnetlink"},
+		"nft/rule":          {"nft/facts", "nft/nfnetlink", "nft/iprange"},
+		"nft/node":          {"nft/nfnetlink"},
+		"nft/routes":        {"nft/node"},
+		"nft/older":         {"nft", "nft/facts", "nft/nfnetlink"},
+		"nft":               {"config", "nft/facts", "nft/nfnetlink"},
+		"nft/judge":         {"config", "nft", "nft/iprange"},
+		"nft/conntrack":     {"nft", "nft/judge", "nft/nfnetlink", "nft/iprange", "nft/routes"},
+		"nft/layout":        {"nft", "nft/facts", "nft/older", "nft/nfnetlink"},
+		"nft/native":        {"config", "nft", "nft/layout", "nft/nfnetlink", "nft/facts", "nft/iprange"},
+		"nft/xtables":       {"config", "nft", "nft/layout", "nft/older", "nft/nfnetlink", "nft/facts"},
+		"nft/layouts":       {"nft", "nft/native", "nft/xtables"},
+		"nft/kernel":        {"nft", "nft/layout", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink", "nft/facts"},
+		"nft/nftrace":       {"nft", "nft/facts", "nft/kernel", "nft/nfnetlink", "nft/older"},
+		"nft/others":        {"nft", "nft/facts", "nft/nfnetlink", "nft/nftrace"},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
 		"nft/nfttest/loop": {
@@ -105,7 +100,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
 			"cmd/nft-masq-agent/internal/health", "config", "nft", "nft/conntrack", "nft/judge", "nft/kernel", "nft/layout",
-			"nft/neighbors", "nft/routes", "nft/older",
+			"nft/routes", "nft/older",
 		},
 		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/reply":   {"config"},
@@ -142,7 +137,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 // imports both layers.
 func looksAtTheNode() []string {
 	return []string{
-		"nft/judge", "nft/rule", "nft/trace", "nft/neighbors", "nft/conntrack", "nft/routes", "nft/nftrace", "nft/others",
+		"nft/judge", "nft/rule", "nft/conntrack", "nft/routes", "nft/nftrace", "nft/others",
 		"cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/observe",
 	}
 }

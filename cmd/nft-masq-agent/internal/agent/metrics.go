@@ -27,10 +27,10 @@ const metricPrefix = "nft_masq_agent_"
 
 // Results of an apply, as the metrics name them.
 const (
-	inSyncResult  = "in_sync"
-	writtenResult = "written"
+	inSyncResult   = "in_sync"
+	writtenResult  = "written"
 	rejectedResult = "rejected"
-	delayedResult = "delayed" // by other programs' transactions
+	delayedResult  = "delayed" // by other programs' transactions
 )
 
 func newMetrics(a *Agent) *metrics {
