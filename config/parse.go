@@ -35,9 +35,7 @@ func Parse(d Defaults, sources ...Source) (Config, Problems) {
 	p.checkLists()
 	p.checkNeedsPods(KeyEnforceNonMasquerade, p.config.Enforce, "turn off masquerading for")
 	p.checkNeedsPods(KeyDropInvalid, p.config.DropInvalid, "drop packets of")
-	if p.config.PortsPerPod.Size > 0 {
-		p.checkNeedsPods(KeyPortsPerPod, &p.config.PortsPerPod.Pos, "give blocks of ports to")
-	}
+	p.checkPortsPerPod()
 	if p.found[Error] > 0 {
 		p.config = Config{}
 	}
@@ -248,6 +246,20 @@ func (p *parser) checkNeedsPods(key string, at *Position, harm string) {
 		p.add(Warning, "noEffect", *at, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
 	case !ipv6 && c.EnableIPv6:
 		p.add(Warning, "noEffect", *at, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
+	}
+}
+
+// checkPortsPerPod checks that pods are known, and that there are no snatRules: each entry would need
+// a chain for each block.
+func (p *parser) checkPortsPerPod() {
+	size, at := p.config.PortsPerPod.Size, p.config.PortsPerPod.Pos
+	if size == 0 {
+		return
+	}
+	p.checkNeedsPods(KeyPortsPerPod, &at, "give blocks of ports to")
+	if rules := p.config.SNATRules; len(rules) > 0 {
+		p.add(Error, "conflictingKeys", at, "%s cannot be combined with %s, whose first entry is at %s: remove one of them, "+
+			"or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
 	}
 }
 

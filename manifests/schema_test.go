@@ -56,7 +56,7 @@ var otherKeys = map[string]object{
 	"portsPerPod": {
 		"description": "Masqueraded connections of a pod get their source ports, and ICMP ids, from a block of this " +
 			"size, by " +
-			"the low bits of its IP. 0: off. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces.",
+			"the low bits of its IP. 0: off. Needs masqueradeSrcCIDRs or masqueradeSrcInterfaces. Not together with snatRules.",
 		"type":    []string{"integer", "null"},
 		"default": 0,
 		"maximum": 2000,

@@ -109,35 +109,18 @@ func (p Policy) PortBlocks(ipv6 bool) PortBlocks {
 	return PortBlocks{}
 }
 
-// maxBlockChains is the most chains that blocks make for the entries of snatRules: each entry
-// has one for each block, in each family.
-const maxBlockChains = 4096
-
-// checkPortBlocks returns errors if there is no room for the blocks of a config.
-func checkPortBlocks(c config.Config, o Options) (problems config.Problems) {
+// checkPortBlocks returns an error if there is no room for the blocks of a config.
+func checkPortBlocks(c config.Config, o Options) config.Problems {
 	ranges := o.Ports
 	if c.ToPorts != nil {
 		ranges = *c.ToPorts
 	}
-	size, at := c.PortsPerPod.Size, c.PortsPerPod.Pos
-	families, in := 1, ""
-	if c.EnableIPv6 {
-		families, in = 2, ", in two families,"
+	size := c.PortsPerPod.Size
+	if size == 0 || NewPortBlocks(size, ranges).Count() > 0 {
+		return nil
 	}
-	switch b := NewPortBlocks(size, ranges); {
-	case size == 0:
-	case b.Count() == 0:
-		problems = append(problems, config.Problem{
-			ID: "portsPerPod", Pos: at,
-			Msg: config.KeyPortsPerPod + ": " + config.KeyToPorts + " has no room for two blocks and the node's own ports",
-		})
-	case b.Count()*len(c.SNATRules)*families > maxBlockChains:
-		problems = append(problems, config.Problem{
-			ID: "portsPerPod", Pos: at,
-			Msg: fmt.Sprintf("%s: %d blocks of each of %d entries of %s%s are more than %d chains: choose larger blocks, of "+
-				"which there are fewer, or write fewer entries", config.KeyPortsPerPod, b.Count(), len(c.SNATRules),
-				config.KeySNATRules, in, maxBlockChains),
-		})
-	}
-	return problems
+	return config.Problems{{
+		ID: "portsPerPod", Pos: c.PortsPerPod.Pos,
+		Msg: config.KeyPortsPerPod + ": " + config.KeyToPorts + " has no room for two blocks and the node's own ports",
+	}}
 }

@@ -381,28 +381,19 @@ func TestEachPortOfABlockNamesItsPods(t *testing.T) {
 func TestBlocksNeedRoom(t *testing.T) {
 	const noRoom = "f:2:14: portsPerPod: toPorts has no room for two blocks and the node's own ports"
 	const pods = "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
-	entries := func(n int) string {
-		text := "snatRules:\n"
-		for i := range n {
-			text += fmt.Sprintf("- {from: [10.244.%d.0/24], addresses: [198.51.100.1]}\n", i)
-		}
-		return text
-	}
 	for _, tt := range []struct{ file, flag, want string }{
 		{pods + "portsPerPod: 250", "", ""},
 		{pods + "portsPerPod: 250", "20000-20748", noRoom},
 		{pods + "portsPerPod: 250", "20000-20749", ""},
 		{pods + "portsPerPod: 250\ntoPorts: 20000-20748", "", noRoom},
 		{pods + "portsPerPod: 250\ntoPorts: ''", "20000-20748", ""},
-		{pods + entries(16) + "portsPerPod: 250", "", ""},
-		{pods + entries(17) + "portsPerPod: 250", "", "f:20:14: portsPerPod: 256 blocks of each of 17 entries of " +
-			"snatRules are " +
-			"more than 4096 chains: choose larger blocks, of which there are fewer, or write fewer entries"},
-		{pods + entries(64) + "portsPerPod: 1000", "", ""},
-		{"enableIPv6: true\n" + pods + entries(8) + "portsPerPod: 250", "", ""},
-		{"enableIPv6: true\n" + pods + entries(9) + "portsPerPod: 250", "", "f:13:14: portsPerPod: 256 blocks of each of 9 " +
-			"entries of snatRules, in two families, are more than 4096 chains: choose larger blocks, of which there are " +
-			"fewer, or write fewer entries"},
+		{
+			pods + "portsPerPod: 250\nsnatRules: [{from: [10.244.1.0/24], addresses: [198.51.100.1]}]", "",
+			"f:2:14: portsPerPod cannot be combined with snatRules, whose first entry is at f:3:13: remove one of them, " +
+				"or list the addresses for all pods in snatAddresses",
+		},
+		{pods + "portsPerPod: 250\nsnatRules: []", "", ""},
+		{pods + "portsPerPod: 0\nsnatRules: [{from: [10.244.1.0/24], addresses: [198.51.100.1]}]", "", ""},
 	} {
 		ports, err := config.ParsePorts(tt.flag)
 		if err != nil {

@@ -107,41 +107,33 @@ func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 	}}
 }
 
-// snatPorts and entryPorts begin the names of the chains and maps for snatAddresses, and for an
-// entry of snatRules.
-const snatPorts = "snat-ports"
-
-func entryPorts(r nft.SNATRule) string { return fmt.Sprintf("%s%d-ports", nft.RuleChain, r.Place) }
-
 // blockUses returns the translations of a policy that use blocks: masquerading, with both
-// families in the same chains, and for each family those to addresses.
+// families in the same chains, and for each family that to snatAddresses.
 func blockUses(p nft.Policy) (uses []blockUse) {
 	masq := blockUse{name: "ports", to: func(ports *nft.PortRange) nft.Node { return masquerade(p.RandomFully, ports) }}
 	for _, f := range p.Families {
 		blocks := p.PortBlocks(f.IPv6)
-		if blocks.Count() == 0 {
-			continue
-		}
-		add := func(name string, s nft.SNAT, byPod string) {
-			uses = append(uses, blockUse{name, f.Suffix(), blocks, []nft.FamilyPolicy{f}, func(ports *nft.PortRange) nft.Node {
-				return sourceNAT(f, s, byPod, p.RandomFully, ports)
-			}})
-		}
-		for _, r := range f.SNATRules {
-			if len(r.Present) > 0 {
-				add(entryPorts(r), r.SNAT, ruleName(r, "-by-pod", f))
-			}
-		}
-		if len(f.SNAT.Present) > 0 {
-			add(snatPorts, f.SNAT, podMap(f))
-		} else {
-			masq.blocks, masq.families = blocks, append(masq.families, f)
+		switch {
+		case blocks.Count() == 0:
+		case len(f.SNAT.Present) > 0:
+			uses = append(uses, snatBlocks(p, f))
+		default:
+			masq.blocks = blocks
+			masq.families = append(masq.families, f)
 		}
 	}
 	if len(masq.families) > 0 {
 		uses = append(uses, masq)
 	}
 	return uses
+}
+
+// snatBlocks is the translation of a family to snatAddresses.
+func snatBlocks(p nft.Policy, f nft.FamilyPolicy) blockUse {
+	return blockUse{
+		name: "snat-ports", suffix: f.Suffix(), blocks: p.PortBlocks(f.IPv6), families: []nft.FamilyPolicy{f},
+		to: toAddress(p, f, f.SNAT, podMap(f)),
+	}
 }
 
 func compileBlocks(p nft.Policy) (chains []nft.Chain) {

@@ -89,33 +89,33 @@ func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.
 // and those of the entries of snatRules, to which it sends them; those of the node are
 // masqueraded.
 func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
-	c, uses := nft.Chain{Name: snatChain(f)}, blockUses(p)
+	c := nft.Chain{Name: snatChain(f)}
 	own, masq := masqueradeOf(p, f)
 	if !exemptsNode(f) {
 		c.Rules = append(c.Rules, ownRule(own))
 	}
-	to := func(s nft.SNAT, byPod, name string) []nft.Rule {
-		at := slices.IndexFunc(uses, func(u blockUse) bool { return u.name == name && u.suffix == f.Suffix() })
-		if at >= 0 {
-			return uses[at].rules()
-		}
-		return portRules(nft.PortProtocols(), p.Ports, func(ports *nft.PortRange) nft.Node {
-			return sourceNAT(f, s, byPod, p.RandomFully, ports)
-		})
-	}
 	for _, r := range f.SNATRules {
 		if len(r.Present) > 0 {
-			rules := to(r.SNAT, ruleName(r, "-by-pod", f), entryPorts(r))
+			to := toAddress(p, f, r.SNAT, ruleName(r, "-by-pod", f))
+			rules := portRules(nft.PortProtocols(), p.Ports, to)
 			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: rules})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
-	if len(f.SNAT.Present) > 0 {
-		c.Rules = append(c.Rules, to(f.SNAT, podMap(f), snatPorts)...)
-	} else {
+	switch {
+	case len(f.SNAT.Present) == 0:
 		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
+	case p.PortBlocks(f.IPv6).Count() > 0:
+		c.Rules = append(c.Rules, snatBlocks(p, f).rules()...)
+	default:
+		c.Rules = append(c.Rules, portRules(nft.PortProtocols(), p.Ports, toAddress(p, f, f.SNAT, podMap(f)))...)
 	}
 	return append(chains, c)
+}
+
+// toAddress translates to an address of an entry, or of snatAddresses, and to ports.
+func toAddress(p nft.Policy, f nft.FamilyPolicy, s nft.SNAT, byPod string) func(*nft.PortRange) nft.Node {
+	return func(ports *nft.PortRange) nft.Node { return sourceNAT(f, s, byPod, p.RandomFully, ports) }
 }
 
 // entryRules sends the connections that match an entry of snatRules to its chain: by one

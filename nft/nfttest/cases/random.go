@@ -172,7 +172,7 @@ func (m Maker) Config() config.Config {
 	for m.IntN(3) > 0 {
 		c.SNATAddresses = append(c.SNATAddresses, m.snatAddress())
 	}
-	for m.IntN(5) > 0 && len(c.SNATRules) < 12 {
+	for c.PortsPerPod.Size == 0 && m.IntN(5) > 0 && len(c.SNATRules) < 12 {
 		c.SNATRules = append(c.SNATRules, m.snatRule())
 	}
 	return c

@@ -54,8 +54,8 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) config.Problems {
 	}
 	if blocks := p.PortBlocks(false).Count() + p.PortBlocks(true).Count(); blocks > 0 && p.PortsPerPod < plentyOfPorts {
 		l.kept = append(l.kept, problem(config.Note, "time-wait", nowhere,
-			"%s: up to Linux 6.4, a closed TCP connection keeps its port for 120 s: a pod can open %d connections in that time "+
-				"to one destination and port", config.KeyPortsPerPod, p.PortsPerPod))
+			"%s: to one destination and port, a pod can open %d UDP sockets in 30 s, and up to Linux 6.4 %[2]d TCP connections "+
+				"in 120 s, because closed ones keep their ports for so long", config.KeyPortsPerPod, p.PortsPerPod))
 	}
 	return append(l.kept, UncoveredPods(p, podCIDRs)...)
 }
