@@ -35,6 +35,9 @@ const (
 		"keeps the pod's IP"
 	exitCodes = "Exit codes: 0 done, valid, in sync; 1 failed, invalid, out of sync, or something needs attention; " +
 		"2 wrong usage, or with diff any error."
+	sharedFlags = "--config PATH, --mode and the other flags of all commands that read the config: see " + program +
+		" help run."
+	klogFlags = "All other klog flags are accepted and ignored, so that the command lines of older agents keep working."
 )
 
 func programHelp(all []command) string {
@@ -77,47 +80,50 @@ func (c command) help() string {
 	if own != "" {
 		b.WriteString("\nFlags:\n" + reply.Fit(own))
 	}
-	if shared != "" {
+	switch {
+	case c.name == "run":
 		b.WriteString("\nFlags of all commands that read the config:\n" + reply.Fit(shared))
+		b.WriteString(reply.Fit(reply.Line(klogFlags, "  ")))
+	case shared != "":
+		b.WriteString("\n" + reply.Fit(reply.Line(sharedFlags, "")))
 	}
 	return text + b.String()
 }
 
-// flagHelp lists the flags of the command alone, and those that it has in common with others,
-// except those of klog, which it summarizes.
+// flagHelp lists the flags of the command alone, and those of all commands that read the
+// config. It omits klog's, except -v where that has an effect.
 func flagHelp(fs *flag.FlagSet) (own, shared string) {
-	var b, common strings.Builder
-	klog := false
+	var alone, common strings.Builder
 	policy := flag.NewFlagSet("", flag.ContinueOnError)
 	options.AddPolicyFlags(policy)
+	hasLevels := fs.Lookup("probe-socket") != nil
 	fs.VisitAll(func(f *flag.Flag) {
 		switch {
-		case options.IsKlogFlag(f.Name) && (f.Name != "v" || fs.Lookup("probe-socket") == nil):
-			klog = true
-			return
-		case f.Name == "o": // listed with --output
-			return
+		case f.Name == "o": // It is listed with --output.
+		case f.Name == "v" && hasLevels:
+			alone.WriteString(describeFlag(f))
+		case options.IsKlogFlag(f.Name):
+		case policy.Lookup(f.Name) != nil:
+			common.WriteString(describeFlag(f))
+		default:
+			alone.WriteString(describeFlag(f))
 		}
-		to, name := &b, "--"+f.Name
-		switch {
-		case f.Name == "output":
-			name = "-o, --output"
-		case len(f.Name) == 1:
-			name = "-" + f.Name
-		}
-		if f.Name != "v" && policy.Lookup(f.Name) != nil || f.Name == "probe-socket" && fs.Name() != "run" &&
-			fs.Lookup("config") != nil {
-			to = &common
-		}
-		value, usage := flag.UnquoteUsage(f)
-		if f.DefValue != "" && f.DefValue != "false" {
-			usage += fmt.Sprintf(" (default %s)", f.DefValue)
-		}
-		fmt.Fprintf(to, "%s\n%s", strings.TrimRight("  "+name+" "+value, " "), reply.Line(usage, "        "))
 	})
-	if klog {
-		common.WriteString(reply.Line("All other klog flags are accepted and ignored, so that the command lines of older "+
-			"agents keep working.", "  "))
+	return alone.String(), common.String()
+}
+
+// describeFlag returns a flag with its value, and its meaning on the next line.
+func describeFlag(f *flag.Flag) string {
+	name := "--" + f.Name
+	switch {
+	case f.Name == "output":
+		name = "-o, --output"
+	case len(f.Name) == 1:
+		name = "-" + f.Name
 	}
-	return b.String(), common.String()
+	value, usage := flag.UnquoteUsage(f)
+	if f.DefValue != "" && f.DefValue != "false" {
+		usage += fmt.Sprintf(" (default %s)", f.DefValue)
+	}
+	return strings.TrimRight("  "+name+" "+value, " ") + "\n" + reply.Line(usage, "        ")
 }

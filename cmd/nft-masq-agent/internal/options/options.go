@@ -164,7 +164,7 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 // AddNodeFlags declares the flags of all commands that answer for this node.
 func AddNodeFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
-	fs.Lookup("v").Usage = "`LEVEL` of detail: from 1 on, name the flags of the running agent"
+	fs.Lookup("v").Usage = "`LEVEL` of detail: from 1 on, also the flags of the running agent, and counters that are zero"
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
 		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
 	return o
