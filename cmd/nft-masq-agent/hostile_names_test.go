@@ -169,6 +169,7 @@ func TestNoNameOfADeviceOrArgumentIsPrintedRaw(t *testing.T) {
 			{"explain", "203.0.113.1"},
 			{"explain", "8.8.8.8", "--out", device},
 			{"explain", "8.8.8.8", "-o", "json"},
+			{"explain", "8.8.8.8", "--trace=1ms"},
 			{"status"},
 			{"diff", "--config", n.path},
 			{"connections"},

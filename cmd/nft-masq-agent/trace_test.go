@@ -3,16 +3,21 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
+	"io"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -27,9 +32,17 @@ type tracing struct {
 // startTrace starts explain with --trace, and returns when packets are traced.
 func startTrace(t *testing.T, n *testNode, args ...string) tracing {
 	t.Helper()
-	cmd := n.command(nil, append([]string{"explain"}, args...)...)
 	var stdout bytes.Buffer
-	cmd.Stdout = &stdout
+	p := startTraceTo(t, n, &stdout, args...)
+	p.stdout = &stdout
+	return p
+}
+
+// startTraceTo is startTrace with another standard output.
+func startTraceTo(t *testing.T, n *testNode, stdout io.Writer, args ...string) tracing {
+	t.Helper()
+	cmd := n.command(nil, append([]string{"explain"}, args...)...)
+	cmd.Stdout = stdout
 	stderr, err := cmd.StderrPipe()
 	n.check(err)
 	p, err := n.Start(cmd)
@@ -39,7 +52,7 @@ func startTrace(t *testing.T, n *testNode, args ...string) tracing {
 	if err != nil || !strings.HasPrefix(line, "waiting up to ") {
 		t.Fatalf("%q: %v", line, err)
 	}
-	return tracing{p, cmd, &stdout, r}
+	return tracing{Process: p, cmd: cmd, stderr: r}
 }
 
 // traceTables returns what the node has of a trace.
@@ -114,20 +127,105 @@ func TestATableThatATraceLeftIsDeleted(t *testing.T) {
 	if got := n.run("cleanup"); got.code != exitDone || traceTables(t, n) {
 		t.Errorf("cleanup: %+v", got)
 	}
-	n.write("")
-	d := n.start()
-	d.await("config_applied")
-	leave()
-	n.check(d.Signal(unix.SIGHUP))
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
-	defer cancel()
-	for traceTables(t, n) {
-		if ctx.Err() != nil {
-			t.Fatal("the agent leaves the table")
+}
+
+func TestATraceIsNoDriftToTheAgent(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		const config = "nonMasqueradeCIDRs: [10.0.0.0/8]\n"
+		n.write(config)
+		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
+		want := wants(t, config, flag)
+		d.began(want)
+		written := n.generation()
+		check := func(what string, transactions uint32, left bool) {
+			t.Helper()
+			written += transactions
+			looks := n.checks("sighup")
+			d.signal(unix.SIGHUP)
+			d.until("a full check", func() bool { return n.checks("sighup") != looks })
+			if traceTables(t, n) != left || n.generation() != written {
+				t.Errorf("%s: the table is there: %t, transactions: %d too many", what, !left, n.generation()-written)
+			}
+			if got := n.run("status"); !strings.Contains(got.stdout, "in sync") {
+				t.Errorf("%s: status: %+v", what, got)
+			}
 		}
+		leave := func() { nfttest.NFT(t, n.NS, "", "add", "table", "inet", kernel.TraceTable) }
+		leave()
+		check("a table that a trace left", 2, false)
+		lock := nfttest.In(t, n.NS, kernel.LockTrace)
+		leave()
+		check("a trace that runs on a kernel before 5.12", 1, true)
+		n.check(lock.Close())
+		check("its end", 1, false)
+		p := startTrace(t, n, "10.9.0.9", "--trace", "10m")
+		check("a trace that runs", 1, true)
+		n.check(p.cmd.Process.Signal(unix.SIGINT))
+		_ = p.Wait()
+		check("the end of a trace", 1, false)
+		if repairs := n.metric("nft_masq_agent_drift_repairs_total"); repairs != "0" {
+			t.Errorf("%q repairs", repairs)
+		}
+		d.silent()
+		n.holds(want)
+		d.stop()
+	})
+}
+
+func TestABrokenPipeLeavesNoTable(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := nodeIn(t, top.Node)
+	broken := func() *os.File {
+		reader, writer, err := os.Pipe()
+		n.check(err)
+		n.check(reader.Close())
+		t.Cleanup(func() { _ = writer.Close() })
+		return writer
 	}
-	if got := n.run("status"); !strings.Contains(got.stdout, "in sync") {
-		t.Errorf("status: %+v", got)
+	cmd := n.command(nil, "explain", "10.9.0.9", "--trace", "10m")
+	cmd.Stderr = broken() // where it says that it waits
+	if err := n.Run(cmd); err == nil || traceTables(t, n) {
+		t.Errorf("stderr: %v, the table is left: %t", err, traceTables(t, n))
+	}
+	p := startTraceTo(t, n, broken(), "10.9.0.9", "--trace", "10m")
+	nfttest.MustSend(t, top, nfttest.Flow{
+		Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("10.9.0.9:53"),
+	})
+	if err := p.Wait(); err == nil || traceTables(t, n) {
+		t.Errorf("stdout: %v, the table is left: %t", err, traceTables(t, n))
+	}
+}
+
+func TestATraceDoesNotPrintNamesRaw(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := nodeIn(t, top.Node)
+	b := &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.IPv4, evil)
+	b.AddChain(nfnetlink.Chain{
+		Family: nfnetlink.IPv4, Table: evil, Name: evil, Policy: nfnetlink.Accept,
+		Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
+	})
+	b.AddRule(nfnetlink.Rule{
+		Family: nfnetlink.IPv4, Table: evil, Chain: evil, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Masq{}),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, evil),
+	})
+	c := n.connect()
+	defer c.Close()
+	n.check(c.Commit(b, 0))
+	for _, format := range []string{outputText, outputJSON} {
+		p := startTrace(t, n, "10.9.0.9", "--trace", "10m", "-o", format)
+		nfttest.MustSend(t, top, nfttest.Flow{
+			Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("10.9.0.9:53"),
+		})
+		n.check(p.Wait())
+		got := p.stdout.String()
+		if obeyed(got) != "" || strings.Contains(got, "\nin sync") || !strings.Contains(got, "[2J") {
+			t.Errorf("%s: %q in\n%q", format, obeyed(got), got)
+		}
 	}
 }
 
