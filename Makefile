@@ -49,7 +49,8 @@ help: ## develop: Print the targets
 
 .PHONY: build
 build: ## use: Build bin/nft-masq-agent for this machine
-	$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
+	@echo "building bin/nft-masq-agent $(VERSION)"
+	@$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
 
 .PHONY: all-build
 all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARCH/nft-masq-agent for each architecture
@@ -136,7 +137,7 @@ mutate: deps ## develop: Show what fast tests see of small changes (about an hou
 .PHONY: demo
 demo: build ## use: Show the agent at work in separate network namespaces
 	$(call need,$(DEMO_DEPS))
-	go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
+	@go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run
 run: build ## use: Run the agent on this machine: make run CONFIG=FILE [ARGS='--flag …']

@@ -432,6 +432,29 @@ func TestCommandsOfTheDocumentsRunOnANode(t *testing.T) {
 	}
 }
 
+// readmeShows checks that each line of README.md's part of the demo's output is in it. README.md has more line breaks, and
+// the kernel chooses the port of each connection.
+func readmeShows(t *testing.T, printed string) {
+	t.Helper()
+	document := readFile(t, "../README.md")
+	_, shown, _ := strings.Cut(document, "saw:\n\n")
+	shown, _, _ = strings.Cut(shown, "\n\n")
+	ports := regexp.MustCompile(`:\d{4,}`)
+	normal := func(text string) string {
+		return ports.ReplaceAllString(strings.Join(strings.Fields(text), " "), ":PORT")
+	}
+	output := normal(printed)
+	lines := strings.Split(shown, "\n")
+	if len(lines) < 10 {
+		t.Errorf("README.md shows %q", lines)
+	}
+	for _, line := range lines {
+		if !strings.Contains(output, normal(line)) {
+			t.Errorf("the demo does not print README.md's line %q", line)
+		}
+	}
+}
+
 // On a terminal, because there the demo also shows its progress during the reloads.
 func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 	nfttest.SkipIfShort(t)
@@ -445,6 +468,7 @@ func TestDemoRunsAndShowsItsProgress(t *testing.T) {
 			if lines := regexp.MustCompile(`(\d+) reloads, (\d+) connections\r`).FindAllString(printed, -1); len(lines) < 2 {
 				t.Errorf("progress: %q", lines)
 			}
+			readmeShows(t, printed)
 		}
 	}
 }

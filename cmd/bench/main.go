@@ -121,6 +121,7 @@ func groups() []group {
 		{groupMemory, (*bench).memory},
 		{groupRest, (*bench).atRest},
 		{groupHealing, (*bench).healing},
+		{groupTrace, (*bench).traced},
 		{groupListener, (*bench).others},
 		{groupBeside, (*bench).beside},
 		{groupEvidence, (*bench).evidence},

@@ -85,7 +85,7 @@ func (r report) head() string {
 
 // legend explains the table.
 const legend = "Median and, in brackets, the quartiles; a target is met if the worse quartile meets it, with " +
-	"dropInvalid, portsPerPod and in the last section if the median does."
+	"dropInvalid, portsPerPod and for other programs if the median does."
 
 // columns returns the column headers, and cells the contents of a row.
 func columns() []string {

@@ -60,8 +60,11 @@ type stage struct {
 	most   int         // bounds the reloads: in a minute an emulated machine makes fewer
 }
 
-// comments matches the comment lines of the config.
-var comments = regexp.MustCompile(`(?m)^#.*\n`)
+// What is not shown: the comment lines of the config, and the counters of the table, which are empty.
+var (
+	comments = regexp.MustCompile(`(?m)^#.*\n`)
+	counters = regexp.MustCompile(`(?m)^\tcounter .*\n.*\n\t}\n\n`)
+)
 
 func demo(program, example string, reloads int) {
 	top := nfttest.Must(nfttest.OpenTopology())
@@ -132,9 +135,9 @@ func visits() []visit {
 
 func (s *stage) play(text string) {
 	s.await("config_applied")
-	say("The table as nft lists it on the node:")
+	say("The table as nft lists it on the node, without its counters:")
 	list := nfttest.Must(s.top.Node.Output("", "nft", "list", "table", "inet", "nft-masq-agent"))
-	fmt.Print(indent(list))
+	fmt.Print(indent(counters.ReplaceAllString(list, "")))
 	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n",
 		"nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
 	seen := make([][]string, len(steps))
@@ -268,13 +271,14 @@ func (s *stage) leak(text string) {
 // destinations that both treat alike.
 func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int) {
 	say("Up to %d reloads in a minute, with new connections in the meantime:", s.most)
+	s.quiet.Store(true)
+	defer s.quiet.Store(false)
 	hammer := nfttest.Must(s.top.StartHammer(
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
 		nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
 	))
-	s.quiet.Store(true)
 	for end := time.Now().Add(time.Minute); reloads < s.most && time.Now().Before(end); reloads++ {
 		text := a
 		if reloads%2 == 1 {
@@ -283,7 +287,6 @@ func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int) {
 		s.apply(text)
 		progress("%d reloads, %d connections", reloads+1, hammer.SoFar().Seen())
 	}
-	s.quiet.Store(false)
 	nfttest.Check(hammer.Wait(context.Background(), uint64(50*s.most)))
 	tally = nfttest.Must(hammer.Stop())
 	fmt.Println(" ", tally)
