@@ -79,7 +79,7 @@ test-busy: deps ## test: Run all tests next to 16 busy processes
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.
-PURE    = ./config $(addprefix ./nft,/ /conntrack /iprange /judge /native /nfnetlink /rule /xtables)
+PURE    = ./config $(addprefix ./nft,/ /conntrack /iprange /judge /native /nfnetlink /xtables)
 # Without capabilities, and without the namespace in which others would have them.
 EMULATE = $(if $(filter 0,$(shell id -u)),setpriv --bounding-set=-all) qemu-s390x-static
 
@@ -128,10 +128,10 @@ fuzz: ## test: Fuzz each fuzz target for FUZZTIME (10s)
 	done
 
 MUTATE  ?= -seed 1 -n 60
-MUTATED ?= nft nft/native nft/xtables nft/rule nft/nftrace nft/others nft/conntrack config
+MUTATED ?= nft nft/native nft/xtables nft/nftrace nft/others nft/conntrack config
 
 .PHONY: mutate
-mutate: deps ## develop: Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/rule)
+mutate: deps ## develop: Show what fast tests see of small changes (about an hour; MUTATE='-seed 2 -n 20' MUTATED=nft/conntrack)
 	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
 
 .PHONY: demo

@@ -22,7 +22,7 @@ func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r
 
 // Differences returns the missing and the unexpected rules of a chain in the
 // kernel, or that their order is wrong.
-func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule, words facts.Words) []string {
+func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
 	wanted := c.Bytecode(t, live)
 	if SameRules(wanted, got) {
 		return nil
@@ -42,7 +42,7 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, words.Of(r)))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, facts.Name(r)))
 		}
 	}
 	if len(diffs) == 0 {

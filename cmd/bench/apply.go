@@ -81,7 +81,7 @@ func bounded(r row, targets map[int]float64) row {
 
 func openApply(n int) (*applyBench, error) {
 	networks := shuffled(n, false)
-	a := &applyBench{size: n, kernel: kernel.Open(nil), want: ruleset(networks, nft.ModeNFTables)}
+	a := &applyBench{size: n, kernel: kernel.Open(), want: ruleset(networks, nft.ModeNFTables)}
 	files := map[string]string{"config": text(networks), "nft": a.want.String()}
 	if n <= iptablesUpTo {
 		files["iptables"] = ruleset(networks, nft.ModeIPTables).String()

@@ -46,7 +46,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 			}
 		}
 		return nil
-	}, nil)), nil)
+	}, nil)))
 	_, err = k.Apply(context.Background(), want, layout.Ours)
 	return msgs, errors.Join(err, k.Close())
 }

@@ -31,7 +31,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/rule"
 )
 
 // timeout bounds every wait. Only a failing test takes that long.
@@ -188,7 +187,7 @@ func (n *testNode) connect() *nfnetlink.Conn {
 
 // kernel returns the kernel as a new process sees it, without caches. The caller
 // closes it.
-func (n *testNode) kernel() *kernel.Kernel { return kernel.New(n.connect(), rule.String) }
+func (n *testNode) kernel() *kernel.Kernel { return kernel.New(n.connect()) }
 
 func (n *testNode) generation() uint32 {
 	n.t.Helper()

@@ -12,13 +12,12 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/rule"
 )
 
 // wired links everything that looks at the node beside our rules. With the tag agentonly, and
 // without this file and the commands that look, the rest is an agent: a test removes them.
 func wired() wiring {
-	return wiring{words: rule.String, commands: theLook().commands(), observe: observed}
+	return wiring{commands: theLook().commands(), observe: observed}
 }
 
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.

@@ -15,7 +15,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
 )
@@ -40,8 +39,7 @@ func commands() []command {
 // A wiring links to the agent what looks at the node beside our rules: everything in look.go, and
 // nothing in agentonly.go.
 type wiring struct {
-	words    facts.Words // of rules of other programs
-	commands []command   // that look, in the order of the help
+	commands []command // that look, in the order of the help
 	// observe adds observers to an agent. It returns the kernel for the agent's loop.
 	observe func(context.Context, *kernel.Kernel, options.Options) (agent.Kernel, func(*agent.Agent))
 }
@@ -75,7 +73,7 @@ func theEnvironment() environment {
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    options.DefaultProbeSocket,
-		kernel:    func() *kernel.Kernel { return kernel.Open(wired().words) },
+		kernel:    func() *kernel.Kernel { return kernel.Open() },
 		addresses: node.Addresses,
 	}
 }

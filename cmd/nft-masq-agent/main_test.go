@@ -126,7 +126,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
 		kernel: func() *kernel.Kernel {
-			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }), nil)
+			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
 		},
 		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
 	}

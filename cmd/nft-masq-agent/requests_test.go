@@ -65,7 +65,7 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 				open = append(open, c)
 				return c, err
 			}
-			return kernel.New(nfnetlink.New(nfttest.Through(dial, counted(lists), nil)), nil)
+			return kernel.New(nfnetlink.New(nfttest.Through(dial, counted(lists), nil)))
 		}
 		n.check(n.Do(func() error {
 			if code := dispatch(

@@ -71,7 +71,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"),
 			zap.String("path", path))
 	}
-	k := kernel.Open(wired().words)
+	k := kernel.Open()
 	defer func() { _ = k.Close() }()
 	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
 	<-ctx.Done()

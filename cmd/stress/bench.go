@@ -55,7 +55,7 @@ func openBench(binary string) (*bench, error) {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	b.from = []netip.Addr{b.top.NodeV4, b.top.NodeV6}
-	b.kernel = kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(b.top.Node) }), nil)
+	b.kernel = kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nfttest.DialNetfilter(b.top.Node) }))
 	return b, nil
 }
 

@@ -107,9 +107,15 @@ func (d *Deletion) list(ctx context.Context) error {
 	return nil
 }
 
+// At most 10,000 connections are deleted per second, in steps.
+const (
+	deletionRate = 10_000
+	deletionStep = 100
+)
+
 // remove deletes the connections that were listed.
 func (d *Deletion) remove(ctx context.Context) error {
-	tick := time.NewTicker(flushStep * time.Second / flushRate)
+	tick := time.NewTicker(deletionStep * time.Second / deletionRate)
 	defer tick.Stop()
 	c := d.Tracker.dial()
 	defer func() { _ = c.Close() }()
@@ -126,7 +132,7 @@ func (d *Deletion) remove(ctx context.Context) error {
 			return fmt.Errorf("delete connection: %w", err)
 		}
 		d.listed.drop(e)
-		if d.listed.Len()%flushStep == 0 {
+		if d.listed.Len()%deletionStep == 0 {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():

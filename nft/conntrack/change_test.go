@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -197,4 +198,61 @@ func TestManyConnectionsAreDeletedInRounds(t *testing.T) {
 	if err := d.Run(t.Context()); err != nil || d.Deleted != all || listed != all {
 		t.Errorf("deleted %d of %d: %v", d.Deleted, listed, err)
 	}
+}
+
+func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	table := newTable(dialIn(ns))
+	insert(t, ns, untranslated(1, "203.0.113.9")...)
+	current := entries(t, table, Filter{})[0]
+	other := netip.MustParseAddrPort("203.0.113.8:53")
+	for name, change := range map[string]func(*Entry){
+		"another ID":                                 func(e *Entry) { e.ID++ },
+		"the same ID, but another translation":       func(e *Entry) { e.Reply.Dst = other },
+		"the same ID, but another port":              func(e *Entry) { e.Reply.Dst = withPort(e.Reply.Dst, 1) },
+		"the same ID, but another destination":       func(e *Entry) { e.Reply.Src = other },
+		"the same ID, but another address asked for": func(e *Entry) { e.Original.Dst = other },
+	} {
+		before := current.clone()
+		change(&before)
+		if remove(t, table, before) || len(entries(t, table, Filter{})) != 1 {
+			t.Errorf("%s: it was deleted, want it to stay", name)
+		}
+	}
+	if removeIf(t, table, current, func(*Entry) bool { return false }) {
+		t.Error("it was deleted although it is not doomed")
+	}
+	if !remove(t, table, current) || remove(t, table, current) {
+		t.Error("it was not deleted, or twice")
+	}
+}
+
+func TestDeletionsAreAtMostTenThousandASecond(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	const all = 3000
+	insert(t, ns, untranslated(all, "203.0.113.9")...)
+	d := Deletion{Tracker: newTable(dialIn(ns)), Doomed: func(*Entry) bool { return true }, Listed: func(int) {}}
+	start := time.Now()
+	if err := d.Run(t.Context()); err != nil || d.Deleted != all {
+		t.Errorf("deleted %d of %d: %v", d.Deleted, all, err)
+	}
+	if took, least := time.Since(start), (all-2*deletionStep)*time.Second/deletionRate; took < least {
+		t.Errorf("%d were deleted within %s, faster than %d per second", all, took, deletionRate)
+	}
+}
+
+// left returns the destinations of the connections that are left.
+func left(t *testing.T, table *Tracker) (dsts []string) {
+	t.Helper()
+	for _, e := range entries(t, table, Filter{}) {
+		dsts = append(dsts, e.Destination().Addr().String())
+	}
+	slices.Sort(dsts)
+	return slices.Compact(dsts)
+}
+
+func withPort(a netip.AddrPort, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr(), port)
 }

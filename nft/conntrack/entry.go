@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
@@ -200,4 +201,27 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	})
 	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
 	return err
+}
+
+// open reports whether further packets of the connection are expected.
+func (e *Entry) open() bool {
+	switch e.State {
+	case "TIME_WAIT", "CLOSE":
+		return false
+	case "CLOSED": // of SCTP: also before the reply to the first packet
+		return e.Status&SeenReply == 0
+	}
+	return true
+}
+
+// request returns a request about the entry with its addresses and ports, in zone 0.
+func (e *Entry) request(kind uint16, flags netlink.HeaderFlags) netlink.Message {
+	family := uint8(unix.AF_INET)
+	if e.Original.Src.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	var a nfnetlink.Attrs
+	a.AddBytes(ctaTupleOrig|unix.NLA_F_NESTED, e.tuple)
+	a.AddUint32(ctaID, e.ID)
+	return request(kind, flags, family, a)
 }

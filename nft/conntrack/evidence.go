@@ -110,6 +110,17 @@ func (e Evidence) Entry(entry judge.Entry) Count {
 	return Count{Entry: entry}
 }
 
+// sampleSize is the most entries examined in one dump.
+const sampleSize = 200_000
+
+// A Sample describes how much of a table was examined. The kernel's order is
+// random, so the examined entries are representative.
+type Sample struct {
+	Examined int  // entries
+	Entries  int  // in the table
+	Partial  bool // there were more entries than were examined
+}
+
 // each is like [Tracker.Dump], but visits at most as many entries as a sample has.
 func (t *Tracker) each(ctx context.Context, begin func(), visit func(*Entry)) (s Sample, err error) {
 	stats, err := t.Stats()

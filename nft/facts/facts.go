@@ -1,5 +1,5 @@
 // Package facts reads single facts of rules, ours and those of other programs, as far as the
-// agent needs them. What a rule means to a packet is a matter of package rule.
+// agent needs them.
 package facts
 
 import (
@@ -84,16 +84,13 @@ func RandomFully(r nfnetlink.Rule) bool {
 	return fully
 }
 
-// Words word a rule that is not ours, for messages, such as String of package rule. Without a
-// function it is named by its handle.
-type Words func(nfnetlink.Rule) string
-
-// Of words a rule.
-func (w Words) Of(r nfnetlink.Rule) string {
-	if w == nil {
-		return fmt.Sprintf("handle %d", r.Handle)
+// Name names a rule in messages: by its handle, and by its comment if it has one.
+func Name(r nfnetlink.Rule) string {
+	name := fmt.Sprintf("handle %d", r.Handle)
+	if comment := Comment(r); comment != "" {
+		name += ", comment " + nfnetlink.Printable(comment)
 	}
-	return w(r)
+	return name
 }
 
 // Comments is the type of nft's comment in the user data of a rule.

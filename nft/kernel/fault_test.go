@@ -23,7 +23,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -90,7 +89,7 @@ func (f *faults) open() *Kernel {
 			return nil, err
 		}
 		return netlink.NewConn(&faultySocket{Conn: nl, faults: f}, nl.PID()), nil
-	}), rule.String)
+	}))
 }
 
 // A faultySocket is between a connection and the kernel. nltest.Dial cannot be
@@ -286,7 +285,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 // refers to does not matter.
 func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
-	diffs, err := New(c, rule.String).Diff(t.Context(), want, layout.Ours)
+	diffs, err := New(c).Diff(t.Context(), want, layout.Ours)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +336,7 @@ func (r *rig) reset(tr transition) {
 		r.Fatal(err)
 	}
 	if tr.from != nil {
-		apply(r, New(r.conn, rule.String), *tr.from, layout.Ours)
+		apply(r, New(r.conn), *tr.from, layout.Ours)
 	}
 }
 
@@ -366,13 +365,13 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	f.at = 0
 	next := k
 	if restart {
-		next = New(r.conn, rule.String)
+		next = New(r.conn)
 	}
 	a, err := next.Apply(r.Context(), *tr.to, layout.Everything)
 	if err != nil {
 		r.Errorf("%s: the next Apply: %v", what, err)
 	}
-	diffs, err := New(r.conn, rule.String).Diff(r.Context(), *tr.to, everything)
+	diffs, err := New(r.conn).Diff(r.Context(), *tr.to, everything)
 	if err != nil || len(diffs) > 0 {
 		r.Errorf("%s: after the next Apply: %v %q", what, err, diffs)
 	}

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -22,30 +21,28 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
-	words          facts.Words
 	xtables        func() ([]older.LegacyTable, error) // of the thread's namespace
 	// right is the ruleset that the last Apply left in the kernel, none after one that failed.
 	right nft.Ruleset
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
-// made. Without CAP_NET_ADMIN or nf_tables, all requests fail. Rules of other programs are in
-// messages as words has them.
-func Open(words facts.Words) *Kernel {
-	k := New(nfnetlink.Dial(), words)
+// made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
+func Open() *Kernel {
+	k := New(nfnetlink.Dial())
 	k.xtables = func() ([]older.LegacyTable, error) { return older.XTables("/proc/thread-self/net") }
 	return k
 }
 
 // New uses the caller's connection, and reads nothing else.
-func New(c *nfnetlink.Conn, words facts.Words) *Kernel {
+func New(c *nfnetlink.Conn) *Kernel {
 	none := func() ([]older.LegacyTable, error) { return nil, nil }
-	return &Kernel{conn: c, scraping: c.Another(), words: words, xtables: none}
+	return &Kernel{conn: c, scraping: c.Another(), xtables: none}
 }
 
 // Another returns the same ruleset with connections of its own.
 func (k *Kernel) Another() *Kernel {
-	another := New(k.conn.Another(), k.words)
+	another := New(k.conn.Another())
 	another.xtables = k.xtables
 	return another
 }
@@ -232,7 +229,6 @@ func (c *change) readAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.words = nil // the differences were described before, and time counts
 	c.state = s
 	c.found = s.Differences()
 	return nil

@@ -21,7 +21,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 )
 
 // A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
@@ -78,7 +77,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 				if effective := tr.effective(t, r.conn); !tr.may(effective) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
-				apply(t, New(r.conn, rule.String), a, layout.Ours)
+				apply(t, New(r.conn), a, layout.Ours)
 				inSync(t, r.ns, a)
 			}
 		})

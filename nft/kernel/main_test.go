@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/rule"
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +38,7 @@ func connect(t testing.TB, ns *nfttest.NS) *nfnetlink.Conn {
 // open returns the kernel of the namespace as in a new process, without state.
 func open(t testing.TB, ns *nfttest.NS) *Kernel {
 	t.Helper()
-	k := New(connect(t, ns), rule.String)
+	k := New(connect(t, ns))
 	t.Cleanup(func() {
 		if err := k.scraping.Close(); err != nil {
 			t.Error(err)

@@ -24,7 +24,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -488,7 +487,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 				insertLong(t, ns, xtables.Postrouting, matches)
 				iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", "MASQUERADE")
 				err := ns.Do(func() (err error) {
-					k := New(nfnetlink.Dial(), rule.String)
+					k := New(nfnetlink.Dial())
 					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
 						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
 						if (len(diffs) > 0) != differs {

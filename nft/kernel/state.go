@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -22,7 +21,6 @@ type State struct {
 	Want       nft.Ruleset
 	depth      layout.Depth
 	conn       *nfnetlink.Conn
-	words      facts.Words
 	generation uint32
 	modes      []layout.State // those of the readers, nil if not read
 	wanted     layout.State   // nil: no rules are wanted
@@ -57,7 +55,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			return nil, err
 		}
 	}
-	s := &State{Want: want, depth: depth, conn: k.conn, words: k.words, generation: generation}
+	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
 		var earlier, current layout.State
 		if staged != nil {
@@ -122,7 +120,7 @@ func (s *State) Differences() (diffs []layout.Difference) {
 	}
 	for _, m := range s.modes {
 		if m != nil {
-			diffs = append(diffs, m.Differences(s.words)...)
+			diffs = append(diffs, m.Differences()...)
 		}
 	}
 	return diffs

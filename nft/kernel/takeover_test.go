@@ -25,7 +25,6 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -142,7 +141,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 		for _, r := range rulesOf(t, c, f, "", "") {
 			to, _ := facts.Target(r)
 			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
-				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, rule.String(r)))
+				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, facts.Name(r)))
 			}
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -32,7 +31,7 @@ const (
 // compared with the ruleset that is wanted: of this mode, of another one, or none.
 type State interface {
 	// Differences returns why Stage and Switch are needed, or not possible.
-	Differences(words facts.Words) []Difference
+	Differences() []Difference
 	// Stage writes what no rule refers to yet.
 	Stage(ctx context.Context, commit Commit) error
 	// Switch adds to the transaction that changes what packets see, and to one after it,

@@ -9,13 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Differences implements [layout.State].
-func (s *State) Differences(words facts.Words) []layout.Difference {
+func (s *State) Differences() []layout.Difference {
 	var out []layout.Difference
 	add := func(kind layout.Kind, format string, args ...any) {
 		out = append(out, layout.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
@@ -39,13 +38,13 @@ func (s *State) Differences(words facts.Words) []layout.Difference {
 	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
 		add(layout.Odd, "%s has something that is not in the config, such as a flowtable", name)
 	}
-	s.chainDifferences(words, add)
+	s.chainDifferences(add)
 	s.setDifferences(add)
 	s.objectDifferences(add)
 	return out
 }
 
-func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string, ...any)) {
+func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 	s.broken = nil
 	for _, w := range s.want.Chains {
 		got, ok := s.table.chain(w.Name)
@@ -63,7 +62,7 @@ func (s *State) chainDifferences(words facts.Words, add func(layout.Kind, string
 		switch {
 		case !ok:
 		case !unread:
-			found = append(found, w.Differences("chain "+w.Name, *s.want, s.live, s.table.rules[w.Name], words)...)
+			found = append(found, w.Differences("chain "+w.Name, *s.want, s.live, s.table.rules[w.Name])...)
 		case !right:
 			found = append(found, fmt.Sprintf("chain %s is to be written again", w.Name))
 		}

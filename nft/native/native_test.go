@@ -28,7 +28,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/nfttest/script"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -69,7 +68,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		}
 		theirs.Load(t, "flush ruleset\n"+want.String())
 		s := theirs.Read(t, want, layout.Ours)
-		if diffs := modes.Texts(s, rule.String); len(diffs) > 0 {
+		if diffs := modes.Texts(s); len(diffs) > 0 {
 			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)
 		}
 		installed, ok := s.Installed()
@@ -176,7 +175,7 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 				t.Error(err)
 			}
 			s.Switch(now, after)
-			if got := modes.Texts(s, rule.String); !slices.Equal(got, found) || now.Len() != inNow || after.Len() != inAfter {
+			if got := modes.Texts(s); !slices.Equal(got, found) || now.Len() != inNow || after.Len() != inAfter {
 				t.Errorf("mode %q: %q, %d and %d messages", tt.want.Mode(), got, now.Len(), after.Len())
 			}
 			for _, b := range []*nfnetlink.Batch{now, after} {
@@ -299,7 +298,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Contains(modes.Texts(s, nil), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
+		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
 	if !differs(want, layout.Ours, nil) || differs(want, layout.Frame, nil) || differs(other, layout.Ours, nil) {
@@ -368,8 +367,8 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, err := native.Read(n.Conn, want, nft.Ruleset{}, layout.Ours, s)
-		if err != nil || len(s.Differences(nil)) > 0 != (most > 1) {
-			t.Errorf("%s: %v; then there are %v", does, err, s.Differences(nil))
+		if err != nil || len(s.Differences()) > 0 != (most > 1) {
+			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
 		}
 		n.Apply(t, want, layout.Ours)
 		if diff := cmp.Diff(before, listing(t, n)); diff != "" || calls != 1 {
@@ -655,7 +654,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 						exactly := len(c.All('>')) > 0
 						a.run(c.Text())
 						s := n.Read(t, want, layout.Ours)
-						found := modes.Texts(s, rule.String)
+						found := modes.Texts(s)
 						ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
 						if exactly {
 							ok = finds == "nothing" && len(found) == 0 || modes.Match(found, strings.Split(finds, "\n"))

@@ -13,13 +13,13 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -76,7 +76,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + rule.String(r)
+			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + facts.Name(r)
 		}
 	}
 	return handles

@@ -11,10 +11,10 @@ import (
 )
 
 // Differences implements [layout.State].
-func (s *State) Differences(words facts.Words) (out []layout.Difference) {
+func (s *State) Differences() (out []layout.Difference) {
 	for _, n := range s.shared {
 		out = append(out, n.prevented()...)
-		for _, text := range s.drift(n, words) {
+		for _, text := range s.drift(n) {
 			out = append(out, layout.Difference{Text: text})
 		}
 		main := n.chains[s.chain]
@@ -52,7 +52,7 @@ func (n *shared) prevented() []layout.Difference {
 }
 
 // drift describes how our part of a shared table differs from the wanted one.
-func (s *State) drift(n *shared, words facts.Words) (diffs []string) {
+func (s *State) drift(n *shared) (diffs []string) {
 	where := fmt.Sprintf("table %s nat", n.want.Family)
 	if n.Dormant() {
 		diffs = append(diffs, where+" is dormant")
@@ -87,7 +87,7 @@ func (s *State) drift(n *shared, words facts.Words) (diffs []string) {
 			for i := range plain {
 				plain[i].UserData = nil
 			}
-			diffs = append(diffs, w.Differences(where+": chain "+name, n.want, nil, plain, words)...)
+			diffs = append(diffs, w.Differences(where+": chain "+name, n.want, nil, plain)...)
 		}
 	}
 	return diffs

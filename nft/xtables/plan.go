@@ -24,7 +24,7 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 // families: another agent may have written the one that was right. That is right at any generation: chains
 // are named, and the jumps that are deleted by their handles have to be as they were found.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
-	if len(s.Differences(nil)) > 0 {
+	if len(s.Differences()) > 0 {
 		for _, n := range s.shared {
 			s.write(now, n)
 			s.writeJump(now, n)

@@ -21,7 +21,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/nfttest/script"
-	"nft-masq-agent/nft/rule"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -84,7 +83,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 			nfttest.Run(t, theirs.NS, want.String(), "ip6tables-nft-restore", "--noflush")
 		}
 		s := theirs.Read(t, want, layout.Everything)
-		for _, diff := range modes.Texts(s, rule.String) {
+		for _, diff := range modes.Texts(s) {
 			if !strings.HasPrefix(diff, "replaced: ") {
 				t.Errorf("%s: of what iptables wrote differs %s", c.Name, diff)
 			}
@@ -190,7 +189,7 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			n.Apply(t, want, layout.Ours)
 			before, six := save(t, n), rawRules(t, n)
 			tt.do(t, n)
-			found := modes.Texts(n.Read(t, want, layout.Ours), rule.String)
+			found := modes.Texts(n.Read(t, want, layout.Ours))
 			if !modes.Match(found, tt.finds) || len(found) == 0 && len(tt.finds) > 0 {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
@@ -288,14 +287,14 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 			clean.Apply(t, want, layout.Ours)
 			tt.do(t, n)
 			s := n.Read(t, want, layout.Ours)
-			if found := modes.Texts(s, rule.String); !modes.Match(found, tt.finds) {
+			if found := modes.Texts(s); !modes.Match(found, tt.finds) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
 			if _, ok := s.Installed(); ok {
 				t.Error("it is ours")
 			}
 			if strings.HasPrefix(tt.finds[0], "prevented: ") {
-				if err := s.Differences(nil)[0].Err; !errors.Is(err, nft.ErrForeignPostrouting) {
+				if err := s.Differences()[0].Err; !errors.Is(err, nft.ErrForeignPostrouting) {
 					t.Error(err)
 				}
 				return
@@ -316,7 +315,7 @@ func TestRulesOfAnotherPolicyAreOurs(t *testing.T) {
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
 	n.Apply(t, want, layout.Ours)
 	another := wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil })
-	found := modes.Texts(n.Read(t, another, layout.Ours), rule.String)
+	found := modes.Texts(n.Read(t, another, layout.Ours))
 	replaced := func(d string) bool { return strings.HasPrefix(d, "replaced: ") }
 	if !slices.Contains(found, "table ip nat: chain A does not have the hash of the policy") ||
 		slices.ContainsFunc(found, replaced) {
@@ -346,7 +345,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
 	insert(n, xtables.Postrouting)
-	found := n.Read(t, want, layout.Ours).Differences(rule.String)
+	found := n.Read(t, want, layout.Ours).Differences()
 	if !slices.ContainsFunc(found, func(d layout.Difference) bool {
 		return d.Kind == layout.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
 	}) {

@@ -12,7 +12,6 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -63,8 +62,8 @@ var kinds = map[layout.Kind]string{
 
 // Texts returns the differences of a state: the kind, unless rules are written again, and
 // the text.
-func Texts(s layout.State, words facts.Words) (all []string) {
-	for _, d := range s.Differences(words) {
+func Texts(s layout.State) (all []string) {
+	for _, d := range s.Differences() {
 		all = append(all, kinds[d.Kind]+d.Text)
 	}
 	return all
@@ -90,9 +89,9 @@ func (n *Node) Commit(t testing.TB) layout.Commit {
 func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth layout.Depth) (found []string) {
 	t.Helper()
 	s := n.Read(t, want, depth)
-	found = Texts(s, nil)
+	found = Texts(s)
 	n.Write(t, s)
-	if left := Texts(n.Read(t, want, depth), nil); len(left) > 0 {
+	if left := Texts(n.Read(t, want, depth)); len(left) > 0 {
 		t.Errorf("after the differences %q were removed, there are %q", found, left)
 	}
 	return found
