@@ -71,9 +71,10 @@ func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 				status := n.run("status", "-o", "json")
 				text := n.run("status")
 				code, ready := n.get("/readyz")
+				const vanished = "the config vanished (no config file at "
 				for what, wrong := range map[string]bool{
 					"status":          status.code != exitFailed || !strings.Contains(status.stdout, `"id": "config-vanished"`),
-					"the first line":  text.code != exitFailed || !strings.Contains(firstLine(text.stdout), "the config vanished (no config file at "),
+					"the first line":  text.code != exitFailed || !strings.Contains(firstLine(text.stdout), vanished),
 					"/readyz":         code != 503 || !strings.HasPrefix(ready, "the config vanished ("),
 					"ready":           n.run("ready", "--probe-socket", n.socket).code != exitFailed,
 					"config_vanished": n.metric("nft_masq_agent_config_vanished") != "1",

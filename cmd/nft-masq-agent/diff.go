@@ -19,8 +19,8 @@ func diffCommand(l look) command {
 		name:     "diff",
 		operands: "[OLD] [NEW]",
 		about:    "show what would change if a config took effect",
-		details: "It compares the policy in force with NEW, or with --config, and lists the entries that were added, removed " +
-			"or moved, by key, and the open connections that would get another translation. Open connections keep " +
+		details: "It compares the policy in force with NEW, or with --config, and lists the entries that were added, " +
+			"removed or moved, by key, and the open connections that would get another translation. Open connections keep " +
 			"their address; a change affects only new ones. Flags that are not given are those of the running agent. With " +
 			"OLD and NEW, it compares these files and reads nothing else. Exit code 0: no change, 1: changes, 2: wrong " +
 			"usage or an error. Nothing is written.",

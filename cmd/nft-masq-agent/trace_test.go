@@ -238,7 +238,8 @@ func TestATraceSaysWhyThereIsNone(t *testing.T) {
 	}{
 		{
 			"203.0.113.9:443 --from 10.244.1.2 --trace 1ms", "a new connection from 10.244.1.2 to 203.0.113.9:443 did " +
-				"not come within 1ms: while the trace runs, open one, such as: kubectl exec POD -- nc -z -w 3 203.0.113.9 443", exitFailed,
+				"not come within 1ms: while the trace runs, open one, such as: kubectl exec POD -- nc -z -w 3 203.0.113.9 443",
+			exitFailed,
 		},
 		{"2001:db8:1::1 --protocol icmp --trace 1ms", "kubectl exec POD -- ping -c 1 2001:db8:1::1", exitFailed},
 		{"203.0.113.9:53 --protocol udp --trace 1ms", "sh -c 'echo | nc -u -w 1 203.0.113.9 53'", exitFailed},

@@ -1,6 +1,7 @@
 package nftrace_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -28,8 +29,7 @@ func TestOnlyTheFirstPacketOfAConnectionIsShown(t *testing.T) {
 			const silent = "table inet silent { chain out { type filter hook output priority 0; " +
 				"icmp type destination-unreachable drop; tcp flags rst drop; }; }\n"
 			nfttest.NFT(t, top.Outside, silent, "-f", "-")
-			nfttest.NFT(t, top.Node, silent+"table ip nat { chain post { type nat hook postrouting priority 100; masquerade; }; }",
-				"-f", "-")
+			nfttest.NFT(t, top.Node, silent+fmt.Sprintf(nat, "masquerade"), "-f", "-")
 			flow := tt.flow
 			flow.From = top.Pod
 			flow.Dst = netip.MustParseAddrPort("203.0.113.9:53")

@@ -2,7 +2,6 @@ package others
 
 import (
 	"bytes"
-	"net/netip"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -105,13 +104,11 @@ func (s *search) load(e nfnetlink.Expr) (loaded, bool) {
 		source, destination = 8, 24
 	}
 	var l loaded
-	switch address := (netip.Addr{}); e.Uint32(unix.NFTA_PAYLOAD_OFFSET) {
+	switch e.Uint32(unix.NFTA_PAYLOAD_OFFSET) {
 	case source:
-		address = s.query.Source
-		l = loaded{field: "source", address: address.AsSlice()}
+		l = loaded{field: "source", address: s.query.Source.AsSlice()}
 	case destination:
-		address = s.query.Destination
-		l = loaded{field: "destination", address: address.AsSlice()}
+		l = loaded{field: "destination", address: s.query.Destination.AsSlice()}
 	}
 	n := int(e.Uint32(unix.NFTA_PAYLOAD_LEN))
 	if len(l.address) == 0 || n > len(l.address) {
