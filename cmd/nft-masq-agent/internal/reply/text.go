@@ -2,19 +2,15 @@ package reply
 
 import (
 	"bufio"
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"reflect"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // Line returns an indented text as one line.
@@ -58,116 +54,77 @@ func fill(text, indent string) string {
 	return b.String()
 }
 
-func special(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
-
-// escaped escapes unprintable characters as JSON does with control characters.
-// Everything non-ASCII is in strings.
-func escaped(text string) string {
-	var b strings.Builder
-	for _, r := range text {
-		if !special(r) {
-			b.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			fmt.Fprintf(&b, `\u%04x`, unit)
-		}
-	}
-	return b.String()
-}
-
-// JSON writes an answer as JSON. It may be large: entries are written one by one.
+// JSON writes an answer as JSON.
 func JSON(w io.Writer, v any) error {
 	out := bufio.NewWriter(w)
-	p := printer{to: escaper{out}, parts: map[reflect.Type][]reflect.StructField{}}
-	p.print(reflect.ValueOf(v), "\n")
-	p.write("\n")
-	return output(errors.Join(p.err, out.Flush()))
-}
-
-func output(err error) error {
-	if err != nil {
+	enc := json.NewEncoder(&indenter{out: out})
+	enc.SetEscapeHTML(false)
+	if err := errors.Join(enc.Encode(v), out.Flush()); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
 }
 
-// An escaper writes JSON without characters that a terminal does not show.
-type escaper struct{ to io.Writer }
-
-func (e escaper) Write(text []byte) (int, error) {
-	if bytes.IndexFunc(text, special) < 0 {
-		return e.to.Write(text)
-	}
-	_, err := io.WriteString(e.to, escaped(string(text)))
-	return len(text), err
+// An indenter writes compact JSON as [json.Indent] would, because that needs twice the memory of
+// a large answer. Characters that a terminal does not show are escaped, as JSON escapes control
+// characters: all of them are in strings.
+type indenter struct {
+	out     *bufio.Writer
+	depth   int
+	opened  bool // the last character opened an object or a list
+	quoted  bool // in a string
+	escaped bool // after a backslash in a string
 }
 
-// A printer writes what [json.Encoder] would, without a copy of the lists.
-type printer struct {
-	to    io.Writer
-	err   error
-	parts map[reflect.Type][]reflect.StructField // see partsOf
-}
-
-// partsOf returns the fields of a type if one of them may have a list.
-func (p *printer) partsOf(t reflect.Type) []reflect.StructField {
-	fields, known := p.parts[t]
-	if !known {
-		fields = reflect.VisibleFields(t)
-		if !slices.ContainsFunc(fields, func(f reflect.StructField) bool {
-			return f.Type.Kind() == reflect.Slice || f.Type.Kind() == reflect.Pointer
-		}) {
-			fields = nil
+// Write writes whole characters. The error, if any, is that of the next Flush.
+func (p *indenter) Write(text []byte) (int, error) {
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRune(text[i:])
+		if p.quoted {
+			p.inString(r)
+		} else {
+			p.betweenStrings(r)
 		}
-		p.parts[t] = fields
+		i += size
 	}
-	return fields
+	return len(text), nil
 }
 
-func (p *printer) write(text string) {
-	_, err := io.WriteString(p.to, text)
-	p.err = cmp.Or(p.err, err)
-}
-
-// print writes a value. line begins another one of the same depth.
-func (p *printer) print(v reflect.Value, line string) {
-	for v.Kind() == reflect.Pointer && !v.IsNil() {
-		v = v.Elem()
-	}
-	before, end, next := "[", "]", line+"  "
-	part := func(name string, v reflect.Value) {
-		p.write(before + next + name)
-		p.print(v, next)
-		before = ","
-	}
-	switch v.Kind() {
-	case reflect.Slice:
-		for i := range v.Len() {
-			part("", v.Index(i))
-		}
-	case reflect.Struct:
-		before, end = "{", "}"
-		for _, f := range p.partsOf(v.Type()) {
-			name, omit, _ := strings.Cut(f.Tag.Get("json"), ",")
-			value := v.FieldByIndex(f.Index)
-			empty := value.IsZero() || value.Kind() == reflect.Slice && value.Len() == 0
-			if name != "" && !(omit != "" && empty) {
-				part(strconv.Quote(name)+": ", value)
-			}
-		}
-	}
-	if before == "," {
-		p.write(line + end)
+func (p *indenter) inString(r rune) {
+	p.quoted = r != '"' || p.escaped
+	p.escaped = r == '\\' && !p.escaped
+	if r < 0x7f || unicode.IsPrint(r) {
+		_, _ = p.out.WriteRune(r)
 		return
 	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent(line[1:], "  ")
-	p.err = cmp.Or(p.err, enc.Encode(v.Interface()))
-	p.write(strings.TrimSuffix(b.String(), "\n"))
+	for _, unit := range utf16.AppendRune(nil, r) {
+		_, _ = fmt.Fprintf(p.out, `\u%04x`, unit)
+	}
 }
+
+func (p *indenter) betweenStrings(r rune) {
+	closes := r == '}' || r == ']'
+	if closes {
+		p.depth--
+	}
+	if p.opened != closes { // An empty object or list has no lines of its own.
+		p.newLine()
+	}
+	p.opened = r == '{' || r == '['
+	_, _ = p.out.WriteRune(r)
+	switch r {
+	case '"':
+		p.quoted = true
+	case '{', '[':
+		p.depth++
+	case ',':
+		p.newLine()
+	case ':':
+		_, _ = p.out.WriteString(" ")
+	}
+}
+
+func (p *indenter) newLine() { _, _ = p.out.WriteString("\n" + strings.Repeat("  ", p.depth)) }
 
 var areaLine = regexp.MustCompile(`(?m)^([a-z][a-z ]{14} )(?:(ok)|(wrong))( +)`)
 
