@@ -40,8 +40,8 @@ func connectionsCommand(l look) command {
 			"because existing connections keep their address when the policy changes, or because another program decides. " +
 			"Connections from or to the node itself, closed ones, hairpins, bridged ones and those in a zone are never stale. " +
 			"Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address " +
-			"unless dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules of " +
-			"--config, --seen-as ADDRESS:PORT names the pods of --pod-cidr whose block of portsPerPod the port is in.",
+			"unless dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules " +
+			"of --config, --seen-as ADDRESS:PORT names the pods of --pod-cidr whose block of portsPerPod the port is in.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
