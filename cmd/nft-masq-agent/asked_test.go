@@ -235,3 +235,12 @@ func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 		t.Errorf("%v, %v", found, err)
 	}
 }
+
+// between selects the connections to an address, from any source if src is the zero address.
+func between(src, dst netip.Addr) selection {
+	s := selection{to: netip.PrefixFrom(dst, dst.BitLen())}
+	if src.IsValid() {
+		s.from = netip.PrefixFrom(src, src.BitLen())
+	}
+	return s
+}

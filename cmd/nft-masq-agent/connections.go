@@ -334,15 +334,6 @@ type selection struct {
 	port     uint16         // of to; 0: any
 }
 
-// between selects the connections to an address, from any source if src is the zero address.
-func between(src, dst netip.Addr) selection {
-	s := selection{to: netip.PrefixFrom(dst, dst.BitLen())}
-	if src.IsValid() {
-		s.from = netip.PrefixFrom(src, src.BitLen())
-	}
-	return s
-}
-
 func (s *selection) addresses() []netip.Addr {
 	return slices.DeleteFunc([]netip.Addr{s.to.Addr(), s.from.Addr(), s.seenAs.Addr()},
 		func(a netip.Addr) bool { return !a.IsValid() })

@@ -1,8 +1,6 @@
 package judge
 
 import (
-	"net/netip"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -94,18 +92,4 @@ func Decide(p nft.Policy, c nft.Connection) nft.Verdict {
 func Enforced(p nft.Policy, c nft.Connection) bool {
 	f, on := p.Family(c.Dst.Unmap().Is6())
 	return on && p.Enforces(f) && c.Src != c.Dst && Pods(f).Includes(c) && !Masqueraded(f).Includes(c)
-}
-
-// ExemptDestinations returns the networks to which connections keep their source
-// address, unless an earlier condition matches.
-func ExemptDestinations(p nft.Policy) []netip.Prefix {
-	var out []netip.Prefix
-	for _, f := range p.Families {
-		for _, q := range f.Questions {
-			if q.Asks == config.DestinationAddress && !q.Masquerade {
-				out = append(out, q.Prefixes()...)
-			}
-		}
-	}
-	return out
 }

@@ -26,9 +26,6 @@ func allNames() Names { return Names{{"*", true}} }
 // an interface without a name.
 func noName() Names { return Names{{"", true}} }
 
-// All reports whether every name is in the set, and the empty one.
-func (n Names) All() bool { return slices.Equal(n, allNames()) }
-
 func namesOf(list []config.Interface) Names {
 	n := make(Names, len(list))
 	for i, entry := range list {

@@ -20,15 +20,6 @@ type Region struct {
 	Dst    []iprange.Range
 }
 
-// RegionOf returns what a policy masquerades of a family, nothing if that is off.
-func RegionOf(p nft.Policy, ipv6 bool) Region {
-	f, on := p.Family(ipv6)
-	if !on {
-		return Region{}
-	}
-	return Masqueraded(f)
-}
-
 // Pods returns what is sent by sources that are pods according to a policy.
 func Pods(f nft.FamilyPolicy) Region {
 	f.Questions = slices.DeleteFunc(slices.Clone(f.Questions), func(q nft.Question) bool { return !q.LimitsSources() })
@@ -101,51 +92,4 @@ func (r Region) Includes(c nft.Connection) bool {
 	}
 	return !c.ToNode && iprange.Contains(r.Src, c.Src.Unmap()) && iprange.Contains(r.Dst, c.Dst.Unmap()) &&
 		r.Origin.Has(in) && r.Out.Has(out)
-}
-
-// OnAnyInterface returns the region without its conditions on the names of interfaces,
-// and whether it has any.
-func (r Region) OnAnyInterface() (wide Region, limited bool) {
-	wide = r
-	if r.Empty() {
-		return wide, false
-	}
-	wide.Out = allNames()
-	if received := r.Origin.Minus(noName()); len(received) > 0 {
-		wide.Origin = allNames().Minus(noName().Minus(r.Origin))
-	}
-	return wide, !slices.Equal(wide.Out, r.Out) || !slices.Equal(wide.Origin, r.Origin)
-}
-
-// Minus returns the connections that are not in o, in at most five regions that do not
-// overlap. What the node itself sends is in none with what was received, unless in one
-// with everything.
-func (r Region) Minus(o Region) (left []Region) {
-	both := Region{
-		Origin: r.Origin.And(o.Origin), Src: iprange.Intersect(r.Src, o.Src),
-		Out: r.Out.And(o.Out), Dst: iprange.Intersect(r.Dst, o.Dst),
-	}
-	if both.Empty() {
-		both = Region{} // the first cut takes everything
-	}
-	cut := func(part Region) {
-		if !part.Empty() {
-			left = append(left, part)
-		}
-	}
-	part := r
-	part.Dst, r.Dst = iprange.Subtract(r.Dst, both.Dst), both.Dst
-	cut(part)
-	part = r
-	part.Src, r.Src = iprange.Subtract(r.Src, both.Src), both.Src
-	cut(part)
-	part = r
-	others := r.Origin.Minus(both.Origin)
-	for _, origin := range []Names{others.Minus(noName()), others.And(noName())} {
-		part.Origin = origin
-		cut(part)
-	}
-	part.Origin, part.Out = both.Origin, r.Out.Minus(both.Out)
-	cut(part)
-	return left
 }

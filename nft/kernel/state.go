@@ -28,9 +28,6 @@ type State struct {
 	stale      bool           // left has changed since it was read
 }
 
-// Unread returns a state of which only is known what is wanted.
-func Unread(want nft.Ruleset) *State { return &State{Want: want} }
-
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode

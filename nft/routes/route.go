@@ -208,12 +208,6 @@ func hops(m node.Message) (all []hop) {
 	return all
 }
 
-// LocalPrefixes returns the networks that are local to this node: those with a route of
-// type LOCAL, as in "fib daddr type local".
-func LocalPrefixes() ([]netip.Prefix, error) {
-	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_LOCAL, unix.RTN_LOCAL) })
-}
-
 // Delivered returns the networks of which this node or one of its VRFs receives the packets: those that
 // are local, and those of broadcast and anycast.
 func Delivered() ([]netip.Prefix, error) {

@@ -169,7 +169,7 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	nfttest.Run(t, top.Node, "", "ip", "route", "add", "local", "198.51.100.64/26", "dev", "lo")
-	local := nfttest.In(t, top.Node, LocalPrefixes)
+	local := nfttest.In(t, top.Node, LocalInAnyTable)
 	holds := func(a netip.Addr) bool {
 		return slices.ContainsFunc(local, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
