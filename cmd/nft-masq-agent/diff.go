@@ -147,5 +147,6 @@ func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after n
 	begin()
 	err = (&selection{}).each(ctx, false, begin, func(e *conntrack.Entry) { count.Add(e) })
 	d.Open = count.List()
+	d.NotJudged = count.NotJudged()
 	return err
 }

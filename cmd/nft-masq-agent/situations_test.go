@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -12,6 +14,8 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/nftrace"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 )
@@ -116,7 +120,7 @@ func (n trafficNode) sends(proto nfttest.Proto, src netip.Addr, dst netip.AddrPo
 	}
 	flow := nfttest.Flow{
 		Proto: proto, From: n.top.Pod, To: n.top.Outside, Foreign: proto == nfttest.UDP, Src: netip.AddrPortFrom(src, 0),
-		Dst: dst, Timeout: 150 * time.Millisecond, // if it comes later, less is tested
+		Dst: dst, Answered: true, Timeout: 150 * time.Millisecond, // if it comes later, less is tested
 	}
 	switch {
 	case here(dst.Addr()):
@@ -183,14 +187,23 @@ func (n trafficNode) situation(s situation, flag string, port uint16) {
 		n.t.Fatal(err)
 	}
 	for i, line := range s.lines {
-		if line[0] == "explain" {
-			n.explains(strings.Fields(line[1]), flag, port+uint16(i))
+		if line[0] != "explain" {
+			continue
+		}
+		decided := n.explains(strings.Fields(line[1]), flag, port+uint16(i))
+		want := ""
+		if i+1 < len(s.lines) && s.lines[i+1][0] == ">" {
+			want = s.lines[i+1][1]
+		}
+		if decided != want {
+			n.t.Errorf("explain %s: the trace says %q, want %q", line[1], decided, want)
 		}
 	}
 }
 
 // explains asks about a packet before one is sent and afterwards, and compares the answers with what the far end sees.
-func (n trafficNode) explains(words []string, flag string, port uint16) {
+// It returns what a trace says of the packet: what happened to it, and the rule that decided.
+func (n trafficNode) explains(words []string, flag string, port uint16) (decided string) {
 	n.t.Helper()
 	dst, err := netip.ParseAddrPort(words[0])
 	if err != nil {
@@ -213,22 +226,73 @@ func (n trafficNode) explains(words []string, flag string, port uint16) {
 		words = append(words, "--from", src.String())
 	}
 	if (dst.Addr() == n.top.PodV4 || dst.Addr() == n.top.PodV6) && src == dst.Addr() {
-		return // it does not leave the pod
+		return "" // it does not leave the pod
 	}
 	args := append(append([]string{"explain"}, words...), "--protocol", string(proto), "--config", n.path, flag)
 	var before, after answer.Explanation
 	n.here(&before, args...)
-	seen := n.sends(proto, src, dst)
+	var seen netip.Addr
+	trace, none := n.traced(src, dst, proto, func() { seen = n.sends(proto, src, dst) })
 	n.sends(proto, src, dst)
 	n.judge(before, seen)
 	if before.Sees != "" {
 		n.t.Errorf("claimed before a connection showed it: %s", before.Headline)
 	}
+	if before.ShouldSee != "" && before.Why.Code == answer.Should && !strings.Contains(before.Headline, " should see ") {
+		n.t.Errorf("nothing shows it, but the headline is: %s", before.Headline)
+	}
 	n.here(&after, args...)
 	n.judge(after, seen)
-	translated := seen.IsValid() && seen.String() != after.ShouldSee
-	if after.Why.Code == answer.Contradicted && !translated || after.Why.Code == answer.Shown && translated {
+	if after.Why.Code == answer.Contradicted && seen.IsValid() && seen.String() == after.ShouldSee {
 		n.t.Errorf("the far end sees %s, explained is %s: %s", seen, after.Why.Code, after.Headline)
 	}
 	n.t.Logf("%s: %s should be seen, %s is", after.Why.Code, after.ShouldSee, seen)
+	if none != nil {
+		return "no packet"
+	}
+	left, _ := netip.ParseAddrPort(trace.SeenAs)
+	if left.IsValid() && seen.IsValid() && left.Addr() != seen {
+		n.t.Errorf("the far end sees %s, the trace says %s", seen, left)
+	}
+	return decision(trace)
+}
+
+// decision says what happened to a packet, and which rule decided that.
+func decision(trace nftrace.Trace) string {
+	r := trace.Rule
+	switch {
+	case r == nil:
+		return string(trace.Outcome) + ": no rule"
+	case r.Owner == nftrace.Agent:
+		return string(trace.Outcome) + ": this agent"
+	case r.Owner == nftrace.Older:
+		return string(trace.Outcome) + ": an older agent"
+	}
+	return fmt.Sprintf("%s: %s %s %s handle %d", trace.Outcome, r.Family, r.Table, r.Chain, r.Handle)
+}
+
+// traced traces the packet that a function sends.
+func (n trafficNode) traced(src netip.Addr, dst netip.AddrPort, proto nfttest.Proto, send func()) (
+	trace nftrace.Trace, none error,
+) {
+	n.t.Helper()
+	query := nftrace.Query{From: src, To: dst, Protocol: conntrack.ProtocolOf(string(proto))}
+	const late = 2 * time.Second // a packet that a device drops is met by no chain
+	ctx, cancel := context.WithTimeout(n.t.Context(), nfttest.Patient(late))
+	defer cancel()
+	sent := make(chan struct{})
+	none = n.Do(func() (err error) {
+		trace, err = nftrace.Run(ctx, query, func() {
+			go func() {
+				defer close(sent)
+				send()
+			}()
+		})
+		return err
+	})
+	if none != nil && !errors.Is(none, nftrace.ErrNoPacket) {
+		n.t.Fatal(none)
+	}
+	<-sent
+	return trace, none
 }

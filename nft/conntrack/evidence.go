@@ -72,6 +72,11 @@ type Count struct {
 	// there are any.
 	Agreeing      []Example `json:"agreeing,omitempty"`
 	Contradicting []Example `json:"contradicting,omitempty"`
+	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Question].
+	Seen []netip.Addr `json:"seen,omitempty"`
+	// Endpoints are up to three destinations, of connections to the address that was asked for, which lead elsewhere:
+	// only of a [Question].
+	Endpoints []netip.AddrPort `json:"endpoints,omitempty"`
 }
 
 // Contradicts is the number of connections that contradict the policy.
@@ -203,6 +208,7 @@ func (g *gathering) add(e *Entry) {
 	for i, q := range g.questions {
 		if q.matches(e) {
 			g.answers[i].add(e, age)
+			g.answers[i].show(q, e, age)
 		}
 	}
 }
@@ -249,6 +255,18 @@ func (c *Count) add(e *Entry, age Age) {
 	i := slices.IndexFunc(c.Contradicting, func(x Example) bool { return x.Age != AgeOverruled })
 	if i >= 0 {
 		c.Contradicting[i] = newExample(e, age)
+	}
+}
+
+// show adds what an answer shows of a connection.
+func (c *Count) show(q Question, e *Entry, age Age) {
+	seen := e.SeenAs().Addr()
+	if age == "" && e.Status&SeenReply != 0 && len(c.Seen) < maxExamples && !slices.Contains(c.Seen, seen) {
+		c.Seen = append(c.Seen, seen)
+	}
+	endpoint := e.Destination()
+	if endpoint.Addr() != q.To.Addr() && len(c.Endpoints) < maxExamples && !slices.Contains(c.Endpoints, endpoint) {
+		c.Endpoints = append(c.Endpoints, endpoint)
 	}
 }
 

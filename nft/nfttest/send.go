@@ -53,6 +53,9 @@ type Flow struct {
 	Flags byte
 	// Foreign: From need not have the source address, as for a transparent proxy.
 	Foreign bool
+	// Answered: the receiver answers a packet of UDP, and Send waits for that, but no longer than for the packet. It is
+	// no error if the answer is lost.
+	Answered bool
 	// Timeout bounds the time that the packet takes to arrive. 0: five seconds.
 	Timeout time.Duration
 }
@@ -167,8 +170,17 @@ func reset(fd int) error {
 	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
-// sendPacket sends one packet and waits for it at the other end.
+// sendPacket sends one packet and waits for it at the other end, and for an answer, if there is one.
 func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) Sighting {
+	packet, s := arrive(f, watch, send)
+	if f.Answered && f.Proto == UDP {
+		answer(f, packet, s.Seen)
+	}
+	return s
+}
+
+// arrive sends one packet and waits for it at the other end.
+func arrive(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrPort, error)) ([]byte, Sighting) {
 	tap, done, err := f.To.BorrowTap()
 	Check(err)
 	defer done()
@@ -183,7 +195,23 @@ func sendPacket(f Flow, watch netns.Filter, send func(Flow, []byte) (netip.AddrP
 	if f.Proto == ICMP { // the identifier, before the sequence number
 		seen = netip.AddrPortFrom(seen.Addr(), binary.BigEndian.Uint16(packet[len(packet)-len(cookie)-4:]))
 	}
-	return Sighting{Sent: sent, Seen: seen}
+	return packet, Sighting{Sent: sent, Seen: seen}
+}
+
+// answer sends a packet back, from the destination that a packet of UDP arrived at.
+func answer(f Flow, packet []byte, seen netip.AddrPort) {
+	tap, done, err := f.From.BorrowTap()
+	Check(err)
+	defer done()
+	Check(tap.Watch(netns.OfProtocol(unix.IPPROTO_UDP)))
+	_, at, _ := netns.Addresses(packet) // as for the source
+	cookie := binary.BigEndian.AppendUint32(nil, rand.Uint32())
+	back := Flow{Proto: UDP, From: f.To, Src: netip.AddrPortFrom(at, f.Dst.Port()), Dst: seen, Foreign: true}
+	Must(netns.In(f.To, func() (netip.AddrPort, error) { return sendUDP(back, cookie) }))
+	_, err = await(tap, cookie, f.timeout())
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		Check(err)
+	}
 }
 
 // await returns the first packet that ends in cookie. The error is

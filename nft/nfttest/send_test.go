@@ -2,6 +2,7 @@ package nfttest_test
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"nft-masq-agent/nft/nfttest"
@@ -74,5 +75,24 @@ func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 				t.Errorf("%s from %s to %s: sent from %s, seen from %s, want %s", proto, src, dst, got.Sent, got.Seen, tt.want)
 			}
 		}
+	}
+}
+
+// An answer belongs to the connection, also where both ends are in one namespace.
+func TestPacketsAreAnswered(t *testing.T) {
+	nfttest.Require(t, "nft", "conntrack")
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
+	for _, flow := range []nfttest.Flow{
+		{From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5001")},
+		{From: top.Pod, Dst: netip.MustParseAddrPort("10.9.0.9:5002")},
+		{From: top.Node, Dst: netip.MustParseAddrPort("192.0.2.1:5003")},
+	} {
+		flow.Proto = nfttest.UDP
+		flow.Answered = true
+		nfttest.MustSend(t, top, flow)
+	}
+	if got := nfttest.Run(t, top.Node, "", "conntrack", "-L"); strings.Contains(got, "UNREPLIED") {
+		t.Error(got)
 	}
 }

@@ -26,6 +26,17 @@ type Diff struct {
 	Changes []Change `json:"changes"`
 	// Open connections that would get another translation, by the entry that would decide it; absent offline.
 	Open []Changed `json:"changedConnections,omitempty"`
+	// NotJudged counts open connections of which it is not known whether they would, by reason; absent offline.
+	NotJudged []Unjudged `json:"notJudged,omitempty"`
+}
+
+// An Unjudged counts connections that were not judged.
+type Unjudged struct {
+	// Reason is that of the metric nft_masq_agent_unjudged_connections, such as interface: an entry does not show by which
+	// one the connection came.
+	Reason string `json:"reason"`
+	// Count of connections.
+	Count int `json:"count"`
 }
 
 // A Change is a change of an entry of a list, or of a value.
@@ -215,6 +226,7 @@ func enforcement(p nft.Policy) string {
 type ChangedCount struct {
 	before, after *conntrack.Comparison
 	changes       map[changedKey]*Changed
+	notJudged     map[conntrack.Finding]int
 }
 
 type changedKey struct {
@@ -224,16 +236,21 @@ type changedKey struct {
 
 // NewChangedCount begins to count.
 func NewChangedCount(before, after *conntrack.Comparison) *ChangedCount {
-	return &ChangedCount{before, after, map[changedKey]*Changed{}}
+	return &ChangedCount{before, after, map[changedKey]*Changed{}, map[conntrack.Finding]int{}}
 }
 
-// Add counts a connection if the new policy decides otherwise about it. Of one that depends on an interface that is
-// not known, nothing is said.
+// Add counts a connection if the new policy decides otherwise about it, and by reason if that is not known.
 func (c *ChangedCount) Add(e *conntrack.Entry) {
 	old, was := c.before.Compare(e)
 	current, is := c.after.Compare(e)
-	if old.Verdict == "" || current.Verdict == "" || was == conntrack.OnInterface || is == conntrack.OnInterface {
-		return
+	for _, side := range []struct {
+		verdict nft.Verdict
+		finding conntrack.Finding
+	}{{old.Verdict, was}, {current.Verdict, is}} {
+		if side.verdict == "" || side.finding == conntrack.OnInterface || side.finding == conntrack.Closed {
+			c.notJudged[side.finding]++
+			return
+		}
 	}
 	if old.Verdict == current.Verdict && !(was == conntrack.Agrees && is == conntrack.Contradicts) {
 		return
@@ -262,6 +279,15 @@ func (c *ChangedCount) List() (all []Changed) {
 	return all
 }
 
+// NotJudged returns how many connections were not judged, by reason, the largest number first.
+func (c *ChangedCount) NotJudged() (all []Unjudged) {
+	for finding, n := range c.notJudged {
+		all = append(all, Unjudged{finding.String(), n})
+	}
+	slices.SortFunc(all, func(a, b Unjudged) int { return cmp.Or(b.Count-a.Count, cmp.Compare(a.Reason, b.Reason)) })
+	return all
+}
+
 // Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes) > 0 }
 
@@ -270,6 +296,15 @@ func (d *Diff) String() string {
 	var b strings.Builder
 	lines(&b, "", texts(d.Changes)...)
 	lines(&b, "", texts(d.Open)...)
+	if len(d.NotJudged) > 0 {
+		total := 0
+		var reasons []string
+		for _, n := range d.NotJudged {
+			total += n.Count
+			reasons = append(reasons, fmt.Sprintf("%s: %d", n.Reason, n.Count))
+		}
+		lines(&b, "", fmt.Sprintf("%s not judged (%s)", Plural(total, "open connection"), strings.Join(reasons, ", ")))
+	}
 	if !d.Changed() {
 		b.WriteString("no change\n")
 	}

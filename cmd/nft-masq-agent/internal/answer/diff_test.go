@@ -76,6 +76,11 @@ func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 			count.Add(&e)
 		}
 	}
+	inZone := conntrack.Entry{Zone: 7}
+	count.Add(&inZone)
+	if diff := cmp.Diff([]Unjudged{{"zone", 1}}, count.NotJudged()); diff != "" {
+		t.Errorf("not judged (-want +got)\n%s", diff)
+	}
 	var got []string
 	for _, c := range count.List() {
 		got = append(got, c.String())

@@ -89,8 +89,10 @@ type Evidence struct {
 	Stale int
 	// Overruled counts those that contradict the policy and began under it, Undated those of which that is not known.
 	Overruled, Undated int
-	// Seen are the addresses as which these are seen.
-	Seen []netip.Addr
+	// Seen are the addresses as which these are seen, Shown those as which answered ones that agree are seen.
+	Seen, Shown []netip.Addr
+	// Endpoints are where connections to the address lead that does not have it, such as that of a Service.
+	Endpoints []netip.AddrPort
 	// answered is set if an overruled one had a reply.
 	answered bool
 	// Examples are some of them.
@@ -104,6 +106,7 @@ func (e Evidence) contradicting() int { return e.Overruled + e.Undated }
 func newEvidence(c conntrack.Count) Evidence {
 	e := Evidence{
 		Agreeing: c.Agrees, Answered: c.Answered, Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
+		Shown: c.Seen, Endpoints: c.Endpoints,
 	}
 	for _, x := range c.Contradicting {
 		if x.Age == conntrack.AgeStale {
@@ -319,11 +322,9 @@ func Explain(f ExplainFacts) Explanation {
 			x.ShouldSee = e.address.String()
 		}
 	}
-	switch {
-	case x.Why.Code == Contradicted && len(f.ToAddress.Seen) == 1 && f.ToAddress.answered && f.ToAddress.Agreeing == 0:
-		x.Sees = f.ToAddress.Seen[0].String()
-	case x.Why.Code == Shown:
-		x.Sees = x.ShouldSee
+	seen := f.sees(x.Why.Code)
+	if seen.IsValid() {
+		x.Sees = seen.String()
 	}
 	if f.ToAddress.Stale > 0 {
 		x.Stale = &Stale{Count: f.ToAddress.Stale}
@@ -337,6 +338,20 @@ func Explain(f ExplainFacts) Explanation {
 	}
 	x.Take(f.notes(e))
 	return x
+}
+
+// sees returns the address that the destination sees of the next packet, as answered connections show it: all the same,
+// and none leads to another address. It is the zero address if they do not show it.
+func (f *ExplainFacts) sees(code Code) netip.Addr {
+	evidence := f.ToAddress
+	switch {
+	case len(evidence.Endpoints) > 0:
+	case code == Contradicted && len(evidence.Seen) == 1 && evidence.answered && evidence.Agreeing == 0:
+		return evidence.Seen[0]
+	case code == Shown && len(evidence.Shown) == 1:
+		return evidence.Shown[0]
+	}
+	return netip.Addr{}
 }
 
 // An expectation is what the destination should see by the policy.
@@ -446,8 +461,12 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 		return f.Why + "."
 	case Contradicted:
 		n := evidence.contradicting()
+		expected := e.words
+		if len(evidence.Endpoints) > 0 {
+			expected = "what the policy says of " + endpointList(evidence.Endpoints)
+		}
 		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), to, either(n == 1, "shows", "show"),
-			addressList(evidence.Seen), e.words, either(evidence.Overruled == 0,
+			addressList(evidence.Seen), expected, either(evidence.Overruled == 0,
 				"they began before the policy, or another program decides", "another program decides"))
 	case NoRoute:
 		if !src.IsValid() {
@@ -459,7 +478,7 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	case LocalAddress:
 		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.", to, src)
 	case Shown:
-		return fmt.Sprintf("%s sees %s: %s; %s agree.", to, e.words, e.policy, f.counted(evidence.Agreeing, "to it"))
+		return f.shown(e)
 	case ShownByEntry:
 		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s agree.", to, e.words, e.policy,
 			f.counted(f.ToEntry.Agreeing, "that the same entry decides"))
@@ -473,6 +492,31 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 		shows = f.counted(evidence.Agreeing, "to it") + " agree, but none was answered"
 	}
 	return fmt.Sprintf("%s should see %s: %s; %s.", to, e.words, e.policy, shows)
+}
+
+// shown is the headline about what answered connections show, which agree with the policy. They need not show the
+// address that it should be: another program may have chosen that, or they lead to another address.
+func (f *ExplainFacts) shown(e expectation) string {
+	evidence, to := f.ToAddress, End(f.Packet.Dst)
+	counted := f.counted(evidence.Agreeing, "to it")
+	if len(evidence.Endpoints) > 0 {
+		return fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another address.",
+			Plural(evidence.Agreeing, "open connection"), to, either(evidence.Agreeing == 1, "leads", "lead"),
+			endpointList(evidence.Endpoints), either(evidence.Agreeing == 1, "shows", "show"), addressList(evidence.Shown),
+			either(evidence.Agreeing == 1, "agrees", "agree"))
+	}
+	if len(evidence.Shown) == 1 && evidence.Shown[0] == e.address {
+		return fmt.Sprintf("%s sees %s: %s; %s agree.", to, e.words, e.policy, counted)
+	}
+	return fmt.Sprintf("%s sees %s, as %s show; it should see %s.", to, addressList(evidence.Shown), counted, e.words)
+}
+
+func endpointList(all []netip.AddrPort) string {
+	var texts []string
+	for _, a := range all {
+		texts = append(texts, End(a))
+	}
+	return strings.Join(texts, ", ")
 }
 
 func (f *ExplainFacts) counted(n int, which string) string {
@@ -520,7 +564,12 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 	case Should, ShownByEntry:
 		lines = append(lines, f.others()...)
 		lines = append(lines, trace)
-	case NoRoute, LocalAddress, Shown:
+	case Shown:
+		if f.sees(code) != e.address {
+			lines = append(lines, f.others()...)
+			lines = append(lines, trace)
+		}
+	case NoRoute, LocalAddress:
 	}
 	return lines
 }

@@ -65,7 +65,8 @@ func (f *ExplainFacts) evidenceOf(address, entry conntrack.Count) {
 // Each headline is chosen by the first fact of its rank, and the text follows from it.
 func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 	const file = "nonMasqueradeCIDRs: [10.0.0.0/8]\n"
-	agree := conntrack.Count{Agrees: 4, Answered: 3}
+	shown := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	agree := conntrack.Count{Agrees: 4, Answered: 3, Seen: shown}
 	overruled := conntrack.Count{
 		Agrees: 1, Answered: 1, Overruled: 2,
 		Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
@@ -173,11 +174,45 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			name: "stale ones contradict nothing", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
-					Agrees: 1, Answered: 1, Stale: 1,
+					Agrees: 1, Answered: 1, Stale: 1, Seen: shown,
 					Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeStale)},
 				}, agree)
 			},
 			headline: "203.0.113.9:443 sees 192.0.2.1",
+		},
+		{
+			name: "they show another address than it should be", code: Shown, sees: "198.51.100.50", should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.evidenceOf(conntrack.Count{
+					Agrees: 2, Answered: 1, Seen: []netip.Addr{netip.MustParseAddr("198.51.100.50")},
+				}, agree)
+			},
+			headline: "203.0.113.9:443 sees 198.51.100.50, as 2 open connections to it show; it should see 192.0.2.1, the address " +
+				"of eth0.",
+			details: "--trace names each rule",
+		},
+		{
+			name: "they lead to endpoints", code: Shown, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.evidenceOf(conntrack.Count{
+					Agrees: 2, Answered: 2, Seen: shown,
+					Endpoints: []netip.AddrPort{netip.MustParseAddrPort("10.9.0.9:80")},
+				}, agree)
+			},
+			headline: "2 open connections to 203.0.113.9:443 lead to 10.9.0.9:80, show 192.0.2.1, and agree with the policy: " +
+				"another endpoint may see another address.",
+			details: "--trace names each rule",
+		},
+		{
+			name: "endpoints are overruled", code: Contradicted, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.evidenceOf(conntrack.Count{
+					Overruled: 1, Endpoints: []netip.AddrPort{netip.MustParseAddrPort("10.9.0.9:80")},
+					Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
+				}, agree)
+			},
+			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: another " +
+				"program decides.",
 		},
 		{
 			name: "no route", code: NoRoute, should: "192.0.2.1",
