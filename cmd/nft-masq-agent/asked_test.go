@@ -224,13 +224,14 @@ func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var stdout, stderr strings.Builder
 	fs := flag.NewFlagSet("connections", flag.ContinueOnError)
 	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), theLook()}, stale: true, yes: true}
-	s, err := f.open(testEnvironment(t, &stdout, &stderr))
+	e := testEnvironment(t, &stdout, &stderr)
+	s, err := f.open(e)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var c conntrack.Entry
 	c.Original.Protocol = unix.IPPROTO_TCP
-	found, err := f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})
+	found, err := f.delete(t.Context(), &answer.Connections{}, s, e, []conntrack.Entry{c, {}})
 	if !errors.Is(err, errUnreadable) || found != nil {
 		t.Errorf("%v, %v", found, err)
 	}
@@ -243,4 +244,37 @@ func between(src, dst netip.Addr) selection {
 		s.from = netip.PrefixFrom(src, src.BitLen())
 	}
 	return s
+}
+
+// On a terminal, only a yes deletes connections, after they are listed there.
+func TestAFlushAsksOnATerminal(t *testing.T) {
+	listed := &answer.Connections{
+		Connections: []answer.Connection{{Protocol: "tcp", Source: "10.244.1.2:4000", Destination: "10.9.0.9:80"}}, Total: 1,
+	}
+	for _, tt := range []struct {
+		reply, want string
+		terminal    bool
+	}{
+		{"y\n", "", true},
+		{"YES\n", "", true},
+		{"\n", "nothing was deleted", true},
+		{"n\n", "nothing was deleted", true},
+		{"y", "no answer: nothing was deleted", true},
+		{strings.Repeat("y", 1000) + "\n", "no answer: nothing was deleted", true},
+		{"y\n", "give --yes to delete 1 connection: the next packet of each begins a new one with the right source, and " +
+			"destinations reset the 1 of TCP", false},
+	} {
+		var stdout, stderr strings.Builder
+		e := testEnvironment(t, &stdout, &stderr)
+		e.stdin = strings.NewReader(tt.reply)
+		e.asks = tt.terminal
+		got := ""
+		if err := (&connectionsFlags{}).confirm(listed, e, 1); err != nil {
+			got = err.Error()
+		}
+		shown := strings.Contains(stderr.String(), "10.244.1.2:4000") && strings.HasSuffix(stderr.String(), "[y/N] ")
+		if got != tt.want || shown != tt.terminal || stdout.String() != "" {
+			t.Errorf("%q: %q, want %q; asked %q", tt.reply, got, tt.want, &stderr)
+		}
+	}
 }

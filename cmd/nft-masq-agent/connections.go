@@ -1,14 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +60,7 @@ func connectionsCommand(l look) command {
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
-			fs.BoolVar(&f.yes, "yes", false, "confirm --flush")
+			fs.BoolVar(&f.yes, "yes", false, "confirm --flush, which asks on a terminal otherwise")
 			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			return f.connections
 		},
@@ -125,7 +128,7 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	r := answer.Connections{Head: s.head(), Config: s.config(inForce{}), Connections: []answer.Connection{}}
-	remarks, err := f.complete(ctx, &r, s)
+	remarks, err := f.complete(ctx, &r, s, e)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -133,7 +136,9 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 }
 
 // complete lists the connections, or answers --seen-as without one.
-func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) (config.Problems, error) {
+func (f *connectionsFlags) complete(
+	ctx context.Context, r *answer.Connections, s *session, e environment,
+) (config.Problems, error) {
 	policy, err := f.policy(ctx, s)
 	if policy == nil && f.seenAs.Port() > 0 && s.rejected == nil {
 		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
@@ -179,7 +184,7 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 	}
 	remarks = append(remarks, f.remarks(r)...)
 	if f.flush && len(listed) > 0 {
-		deleted, err := f.delete(ctx, r, s, listed)
+		deleted, err := f.delete(ctx, r, s, e, listed)
 		return append(remarks, deleted...), err
 	}
 	return remarks, nil
@@ -276,11 +281,40 @@ func (f *connectionsFlags) remarks(r *answer.Connections) (found config.Problems
 	return found
 }
 
+// confirm asks a person whether the listed connections are to be deleted. Without a terminal, --yes is the answer.
+func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets int) error {
+	if f.yes {
+		return nil
+	}
+	tcp := ""
+	if resets > 0 {
+		tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
+	}
+	what := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source%s",
+		answer.Plural(len(r.Connections), "connection"), tcp)
+	if !e.asks {
+		return fmt.Errorf("give --yes to %s", what)
+	}
+	_, _ = fmt.Fprintf(e.stderr, "%s%s\nDelete them? [y/N] ", r, what)
+	reply, err := bufio.NewReader(io.LimitReader(e.stdin, maxReply)).ReadString('\n')
+	if err != nil {
+		return errors.New("no answer: nothing was deleted")
+	}
+	switch strings.ToLower(strings.TrimSpace(reply)) {
+	case "y", "yes":
+		return nil
+	}
+	return errors.New("nothing was deleted")
+}
+
+// maxReply bounds what is read of a reply.
+const maxReply = 100
+
 // delete deletes the listed connections that are still stale, and says what became of them. The
 // error is that this was not confirmed.
-func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s *session, listed []conntrack.Entry) (
-	config.Problems, error,
-) {
+func (f *connectionsFlags) delete(
+	ctx context.Context, r *answer.Connections, s *session, e environment, listed []conntrack.Entry,
+) (config.Problems, error) {
 	keys := map[conntrack.Key]bool{}
 	resets := 0
 	for _, c := range listed {
@@ -289,13 +323,9 @@ func (f *connectionsFlags) delete(ctx context.Context, r *answer.Connections, s 
 			resets++
 		}
 	}
-	if !f.yes {
-		tcp := ""
-		if resets > 0 {
-			tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
-		}
-		return nil, fmt.Errorf("give --yes to delete %s: the next packet of each begins a new one with the right source%s",
-			answer.Plural(len(listed), "connection"), tcp)
+	err := f.confirm(r, e, resets)
+	if err != nil {
+		return nil, err
 	}
 	policy, err := f.policy(ctx, s)
 	if err != nil {

@@ -53,6 +53,7 @@ type environment struct {
 	fit            bool   // whether stdout is one
 	color          bool   // whether text may have colors
 	person         bool   // whether a person has typed the command line, not in a pod
+	asks           bool   // whether stdin and stderr are terminals, so that a question can be answered
 	proc           string // mount point of procfs
 	socket         string // of the running agent
 
@@ -63,12 +64,14 @@ type environment struct {
 func theEnvironment() environment {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	_, noTerminal := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
+	_, noInput := unix.IoctlGetTermios(int(os.Stdin.Fd()), unix.TCGETS)
 	return environment{
 		stdin:     os.Stdin,
 		stdout:    os.Stdout,
 		stderr:    os.Stderr,
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
+		asks:      err == nil && noInput == nil,
 		color:     noTerminal == nil && os.Getenv("NO_COLOR") == "",
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",

@@ -20,7 +20,7 @@ func TestExplanationHasTheSpecifiedVerdictAndAddress(t *testing.T) {
 	m := cases.NewMaker(5)
 	byRule, passed := 0, 0
 	verdicts := map[nft.Verdict]int{}
-	for range nfttest.Rounds(500, 1_000, 10_000) {
+	for range nfttest.Rounds(1_000, 1_000, 10_000) {
 		c, node := m.Config(), m.Addresses()
 		p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(node)
 		for range 10 {
