@@ -166,7 +166,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 }
 
 // A change is the way to the wanted ruleset by a switch to sets that were filled before, or by replacing our table.
-// Both are right only at the generation that was read: after another program's transaction the change is planned
+// A switch is right only at the generation that was read: after another program's transaction the change is planned
 // again, with what it has filled.
 type change struct {
 	kernel     *Kernel
@@ -215,8 +215,8 @@ func (c *change) try(ctx context.Context) error {
 	if obstacle != nil {
 		return obstacle
 	}
-	// Other programs' transactions do not change that it is replaced.
-	if err := replacer.Replace(c.state.commitNow); err != nil {
+	// Other programs' transactions do not change that it is replaced, as a whole: that needs no guard.
+	if err := replacer.Replace(c.state.commit); err != nil {
 		return err
 	}
 	c.doubts, c.recreated = 0, true

@@ -60,6 +60,34 @@ func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 	}
 }
 
+// A table with something foreign is replaced as a whole, which is right at any generation, too.
+func TestTableIsReplacedAtAnyGeneration(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	want := withBlocks("", 1000)
+	commit, disturbed := commits(t, ns), false
+	k := nextTo(t, ns, func(transaction) {
+		if disturbed {
+			commit()
+		}
+	})
+	apply(t, k, want, layout.Ours)
+	for _, does := range []string{
+		"add set TABLE theirs { type ipv4_addr; timeout 1h; }", "add quota TABLE theirs { 10 mbytes }",
+		"add table TABLE { flags dormant; }",
+	} {
+		attack(t, ns, does)
+		disturbed = true
+		a, err := k.Apply(t.Context(), want, layout.Frame)
+		disturbed = false
+		if err != nil || !a.Recreated {
+			t.Errorf("%s: %q, %v, recreated: %t", does, a.Differences, err, a.Recreated)
+		}
+		inSync(t, ns, want)
+	}
+}
+
 // An address that comes or goes changes rules and maps. The elements of other sets are not read.
 func TestAddressesChangeInAFrame(t *testing.T) {
 	t.Parallel()
