@@ -291,7 +291,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	n, want := modes.New(t, native.Read), small()
 	n.Apply(t, want, layout.Ours)
 	const set = "inet nft-masq-agent non-masq-v4-a "
-	n.Load(t, "add element "+set+"{ 9.0.0.0/8 }")
+	n.Load(t, "delete element "+set+"{ 10.1.0.0/24 }; add element "+set+"{ 9.0.0.0/8 }") // as many as before
 	differs := func(want nft.Ruleset, depth layout.Depth, staged layout.State) bool {
 		t.Helper()
 		s, err := native.Read(n.Conn, want, want, depth, staged)

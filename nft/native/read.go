@@ -1,6 +1,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/facts"
+	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -61,7 +63,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged l
 	case earlier != nil:
 		s.keep(earlier)
 	case frame:
-		s.trust(has, unchanged)
+		return s, s.trust(has, unchanged)
 	default:
 		return s, s.compareSets(want.Hash())
 	}
@@ -82,20 +84,43 @@ func (s *State) keep(earlier *State) {
 	}
 }
 
-// trust takes the sets to be right that the last Apply left with the elements that are wanted now. The policy is
-// the same, but the addresses of the node can be others.
-func (s *State) trust(has nft.Ruleset, unchanged bool) {
+// trust takes the sets to be right that the last Apply left with the elements that are wanted now, if the kernel counts
+// as many. The policy is the same, but the addresses of the node can be others.
+func (s *State) trust(has nft.Ruleset, unchanged bool) error {
 	for _, w := range s.want.Sets {
 		name, ok := s.live[w.Name]
-		switch {
-		case !ok:
+		if !ok {
 			continue
-		case unchanged || has.Tables[0].Set(w.Name).SameElements(w):
-			s.right[w.Name] = s.table.sets[name]
-		default:
-			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
 		}
+		set := s.table.sets[name]
+		if !unchanged && !has.Tables[0].Set(w.Name).SameElements(w) {
+			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
+			continue
+		}
+		var diffs []string
+		if !w.Learned && set.Counted && int(set.Count) != counted(w) {
+			var err error
+			diffs, err = compare(s.conn, set, w)
+			if err != nil {
+				return err
+			}
+		}
+		if len(diffs) == 0 {
+			s.right[w.Name] = set
+		}
+		s.diffs = append(s.diffs, diffs...)
 	}
+	return nil
+}
+
+// counted returns how many elements of a set the kernel counts: half of the bounds, and an interval up to the last
+// address has only one.
+func counted(w nft.Set) int {
+	n := len(w.Prefixes)
+	if n > 0 && !iprange.Of(w.Prefixes[n-1]).To.Next().IsValid() {
+		return n - 1
+	}
+	return w.Len()
 }
 
 // compareSets reads the elements of sets. With another policy, of which the sets are filled anew, their differences do
@@ -203,6 +228,7 @@ func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
 		return err
 	}
 	t.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
+	t.named = make(map[string]nfnetlink.Chain, len(t.chains))
 	for _, ch := range t.chains {
 		t.named[ch.Name] = ch
 	}
@@ -222,9 +248,7 @@ func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
 	return err
 }
 
-// readRules reads the rules chain by chain: the list of one chain is right even if other programs commit
-// meanwhile. Those of chains that only maps lead to, which are many, are not read again after an earlier attempt. In a
-// frame they are read if their number is another one, and with other addresses of the node they are written anew.
+// readRules reads the rules that need it, in one list of the table if they are those of all chains.
 func (s *State) readRules(earlier *State, frame, unchanged bool) error {
 	limit := slack
 	references := map[string]uint32{}
@@ -234,34 +258,67 @@ func (s *State) readRules(earlier *State, frame, unchanged bool) error {
 		}
 		references = mapped(s.want)
 	}
+	var chains []string
 	for _, ch := range s.table.chains {
-		if uses, ok := references[ch.Name]; ok {
-			switch {
-			case earlier != nil && !earlier.replaced:
-				s.unread[ch.Name] = earlier.hadChain(s.table.Handle, ch)
-				continue
-			case frame && !unchanged:
-				s.unread[ch.Name] = false
-				continue
-			case frame && ch.Use == uses:
-				s.unread[ch.Name] = true
-				continue
-			}
+		uses, ok := references[ch.Name]
+		if !ok || !s.leaveOut(ch, uses, earlier, frame, unchanged) {
+			chains = append(chains, ch.Name)
 		}
-		err := s.conn.EachRule(nfnetlink.Inet, nft.TableName, ch.Name, func(r nfnetlink.Rule) error {
-			if limit == 0 {
-				s.table.flooded = true
-				return nfnetlink.ErrEnough
-			}
-			limit--
-			s.table.rules[r.Chain] = append(s.table.rules[r.Chain], r)
-			return nil
-		})
-		if err != nil {
+	}
+	if len(chains) == len(s.table.chains) {
+		err := s.listRules("", limit)
+		if !errors.Is(err, nfnetlink.ErrInterrupted) {
+			return err
+		}
+		clear(s.table.rules)
+		s.table.flooded = false
+	}
+	// The list of one chain is right even if other programs commit meanwhile.
+	for _, name := range chains {
+		if err := s.listRules(name, limit-s.table.count()); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// leaveOut reports whether the rules of a chain that only maps lead to are not read: these chains are many. After an
+// earlier attempt they are not read again. In a frame they are read if their number is another one, and with other
+// addresses of the node they are written anew.
+func (s *State) leaveOut(c nfnetlink.Chain, uses uint32, earlier *State, frame, unchanged bool) bool {
+	switch {
+	case earlier != nil && !earlier.replaced:
+		s.unread[c.Name] = earlier.hadChain(s.table.Handle, c)
+	case frame && !unchanged:
+		s.unread[c.Name] = false
+	case frame && c.Use == uses:
+		s.unread[c.Name] = true
+	default:
+		return false
+	}
+	return true
+}
+
+// listRules reads the rules of a chain, or of all if it is "", up to a number.
+func (s *State) listRules(chain string, limit int) error {
+	return s.conn.EachRule(nfnetlink.Inet, nft.TableName, chain, func(r nfnetlink.Rule) error {
+		if limit == 0 {
+			s.table.flooded = true
+			return nfnetlink.ErrEnough
+		}
+		limit--
+		s.table.rules[r.Chain] = append(s.table.rules[r.Chain], r)
+		return nil
+	})
+}
+
+// count returns the number of rules that were read.
+func (t *ourTable) count() int {
+	n := 0
+	for _, rules := range t.rules {
+		n += len(rules)
+	}
+	return n
 }
 
 // hadChain reports whether a chain had the wanted rules in an earlier attempt, and has as many now.
@@ -279,7 +336,7 @@ func (s *State) hadChain(table uint64, c nfnetlink.Chain) bool {
 // mapped returns the kernel's reference counts of the chains that only maps lead to: each has its rules, and the
 // elements that lead to it.
 func mapped(t *nft.Table) map[string]uint32 {
-	counts := map[string]uint32{}
+	counts := make(map[string]uint32, len(t.Chains))
 	for _, set := range t.Sets {
 		for _, m := range set.Mappings {
 			if m.Chain != "" {

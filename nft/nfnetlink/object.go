@@ -143,7 +143,8 @@ type Set struct {
 	// from a plain one: a timeout, another policy, stateful expressions.
 	Special []uint16
 	Handle  uint64 // unique in the table; 0 if it is to be created
-	Count   uint32 // the number of intervals, 0 if the kernel does not report it (before 6.18)
+	Count   uint32 // the number of intervals
+	Counted bool   // the kernel reports the number: since Linux 6.18
 }
 
 // HasStatements reports whether the set gives each of its elements a statement, such as a counter

@@ -183,6 +183,8 @@ func parseSet(f Family, a Attrs) Set {
 	}
 	for typ := range a.All() {
 		switch typ {
+		case setCount:
+			s.Counted = true
 		case unix.NFTA_SET_OBJ_TYPE, unix.NFTA_SET_TIMEOUT,
 			unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_POLICY, setExpr, setExpressions:
 			s.Special = append(s.Special, typ)

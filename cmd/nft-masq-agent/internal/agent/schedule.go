@@ -12,25 +12,26 @@ import (
 // transactions of all programs take several times as much time and memory.
 const compareEvery = 250 * time.Millisecond
 
-// The longest pauses, so that rules are restored within 10 s and elements within 30 s
-// whatever checks cost: the rest is for the comparison and for the check itself.
+// The longest pauses, so that rules are restored within 10 s, and elements within 10 minutes, whatever checks cost: the
+// rest is for the comparison and for the check itself. Elements of 10,000 CIDRs are compared within 30 s.
 const (
 	rulesPause     = 10*time.Second - 2*compareEvery
-	elementsPause  = 25 * time.Second
+	elementsPause  = 10*time.Minute - 5*time.Second
 	addressesPause = 10 * time.Second
 )
 
 // A schedule is when the loop checks the kernel without being asked. There are two checks:
 //
 //	check      what it reads                                    when the generation is another one   otherwise
-//	rules      all but elements, and chains that only maps      within the pace of rules             10 s after the last
-//	           lead to                                                                               check
+//	rules      all but elements, of which the number, and       within the pace of rules             10 s after the last
+//	           but chains that only maps lead to                                                     check
 //	elements   everything                                       within the pace of elements,
 //	                                                            after the rules
 //
-// Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket, without
-// a new generation: hence the 10 s. While the kernel rejects our rules, there are only checks of everything, because sets
-// may be filled only in part. A resync reads everything, unless nothing was committed since that was read.
+// Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket,
+// without a new generation: hence the 10 s. While the kernel rejects our rules, there are only checks of everything,
+// because sets may be filled only in part. A resync reads everything, unless nothing was committed since that was read,
+// or the last one that did so was too costly.
 type schedule struct {
 	rules, elements check
 	everything      uint32    // generation at which other modes and older agents were looked for; 0: unknown
@@ -40,7 +41,7 @@ type schedule struct {
 	ticker *time.Ticker // compares the generation
 	timer  *time.Timer  // the next full check, or the next try
 	resync time.Duration
-	rest   time.Duration // after the last full check, because of its cost
+	deep   time.Time // before, no resync reads everything, because of what the last one cost
 }
 
 // A check is one of the two, with its pace.
@@ -55,9 +56,12 @@ func (c *check) due(generation uint32, now time.Time) bool {
 
 func newSchedule(resync time.Duration) schedule {
 	return schedule{
-		rules: check{pace: pace{longest: rulesPause}}, elements: check{pace: pace{longest: elementsPause}},
-		addresses: pace{longest: addressesPause},
-		ticker:    time.NewTicker(compareEvery), timer: time.NewTimer(resync), resync: resync,
+		rules:     check{pace: pace{share: rulesShare, longest: rulesPause}},
+		elements:  check{pace: pace{share: elementsShare, longest: elementsPause}},
+		addresses: pace{share: CheckShare, longest: addressesPause},
+		ticker:    time.NewTicker(compareEvery),
+		timer:     time.NewTimer(resync),
+		resync:    resync,
 	}
 }
 
@@ -104,6 +108,9 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 // resyncDepth returns what a resync compares.
 func (a *Agent) resyncDepth() layout.Depth {
 	s := &a.schedule
+	if time.Now().Before(s.deep) {
+		return layout.Frame
+	}
 	generation, err := a.in.Generation()
 	if err == nil && generation == s.everything && generation == s.elements.seen {
 		return layout.Frame
@@ -156,7 +163,10 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
 	if v.refusal == nil && (full || v.full.IsZero()) {
-		v.full, s.rest = now, min(CheckShare*v.attempt.cost, elementsPause)
+		v.full = now
+		if depth > layout.Ours {
+			s.deep = now.Add(min(elementsShare*v.attempt.cost, elementsPause))
+		}
 	}
 	if v.attempt.reason == onHangup {
 		v.hangups++
@@ -166,7 +176,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	}
 	switch {
 	case v.refusal == nil:
-		s.timer.Reset(max(0, time.Until(v.full.Add(max(s.resync, s.rest)))))
+		s.timer.Reset(max(0, time.Until(v.full.Add(s.resync))))
 	case v.attempt.reason != onDrift || before.refusal == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}
