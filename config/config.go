@@ -328,6 +328,8 @@ type Defaults struct {
 	AllReservedRanges bool // exempt all reserved ranges, not only those of RFC 1918
 	EnableIPv6        bool
 	ResyncInterval    time.Duration // 0 means 60s
+	// Chain is the name for mode iptables-nft. With that of non-masquerade-daemon, a file is read as one of its.
+	Chain string
 }
 
 // Default returns the Config that applies without a file.

@@ -140,8 +140,6 @@ func agreeWithOlderAgent(t *testing.T, data []byte) {
 			t.Errorf("an older agent accepts this as %s\n%q\ngot %v", want, data, problems)
 		}
 		return
-	case strings.Contains(problems.Error(), keyLinkLocal+" is deprecated"):
-		return // the older agents ignore it
 	}
 	if diff := cmp.Diff(want, olderMeaning(c)); diff != "" {
 		t.Errorf("%q (-older agent +got):\n%s", data, diff)

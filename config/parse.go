@@ -19,7 +19,7 @@ import (
 // mistakes alone, the Config is what the older agents derive from the sources, and
 // the keys that only this agent has. With an error it is zero.
 func Parse(d Defaults, sources ...Source) (Config, Problems) {
-	p := &parser{config: Default(d), set: map[string]Position{}, nodes: maxNodes}
+	p := &parser{defaults: d, config: Default(d), set: map[string]Position{}, nodes: maxNodes}
 	size := 0
 	for _, s := range sources {
 		if size += len(s.Data); size > maxSize {
@@ -49,8 +49,9 @@ type parser struct {
 	joined bool // the files are those of a directory
 	nodes  int  // left for the remaining files
 
-	config Config
-	set    map[string]Position // of the values that apply, by key; not of defaults
+	defaults Defaults
+	config   Config
+	set      map[string]Position // of the values that apply, by key; not of defaults
 }
 
 // merge reads the values of a key in all files.
@@ -139,20 +140,39 @@ func (p *parser) mergeLists(row *Row) {
 
 func yes(value, _ bool) bool { return value }
 
-// linkLocal reads the key of non-masquerade-daemon.
+// The names of non-masquerade-daemon, ip-masq-agent's predecessor.
+const (
+	predecessorFile  = "non-masquerade-daemon"
+	predecessorChain = "NON-MASQUERADE-DAEMON"
+)
+
+// ofPredecessor reports whether the files are those of non-masquerade-daemon.
+func (p *parser) ofPredecessor() bool {
+	return p.defaults.Chain == predecessorChain ||
+		slices.ContainsFunc(p.files, func(f *file) bool { return filepath.Base(f.name) == predecessorFile })
+}
+
+// linkLocal reads the key of non-masquerade-daemon, which ip-masq-agent ignores.
 func (p *parser) linkLocal(row *Row) {
 	exempt := false
 	scalar(p, row, &exempt, (*file).bool, yes)
-	at, old := p.set[row.Key]
-	now, both := p.set[keyMasqLinkLocal]
+	at, given := p.set[row.Key]
+	other, both := p.set[keyMasqLinkLocal]
 	switch {
-	case both && old:
+	case !given:
+	case both:
 		p.add(Mistake, "conflictingKeys", at, "%s is the inverse of %s, which is set at %s: remove one of them",
-			keyLinkLocal, keyMasqLinkLocal, now)
-	case old:
+			keyLinkLocal, keyMasqLinkLocal, other)
+	case p.ofPredecessor():
 		p.config.MasqLinkLocal = !exempt
 		p.add(Warning, "deprecatedKey", at, "%s is deprecated: write its inverse, %s: %t",
 			keyLinkLocal, keyMasqLinkLocal, !exempt)
+	case exempt:
+		p.add(Warning, "deprecatedKey", at, "%s is ignored, as by ip-masq-agent: remove it, or write %s: false",
+			keyLinkLocal, keyMasqLinkLocal)
+	default:
+		p.add(Mistake, "ignoredKey", at, "%s: false masquerades link-local destinations with non-masquerade-daemon, but "+
+			"ip-masq-agent ignores it, and exempts them: write %s: true or %[2]s: false", keyLinkLocal, keyMasqLinkLocal)
 	}
 }
 

@@ -110,8 +110,9 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 			}
 		}
 	}
-	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyEntry emptyFile emptyList ignoredFile " +
-		"interval invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList notTheirs nothingRead octalLength " +
+	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyEntry emptyFile emptyList " +
+		"ignoredFile ignoredKey interval invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList " +
+		"notTheirs nothingRead octalLength " +
 		"secondDocument syntax tooManyEntries unknownKey wrongValue"
 	if diff := cmp.Diff(strings.Fields(want), slices.Sorted(maps.Keys(found))); diff != "" {
 		t.Errorf("IDs of the corpus (-want +got):\n%s", diff)
@@ -293,6 +294,26 @@ func TestJSONIsReadAsTheOlderAgentsReadIt(t *testing.T) {
 		c, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
 		if problems.Err() != nil || !c.MasqLinkLocal {
 			t.Errorf("%q: %v", file, problems)
+		}
+	}
+}
+
+// The chain's name and that of the file say whose file it is.
+func TestLinkLocalCountsInFilesOfItsAgent(t *testing.T) {
+	for _, tt := range []struct{ name, chain, text, want string }{
+		{"f", "", "linkLocal: false", "mistake, false"},
+		{"f", "IP-MASQ-AGENT", "linkLocal: true", "warning, false"},
+		{"f", "IP-MASQ-AGENT", "linkLocal: false", "mistake, false"},
+		{"f", "NON-MASQUERADE-DAEMON", "linkLocal: false", "warning, true"},
+		{"f", "NON-MASQUERADE-DAEMON", "linkLocal: true", "warning, false"},
+		{"/etc/config/non-masquerade-daemon", "IP-MASQ-AGENT", "linkLocal: false", "warning, true"},
+		{"/etc/non-masquerade-daemon/config", "IP-MASQ-AGENT", "linkLocal: false", "mistake, false"},
+		{"f", "NON-MASQUERADE-DAEMON", "linkLocal: false\nmasqLinkLocal: false", "mistake, false"},
+		{"f", "NON-MASQUERADE-DAEMON", "linkLocal:", "note, false"},
+	} {
+		c, problems := Parse(Defaults{Chain: tt.chain}, Source{Name: tt.name, Data: []byte(tt.text)})
+		if got := fmt.Sprintf("%s, %t", problems.Worst(), c.MasqLinkLocal); got != tt.want {
+			t.Errorf("%s, chain %s, %q: %s, want %s: %v", tt.name, tt.chain, tt.text, got, tt.want, problems)
 		}
 	}
 }

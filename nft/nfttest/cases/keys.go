@@ -44,7 +44,7 @@ func keys() []Key {
 		{Name: "randomFully", Values: [2]string{"true", "false"}},
 		{Name: "masqLinkLocal", Values: [2]string{"true", "false"}},
 		{Name: "masqLinkLocalIPv6", Values: [2]string{"true", "false"}},
-		{Name: "linkLocal", Values: [2]string{"true", "false"}},
+		{Name: "linkLocal", Values: [2]string{"true", "null"}, NoPolicy: true},
 		{Name: "enableIPv6", Values: [2]string{"true", "false"}},
 		{Name: "resyncInterval", Values: [2]string{"30s", "40s"}, NoPolicy: true},
 		{Name: "cidrLimit", Values: [2]string{"50", "60"}, NoPolicy: true},

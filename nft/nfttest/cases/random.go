@@ -172,6 +172,9 @@ func (m Maker) Config() config.Config {
 	for m.IntN(3) > 0 {
 		c.SNATAddresses = append(c.SNATAddresses, m.snatAddress())
 	}
+	if m.IntN(2) == 0 {
+		c.PortsPerPod.Size = 0 // portsPerPod excludes snatRules
+	}
 	for c.PortsPerPod.Size == 0 && m.IntN(5) > 0 && len(c.SNATRules) < 12 {
 		c.SNATRules = append(c.SNATRules, m.snatRule())
 	}

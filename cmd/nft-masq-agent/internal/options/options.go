@@ -81,7 +81,6 @@ type Options struct {
 	// For every command: the policy and its layout.
 	ConfigPath  string
 	Mode        nft.Mode
-	Chain       string
 	RandomFully *bool // nil: the layout's default
 	Ports       []nft.PortRange
 	Marks       []nft.Mark

@@ -22,7 +22,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := o.NFT()
-		said := fmt.Sprintf("mode %s, chain %s, random %t, ports %v, marks %+v, %+v\n", n.Layout.Mode(), o.Chain,
+		said := fmt.Sprintf("mode %s, random %t, ports %v, marks %+v, %+v\n", n.Layout.Mode(),
 			n.RandomFully, n.Ports, n.Marks, o.Defaults)
 		said += fmt.Sprintf("config %s, pods %v, verbosity %d, ignored log file %q\n", o.ConfigPath, o.PodCIDRs, o.Verbosity,
 			o.IgnoredLogFile())
