@@ -107,8 +107,9 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	if msg != "" {
 		at := f.position(item)
 		if next := f.swallowed(n); next.Line > 0 {
-			at, msg = next, fmt.Sprintf(`this entry is indented further than the one in line %d, and a part of it: align the "-"`,
-				n.Line)
+			at, msg = next,
+				fmt.Sprintf(`this entry is indented further than the one in line %d, and a part of it: align the "-"`,
+					n.Line)
 		}
 		f.add(Error, "invalidEntry", at, "%s", msg)
 	}

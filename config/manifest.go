@@ -41,7 +41,8 @@ func (f *file) isManifest(root *yaml.Node) bool {
 	}
 	var manifest struct{ Kind string }
 	if root.Decode(&manifest) == nil && (manifest.Kind == "ConfigMap" || manifest.Kind == "") {
-		f.report(Error, "manifest", key, "this is a ConfigMap manifest: mount its data, or pass --manifest to check and render")
+		f.report(Error, "manifest", key, "this is a ConfigMap manifest: mount its data, or pass --manifest to check and "+
+			"render")
 		return true
 	}
 	f.report(Error, "manifest", key, "this is a Kubernetes manifest, not a config: mount the data of a ConfigMap")

@@ -186,7 +186,8 @@ func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
 	}
 	const (
 		first  = "{to: [203.0.113.0/24, '2001:db8::/32'], addresses: [198.51.100.1, '2001:db8:5::1']}"
-		longer = "{to: [203.0.113.0/24, 192.0.2.0/24, '2001:db8::/32', '2001:db8:1::/48'], addresses: [198.51.100.1, '2001:db8:5::1']}"
+		longer = "{to: [203.0.113.0/24, 192.0.2.0/24, '2001:db8::/32', '2001:db8:1::/48'], addresses: [198.51.100.1, " +
+			"'2001:db8:5::1']}"
 		second = "{from: [10.0.0.0/8], addresses: [198.51.100.2]}"
 		bound  = "{from: [10.0.0.0/8], out: [eth1], addresses: [198.51.100.2]}"
 		moved  = "{from: [10.0.0.0/8], addresses: [198.51.100.3]}"

@@ -57,7 +57,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 			if comment(got) != comment(want) || comment(want) != w.Comment {
 				t.Errorf("set %s has the comment %q, want %q", w.Name, comment(want), comment(got))
 			}
-			got.Handle, got.Count, got.UserData, want.UserData = 0, 0, nil, nil
+			got.Handle, got.Count, got.Counted, got.UserData, want.UserData = 0, 0, false, nil, nil
 			if diff := gocmp.Diff(got, want); diff != "" {
 				t.Errorf("set %s (-nft +ours):\n%s", w.Name, diff)
 			}

@@ -286,16 +286,6 @@ func (n *testNode) status(args ...string) (r answer.Status, code int) {
 	return r, got.code
 }
 
-// problems returns the problems of a kind that status reports.
-func problems(r answer.Status, id string) (texts []string) {
-	for _, p := range r.Problems() {
-		if strings.HasPrefix(p.ID, id) {
-			texts = append(texts, p.Error())
-		}
-	}
-	return texts
-}
-
 // unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
 

@@ -287,6 +287,8 @@ type daemon struct {
 	*testNode
 	args      []string
 	listening bool // for HTTP, and the line is taken
+
+	configured bool // it has had a config for certain
 }
 
 // start starts an agent on the node's config.

@@ -42,9 +42,10 @@ func explainCommand(l look) command {
 			"the node. It is that of the policy, with the CIDR and its place in the file that decides, beside what open " +
 			"connections show. If none shows it, the answer is what the destination should see, with the rules of other " +
 			"programs that name the address. If the kernel cannot be read, the answer comes from the config alone. Flags " +
-			"that are not given are those of the running agent. Nothing is written. With --trace, the answer is what the kernel " +
-			"does with the next packet that opens a connection from SOURCE, or any source, to ADDRESS: each chain and rule that " +
-			"it meets, the one that decides, and whose that is. For this time there is a table inet nft-masq-agent-trace.",
+			"that are not given are those of the running agent. Nothing is written. With --trace, the answer is what the " +
+			"kernel does with the next packet that opens a connection from SOURCE, or any source, to ADDRESS: each chain and " +
+			"rule that it meets, the one that decides, and whose that is. For this time there is a table inet " +
+			"nft-masq-agent-trace.",
 		examples: []string{
 			program + " explain 10.1.2.3",
 			program + " explain 203.0.113.7 --from 10.244.1.5",
@@ -185,7 +186,7 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 		}
 		return facts, nil
 	}
-	if readErr != nil {
+	if facts.Kernel == answer.Unread {
 		return facts, nil
 	}
 	here := health.Node{Proc: s.proc}

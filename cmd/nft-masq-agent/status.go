@@ -59,7 +59,8 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 // gather reads everything that the report is made of.
 func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	f := answer.StatusFacts{
-		Head: s.head(), Rejected: s.rejected, Files: s.Problems.Remarks(), Others: s.others, TakeOver: s.TakeOver, PodCIDRs: s.PodCIDRs, XTables: legacyIPTables(s.proc),
+		Head: s.head(), Rejected: s.rejected, Files: s.Problems.Remarks(), Others: s.others, TakeOver: s.TakeOver,
+		PodCIDRs: s.PodCIDRs, XTables: legacyIPTables(s.proc),
 		SocketNamed: s.Given("probe-socket"), Guessed: s.agent == nil && !s.Given("config"), Verbose: s.Verbosity > 0,
 	}
 	if agent, found := s.runningAgent(); found {
@@ -126,7 +127,10 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	f.Evidence = &evidence
 	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
 	var tally conntrack.Tally
-	err = (&selection{}).each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) { tally.Add(e, ports) })
+	err = (&selection{}).each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
+		tally.Add(e,
+			ports)
+	})
 	if err != nil {
 		f.PortsError = err
 		return

@@ -59,7 +59,8 @@ func TestNamesMatchTheirMembers(t *testing.T) {
 				t.Fatalf("%v and %v are equal", known, *got)
 			}
 			equal[in] = *got
-			if (len(*got) == 0) != (in == members(Names{}.Has)) || slices.Equal(*got, allNames()) != (in == members(allNames().Has)) {
+			if (len(*got) == 0) != (in == members(Names{}.Has)) || slices.Equal(*got,
+				allNames()) != (in == members(allNames().Has)) {
 				t.Fatalf("%v has %s", *got, in)
 			}
 			if got.Has("*") != got.Has("c") {

@@ -248,6 +248,9 @@ func (l Chain) Check(c *nfnetlink.Conn) error {
 	if err := c.SameTable(l.table); err != nil {
 		return err
 	}
+	if l.Ours {
+		return l.checkOurs(c)
+	}
 	current, err := readChain(c, l.table, l.Name, l.jumps)
 	if err != nil {
 		return err
@@ -255,6 +258,26 @@ func (l Chain) Check(c *nfnetlink.Conn) error {
 	if current.Use != l.Use || current.Ours != l.Ours || current.Kept != l.Kept || !slices.Equal(current.rules, l.rules) {
 		return nfnetlink.ErrInterrupted
 	}
+	return l.checkJumps(c)
+}
+
+// checkOurs checks a chain of ours, which can have thousands of rules: whoever replaces one of them in place loses
+// that rule with the chain. One that was added has no handle here, so the kernel would not delete the chain.
+func (l Chain) checkOurs(c *nfnetlink.Conn) error {
+	current, err := c.Chain(l.Family, l.Table, l.Name)
+	switch {
+	case nfnetlink.IsNotExist(err):
+		return nfnetlink.ErrInterrupted
+	case err != nil:
+		return err
+	case current.Use != l.Use:
+		return nfnetlink.ErrInterrupted
+	}
+	return l.checkJumps(c)
+}
+
+// checkJumps checks that the rules with the handles of the jumps still lead here.
+func (l Chain) checkJumps(c *nfnetlink.Conn) error {
 	for _, handle := range l.jumps {
 		r, err := c.Rule(l.Family, l.Table, postrouting, handle)
 		if err != nil {

@@ -34,7 +34,8 @@ func TestAnyBytesAreDataThatIsReadAsItIsWritten(t *testing.T) {
 // What Golden writes differs from what it reads in what is expected only.
 func TestTextsAreWrittenAsTheyAreRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "golden.txt")
-	const text = "# before\n\n== one\n| data\n|\"\\r\\n\"\n> %c\n~ a part\n# comment\n\nverb of it\n! not\n> %c\n\n== two\n"
+	const text = "# before\n\n== one\n| data\n|\"\\r\\n\"\n> %c\n~ a part\n# comment\n\nverb of it\n! not\n> %c\n\n== " +
+		"two\n"
 	before := strings.ReplaceAll(text, "%c", "old")
 	if err := os.WriteFile(file, []byte(before), 0o600); err != nil {
 		t.Fatal(err)

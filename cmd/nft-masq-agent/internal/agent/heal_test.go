@@ -119,11 +119,11 @@ func TestReturningRulesOfOlderAgentsAreRemovedWithinTheirTimeHoweverSlowChecksAr
 // again.
 func TestRepairsCostAtMostTheirShareOfTheTimeOrTheirPausesAreTheLongest(t *testing.T) {
 	const long = 4 * time.Minute
-	most := func(cost, share, longest time.Duration) time.Duration {
-		if share*cost > longest {
+	most := func(cost time.Duration, share int, longest time.Duration) time.Duration {
+		if time.Duration(share)*cost > longest {
 			return time.Duration(int64(long/longest)+2) * cost
 		}
-		return (long+inARow)/share + cost
+		return (long+inARow)/time.Duration(share) + cost
 	}
 	costs := []time.Duration{1200 * time.Millisecond, 80 * time.Millisecond, 5 * time.Millisecond}
 	for _, cost := range costs[:nfttest.Rounds(2, len(costs), len(costs))] {

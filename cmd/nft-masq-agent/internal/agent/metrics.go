@@ -38,8 +38,8 @@ func newMetrics(a *Agent) *metrics {
 		registry: prometheus.NewRegistry(),
 		applies: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metricPrefix + "applies_total",
-			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written, rejected, or delayed " +
-				"by other programs that write all the time.",
+			Help: "Number of comparisons of kernel and config, by reason and by result: in_sync, written, rejected, or " +
+				"delayed by other programs that write all the time.",
 		}, []string{"reason", "result"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    metricPrefix + "apply_duration_seconds",

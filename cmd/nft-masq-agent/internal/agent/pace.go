@@ -62,7 +62,7 @@ const betweenRepairs = time.Second
 // A pace bounds the processor time of work that others can cause as often as they like: to
 // its share of one CPU, as far as no pause is longer than a bound.
 type pace struct {
-	share   time.Duration // the work pauses for so many times its cost
+	share   int           // the work pauses for so many times its cost
 	longest time.Duration // pause, whatever was spent
 	until   time.Time     // when what was spent will be no more than its share
 	slow    bool          // the last repair was not the last one of those at once
@@ -76,7 +76,7 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 	if p.until.Before(now) {
 		p.until = now
 	}
-	p.until = p.until.Add(p.share * cost)
+	p.until = p.until.Add(time.Duration(p.share) * cost)
 	if last := now.Add(atOnce + p.longest); p.until.After(last) {
 		p.until = last
 	}
@@ -84,7 +84,7 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 
 // repaired records a repair. It reports whether repairs are slowed down from now on.
 func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
-	p.spend(now, max(cost, betweenRepairs/p.share))
+	p.spend(now, max(cost, betweenRepairs/time.Duration(p.share)))
 	was := p.slow
 	p.slow = !p.ready(now)
 	return p.slow && !was

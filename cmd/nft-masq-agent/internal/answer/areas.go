@@ -73,7 +73,8 @@ func (f *StatusFacts) othersArea() Area {
 	if all == 0 {
 		return Area{Name: "other programs", Unknown: true, Text: "no open connection of a pod shows what they do"}
 	}
-	text := fmt.Sprintf("%s with the policy", Plural(agreeing, "open connection")+either(agreeing == 1, " agrees", " agree"))
+	text := fmt.Sprintf("%s with the policy", Plural(agreeing, "open connection")+either(agreeing == 1, " agrees",
+		" agree"))
 	if all > agreeing {
 		text += fmt.Sprintf(", %d may be older than that", all-agreeing)
 	}

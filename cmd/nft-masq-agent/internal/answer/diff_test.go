@@ -17,30 +17,45 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 		want                string // the text, without the hashes
 	}{
 		{"nothing", "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/8, 10.1.0.0/16]", "no change"},
-		{"another order", "nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12]", "nonMasqueradeCIDRs: [172.16.0.0/12, 10.0.0.0/8]",
-			"no change"},
-		{"entries of a list", "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 172.16.0.0/12]",
+		{
+			"another order", "nonMasqueradeCIDRs: [10.0.0.0/8, 172.16.0.0/12]", "nonMasqueradeCIDRs: [172.16.0.0/12, " +
+				"10.0.0.0/8]",
+			"no change",
+		},
+		{
+			"entries of a list", "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 172.16.0.0/12]",
 			"nonMasqueradeCIDRs: added 10.0.0.0/9\nnonMasqueradeCIDRs: added 172.16.0.0/12\n" +
-				"nonMasqueradeCIDRs: removed 10.0.0.0/8"},
-		{"a list that goes", "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16]",
-			"nonMasqueradeCIDRs: [10.0.0.0/8]", "masqueradeSrcCIDRs: removed 10.244.0.0/16"},
+				"nonMasqueradeCIDRs: removed 10.0.0.0/8",
+		},
+		{
+			"a list that goes", "nonMasqueradeCIDRs: [10.0.0.0/8]\nmasqueradeSrcCIDRs: [10.244.0.0/16]",
+			"nonMasqueradeCIDRs: [10.0.0.0/8]", "masqueradeSrcCIDRs: removed 10.244.0.0/16",
+		},
 		{"link-local", "masqLinkLocal: false", "masqLinkLocal: true", "nonMasqueradeCIDRs: removed 169.254.0.0/16"},
 		{"the node", "masqueradeHost: true", "masqueradeHost: false", "masqueradeHost: true → false"},
-		{"interfaces, once for both families", "enableIPv6: true\nmasqueradeOutInterfaces: [eth0]",
+		{
+			"interfaces, once for both families", "enableIPv6: true\nmasqueradeOutInterfaces: [eth0]",
 			"enableIPv6: true\nmasqueradeOutInterfaces: [\"eth*\"]",
-			"masqueradeOutInterfaces: added eth*\nmasqueradeOutInterfaces: removed eth0"},
+			"masqueradeOutInterfaces: added eth*\nmasqueradeOutInterfaces: removed eth0",
+		},
 		{"IPv6", "enableIPv6: false", "enableIPv6: true", "enableIPv6: false → true"},
-		{"values", "dropInvalid: false", "masqueradeSrcCIDRs: [10.244.0.0/16]\ndropInvalid: true\nenforceNonMasquerade: true\n" +
-			"toPorts: 2000-2999", "masqueradeSrcCIDRs: added 10.244.0.0/16\nsource ports: kept if free → kept if free; tcp, udp, sctp: " +
-			"2000-2999\nenforceNonMasquerade: false → true, except for marks []\ndropInvalid: false → true"},
-		{"snatAddresses", "snatAddresses: [192.0.2.7]", "snatAddresses: [192.0.2.8]",
-			"snatAddresses: added 192.0.2.8\nsnatAddresses: removed 192.0.2.7"},
-		{"snatRules", "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: [192.0.2.7]}]",
+		{"values", "dropInvalid: false", "masqueradeSrcCIDRs: [10.244.0.0/16]\ndropInvalid: true\nenforceNonMasquerade: " +
+			"true\n" +
+			"toPorts: 2000-2999", "masqueradeSrcCIDRs: added 10.244.0.0/16\nsource ports: kept if free → kept if free; tcp, " +
+			"udp, sctp: 2000-2999\nenforceNonMasquerade: false → true, except for marks []\ndropInvalid: false → true"},
+		{
+			"snatAddresses", "snatAddresses: [192.0.2.7]", "snatAddresses: [192.0.2.8]",
+			"snatAddresses: added 192.0.2.8\nsnatAddresses: removed 192.0.2.7",
+		},
+		{
+			"snatRules", "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: " +
+				"[192.0.2.7]}]",
 			"snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
 				"{to: [10.3.0.0/16], out: [eth1], addresses: [192.0.2.8]}]",
 			"snatRules: added to 10.3.0.0/16 by eth1 leaves from 192.0.2.8\n" +
 				"snatRules: moved entry 2 to 1: from 10.2.0.0/16 leaves from 192.0.2.7\n" +
-				"snatRules: moved entry 1 to 2: from 10.1.0.0/16 leaves from 192.0.2.7"},
+				"snatRules: moved entry 1 to 2: from 10.1.0.0/16 leaves from 192.0.2.7",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := NewDiff(testPolicy(t, tt.before), testPolicy(t, tt.after))

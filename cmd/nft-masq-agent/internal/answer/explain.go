@@ -485,7 +485,8 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	case Should:
 	}
 	if e.words == "" {
-		return fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is known.", to)
+		return fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is known.",
+			to)
 	}
 	shows := "no open connection shows it"
 	if evidence.Agreeing > 0 {
@@ -622,7 +623,8 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 		add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
 			either(n == 1, "was", "were"))
 	}
-	toMany := f.Route.Type == unix.RTN_BROADCAST || c.Dst.IsMulticast() || c.Dst == netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	broadcast := netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	toMany := f.Route.Type == unix.RTN_BROADCAST || c.Dst.IsMulticast() || c.Dst == broadcast
 	if e.Verdict == nft.Masqueraded && toMany && f.Kept == "" {
 		add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
 	}

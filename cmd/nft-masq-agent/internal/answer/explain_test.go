@@ -50,7 +50,8 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 func seenAs(address string, age conntrack.Age) conntrack.Example {
 	return conntrack.Example{
 		Protocol: "tcp", Source: netip.MustParseAddrPort("10.244.1.7:40000"),
-		Destination: netip.MustParseAddrPort("203.0.113.9:443"), SeenAs: netip.MustParseAddrPort(address + ":40000"), Age: age,
+		Destination: netip.MustParseAddrPort("203.0.113.9:443"), SeenAs: netip.MustParseAddrPort(address + ":40000"),
+		Age: age,
 	}
 }
 
@@ -88,8 +89,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "exempt", to: "10.9.0.9:443", code: Should, should: "10.244.1.7",
-			headline: "10.9.0.9:443 should see 10.244.1.7, the source's own address: this agent does not masquerade it; no open " +
-				"connection shows it.",
+			headline: "10.9.0.9:443 should see 10.244.1.7, the source's own address: this agent does not masquerade it; no " +
+				"open connection shows it.",
 		},
 		{
 			name: "exempt and enforced", config: file + "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n",
@@ -104,8 +105,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "none of snatAddresses", config: file + "snatAddresses: [198.51.100.8]\n", code: Should, should: "192.0.2.1",
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0 (it has none of snatAddresses): masqueraded by " +
-				"this agent; no open connection shows it.",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0 (it has none of snatAddresses): masqueraded " +
+				"by this agent; no open connection shows it.",
 		},
 		{
 			name: "snatRules", code: Should, should: "198.51.100.7",
@@ -115,9 +116,10 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 				"connection shows it.",
 		},
 		{
-			name: "portsPerPod names the block", config: file + "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n", code: Should, should: "192.0.2.1",
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; the source port, or " +
-				"the identifier of an ICMP echo, is one of 2774-3023, the block of 10.244.1.7 (portsPerPod); no open " +
+			name: "portsPerPod names the block", config: file + "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
+			code: Should, should: "192.0.2.1",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; the source " +
+				"port, or the identifier of an ICMP echo, is one of 2774-3023, the block of 10.244.1.7 (portsPerPod); no open " +
 				"connection shows it.",
 		},
 		{
@@ -137,26 +139,26 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "connections to it agree", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(agree, agree) },
-			headline: "203.0.113.9:443 sees 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections to it " +
-				"agree.",
+			headline: "203.0.113.9:443 sees 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections to " +
+				"it agree.",
 		},
 		{
 			name: "they agree, but none was answered", code: Should, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{Agrees: 4}, agree) },
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections " +
-				"to it agree, but none was answered.",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open " +
+				"connections to it agree, but none was answered.",
 		},
 		{
 			name: "connections of the same entry agree", code: ShownByEntry, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{}, agree) },
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; none is open to it, " +
-				"4 open connections that the same entry decides agree.",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; none is open to " +
+				"it, 4 open connections that the same entry decides agree.",
 		},
 		{
 			name: "connections contradict", code: Contradicted, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(overruled, agree) },
-			headline: "2 open connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another program " +
-				"decides.",
+			headline: "2 open connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
+				"program decides.",
 			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 open connection to it agree with",
 		},
 		{
@@ -167,8 +169,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Undated: 1, Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeUndated)},
 				}, agree)
 			},
-			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began before the " +
-				"policy, or another program decides.",
+			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began " +
+				"before the policy, or another program decides.",
 		},
 		{
 			name: "stale ones contradict nothing", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
@@ -187,8 +189,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Agrees: 2, Answered: 1, Seen: []netip.Addr{netip.MustParseAddr("198.51.100.50")},
 				}, agree)
 			},
-			headline: "203.0.113.9:443 sees 198.51.100.50, as 2 open connections to it show; it should see 192.0.2.1, the address " +
-				"of eth0.",
+			headline: "203.0.113.9:443 sees 198.51.100.50, as 2 open connections to it show; it should see 192.0.2.1, the " +
+				"address of eth0.",
 			details: "--trace names each rule",
 		},
 		{
@@ -211,8 +213,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
 				}, agree)
 			},
-			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: another " +
-				"program decides.",
+			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: " +
+				"another program decides.",
 		},
 		{
 			name: "no route", code: NoRoute, should: "192.0.2.1",
@@ -254,7 +256,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 				f.evidenceOf(overruled, agree)
 			},
 			headline: "the config is rejected; the kernel enforces 12345678",
-			details:  "by the policy in force, 203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent\nfix /its/config:3:5",
+			details: "by the policy in force, 203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by " +
+				"this agent\nfix /its/config:3:5",
 		},
 		{
 			name: "no rules of ours", code: NotInstalled, should: "192.0.2.1", errors: 1,

@@ -295,8 +295,8 @@ func (f *StatusFacts) problems() (found config.Problems) {
 	return append(found, UncoveredPods(f.Policy, f.PodCIDRs)...)
 }
 
-func statusProblem(level config.Level, id, details, format string, args ...any) config.Problem {
-	p := reply.Problem(level, id, format, args...)
+func statusProblem(id, details, format string, args ...any) config.Problem {
+	p := reply.Problem(config.Error, id, format, args...)
 	p.Details = details
 	return p
 }
@@ -305,26 +305,27 @@ func statusProblem(level config.Level, id, details, format string, args ...any) 
 func (f *StatusFacts) ofAgent() (found config.Problems) {
 	const lost = "changes of the config do not arrive, and nothing restores the rules\n"
 	if f.Agent == nil {
-		return config.Problems{statusProblem(config.Error, "no-agent", lost+
+		return config.Problems{statusProblem("no-agent", lost+
 			"kubectl -n kube-system get pods -o wide -l app.kubernetes.io/name=nft-masq-agent", "no agent runs on this node")}
 	}
 	if f.Agent.Alive != "" {
-		found = append(found, statusProblem(config.Error, "agent-stuck", lost+
+		found = append(found, statusProblem("agent-stuck", lost+
 			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s",
 			report.Process(f.Agent.PID), f.Agent.Alive))
 	}
 	switch {
 	case f.Agent.Delayed:
-		found = append(found, statusProblem(config.Error, "rules-delayed", "", "%s", f.Agent.Refusal))
+		found = append(found, statusProblem("rules-delayed", "", "%s", f.Agent.Refusal))
 	case f.Agent.Refusal != "":
-		found = append(found, statusProblem(config.Error, "kernel-refusal", f.Agent.Refusal, "the agent cannot write its rules"))
+		found = append(found, statusProblem("kernel-refusal", f.Agent.Refusal,
+			"the agent cannot write its rules"))
 	}
 	if f.Agent.Vanished != "" {
-		found = append(found, statusProblem(config.Error, "config-vanished", "write it again at "+f.Config.Path+"\n"+
+		found = append(found, statusProblem("config-vanished", "write it again at "+f.Config.Path+"\n"+
 			"if it was removed on purpose, restart the agent", "%s", f.Agent.Vanished))
 	}
 	if f.Agent.SecondAgent != 0 {
-		found = append(found, statusProblem(config.Error, "second-agent", "",
+		found = append(found, statusProblem("second-agent", "",
 			"2 agents run here (%s, %s) and overwrite each other: stop all but one", report.Process(f.Agent.PID),
 			report.Process(f.Agent.SecondAgent)))
 	}
@@ -336,10 +337,11 @@ func (f *StatusFacts) ofRules() (found config.Problems) {
 	switch {
 	case f.Rejected != nil:
 		faults := config.ProblemsOf(f.Rejected)
-		found = append(found, statusProblem(config.Error, "config-rejected", "fix "+placeOf(f.Rejected, f.Config.Path), "config rejected; %s", f.enforced()))
+		found = append(found, statusProblem("config-rejected", "fix "+placeOf(f.Rejected, f.Config.Path),
+			"config rejected; %s", f.enforced()))
 		found = append(found, faults...)
 	case !f.Kernel.InSync:
-		found = append(found, statusProblem(config.Error, "out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s",
+		found = append(found, statusProblem("out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s",
 			f.Config.Hash, f.Config.Mode, f.source(), f.outOfSync()), "out of sync: %s", f.installed()))
 	}
 	if f.Unknown != "" && !f.InForce {
@@ -399,7 +401,8 @@ func (f *StatusFacts) source() string {
 // ofOtherAgents finds rules of iptables-based agents.
 func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 	if len(f.Older) > 0 {
-		found = append(found, statusProblem(config.Error, "older-agent", strings.Join(texts(f.Older), "\n")+"\nstop that agent"+
+		found = append(found, statusProblem("older-agent", strings.Join(texts(f.Older),
+			"\n")+"\nstop that agent"+
 			either(f.TakeOver, ": this one then removes its rules (--takeover), once the config is accepted",
 				", and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"),
 			"rules of an iptables-based agent are also active"))
@@ -413,7 +416,8 @@ func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 // ofConnections finds connections that contradict the policy, and destinations that do not answer.
 func (f *StatusFacts) ofConnections() (found config.Problems) {
 	if f.EvidenceError != nil {
-		return config.Problems{reply.Problem(config.Warning, health.Unchecked, "cannot read connections: %v", f.EvidenceError)}
+		return config.Problems{reply.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
+			f.EvidenceError)}
 	}
 	if f.Evidence == nil {
 		return nil
@@ -438,17 +442,17 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 				break
 			}
 		}
-		found = append(found, statusProblem(config.Error, "connections-overruled", details,
+		found = append(found, statusProblem("connections-overruled", details,
 			"%s under this policy contradict it: another program decides", Plural(overruled, "connection")+" that began"))
 	}
 	for _, u := range f.Evidence.Unanswered {
-		found = append(found, statusProblem(config.Error, "destination-unanswered", fmt.Sprintf(
+		found = append(found, statusProblem("destination-unanswered", fmt.Sprintf(
 			"force %s (%s), or check the way back to the pods; a dead host looks the same\n%s exempts it",
 			netip.PrefixFrom(u.To, u.To.BitLen()), config.KeyForceMasqueradeCIDRs, u.Entry),
 			"%s answered %d of %d connections that show the pod's IP", u.To, u.Answered, u.Answered+u.Silent))
 	}
 	for _, u := range f.Evidence.SilentUplinks {
-		found = append(found, statusProblem(config.Error, "uplink-silent",
+		found = append(found, statusProblem("uplink-silent",
 			"check the node's next hop, its address, and firewalls: masqueraded connections leave with the node's address",
 			"%d of %d masqueraded %s connections have no reply", u.Silent, u.Answered+u.Silent, familyName(u.Entry.IPv6)))
 	}
@@ -463,7 +467,8 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 				"--stale lists them.", Plural(undated, "connection")+either(undated == 1, " contradicts", " contradict")))
 	}
 	if f.Evidence.Partial {
-		found = append(found, reply.Problem(config.Note, "sampled", "Counted among %d of %d connections.", f.Evidence.Examined,
+		found = append(found, reply.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
+			f.Evidence.Examined,
 			f.Evidence.Tracked))
 	}
 	return found
@@ -491,7 +496,7 @@ func (f *StatusFacts) ofPorts() config.Problems {
 	if u.More > 0 {
 		more = fmt.Sprintf(" (likewise for %d more destinations)", u.More)
 	}
-	return config.Problems{statusProblem(config.Error, "source-ports", fmt.Sprintf(
+	return config.Problems{statusProblem("source-ports", fmt.Sprintf(
 		"%d of %d source ports of %s are in use there%s\n%s", u.Used, u.Among.Ports, u.From, more, remedy),
 		"new %s connections%s to %s fail, or will", conntrack.ProtocolName(u.Protocol), whose, u.To)}
 }
@@ -511,7 +516,7 @@ func FullestPorts(used conntrack.Tally) *FullPorts {
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, s := range NodeSNAT(f.Policy) {
 		if len(s.Present) == 0 && len(s.Absent) > 0 {
-			found = append(found, statusProblem(config.Error, "snat-missing", s.String(), "this node has none of %s",
+			found = append(found, statusProblem("snat-missing", s.String(), "this node has none of %s",
 				config.KeySNATAddresses))
 		}
 	}
@@ -521,7 +526,7 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 				if pod.Address.Is6() != family.IPv6 || !judge.MissesAddress(entry, family.SNATRules, pod.Address) {
 					continue
 				}
-				found = append(found, statusProblem(config.Error, "snat-rule-missing", fmt.Sprintf(
+				found = append(found, statusProblem("snat-rule-missing", fmt.Sprintf(
 					"%s: it is for pods such as %s, whose connections leave from another address\nassign one of %s to this node",
 					entry.At, pod.Address, addressList(entry.Prefixes())),
 					"this node has no address of entry %d of %s", entry.Place, config.KeySNATRules))
@@ -557,9 +562,11 @@ func (s *Status) writeEvidence(b *strings.Builder) {
 		return
 	}
 	b.WriteString("\nOpen connections by the entry that decides them:\n")
-	b.WriteString(table("  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence, func(e EntryEvidence) string {
-		return fmt.Sprintf("  %s\t%s\t%s\t%d\t%d\t%d\t%d", e.Family, e.Entry, e.Verdict, e.Open, e.Stale, e.Overruled, e.Undated)
-	}))
+	b.WriteString(table("  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence,
+		func(e EntryEvidence) string {
+			return fmt.Sprintf("  %s\t%s\t%s\t%d\t%d\t%d\t%d", e.Family, e.Entry, e.Verdict, e.Open, e.Stale, e.Overruled,
+				e.Undated)
+		}))
 }
 
 func (s *Status) writeCounters(b *strings.Builder) {

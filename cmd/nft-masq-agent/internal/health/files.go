@@ -54,7 +54,8 @@ func (f *Facts) files() (found config.Problems) {
 		if f.Replaced {
 			state = "no longer follows its source, which was replaced"
 		}
-		found = append(found, problem(config.Error, SingleFile, "mount the directory instead of the file, and restart the pod",
+		found = append(found, problem(config.Error, SingleFile, "mount the directory instead of the file, and restart the "+
+			"pod",
 			"the config %s: it is mounted as a single file (subPath)", state))
 	}
 	return found

@@ -151,7 +151,8 @@ func (f *Facts) legacy() (found config.Problems) {
 				"rules in legacy ip_tables (%s) translate, too", table))
 			continue
 		}
-		found = append(found, problem(config.Note, LegacyFilter, "", "rules in legacy ip_tables (%s) are in use: %s shows them",
+		found = append(found, problem(config.Note, LegacyFilter, "", "rules in legacy ip_tables (%s) are in use: %s shows "+
+			"them",
 			table, table.Command()))
 	}
 	return found
@@ -232,7 +233,8 @@ func notExempt(family nft.FamilyPolicy, pods []routes.Pod) config.Problems {
 	if len(outside) == 0 {
 		return nil
 	}
-	return config.Problems{problem(config.Warning, PodsNotExempt, "", "%d of this node's %d %s pods, such as %s, are not in %s: "+
+	return config.Problems{problem(config.Warning, PodsNotExempt, "", "%d of this node's %d %s pods, such as %s, are "+
+		"not in %s: "+
 		"with the same config on other nodes, pods there connect to them with their node's address", len(outside), len(pods),
 		familyName(family.IPv6), outside[0].Address, config.KeyNonMasqueradeCIDRs)}
 }

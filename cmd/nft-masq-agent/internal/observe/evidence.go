@@ -211,7 +211,8 @@ func export(e agent.Exporter, found conntrack.Evidence) {
 	}
 	for _, s := range sorted(silent) {
 		e.Gauge("unanswered_destinations",
-			"Destinations of at least five connections that show the pod's IP, of which nine of ten have no reply.", float64(silent[s]), "family", familyLabel(s.ipv6), "key", s.key)
+			"Destinations of at least five connections that show the pod's IP, of which nine of ten have no reply.",
+			float64(silent[s]), "family", familyLabel(s.ipv6), "key", s.key)
 	}
 	for _, ipv6 := range []bool{false, true} {
 		is := slices.ContainsFunc(found.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == ipv6 })
