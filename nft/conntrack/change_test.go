@@ -120,16 +120,16 @@ func TestDeletionOfWhatWasListedAndIsStillDoomed(t *testing.T) {
 	}
 }
 
-// The kernel refuses to delete entries in a flowtable before Linux 6.4. The others are deleted.
+// The kernel rejects to delete entries in a flowtable before Linux 6.4. The others are deleted.
 func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	const all = 20
 	insert(t, ns, untranslated(all, "203.0.113.9")...)
-	refused := 0
+	rejected := 0
 	table := newTable(nfttest.Through(dialIn(ns), func(m *netlink.Message) error {
-		if m.Header.Type&0xff == msgDelete && refused < 3 {
-			refused++
+		if m.Header.Type&0xff == msgDelete && rejected < 3 {
+			rejected++
 			return unix.EBUSY
 		}
 		return nil

@@ -8,11 +8,11 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Refused reports whether the kernel rejected rules. Other errors mean that they could
+// Rejected reports whether the kernel rejected rules. Other errors mean that they could
 // not be read, or [nfnetlink.ErrBusy].
-func Refused(err error) bool {
-	var refused *nfnetlink.RefusedError
-	return !Delayed(err) && (errors.As(err, &refused) || errors.Is(err, unix.EMSGSIZE))
+func Rejected(err error) bool {
+	var rejected *nfnetlink.RejectedError
+	return !Delayed(err) && (errors.As(err, &rejected) || errors.Is(err, unix.EMSGSIZE))
 }
 
 // Delayed reports whether an error is [nfnetlink.ErrBusy]: the same rules are accepted later.
@@ -22,13 +22,13 @@ func Delayed(err error) bool { return errors.Is(err, nfnetlink.ErrBusy) }
 // nothing to add. The kernel must have NFT_NAT, NFT_MASQ, NFT_FIB_INET and, in
 // mode iptables-nft, NFT_COMPAT with the xtables extensions.
 func Hint(err error) string {
-	var refused *nfnetlink.RefusedError
+	var rejected *nfnetlink.RejectedError
 	about := nfnetlink.Op("")
-	if errors.As(err, &refused) {
-		about = refused.Op
+	if errors.As(err, &rejected) {
+		about = rejected.Op
 	}
 	switch {
-	case errors.Is(err, unix.EPERM) && refused != nil:
+	case errors.Is(err, unix.EPERM) && rejected != nil:
 		// Without the capability, reading would have failed already.
 		return "another process owns the table (nft list tables shows flags owner); the agent writes its rules after that " +
 			"process exits"

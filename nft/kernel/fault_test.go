@@ -52,14 +52,14 @@ func (f fault) String() string { return fmt.Sprintf("%s: %v", f.how, f.errno) }
 type how string
 
 const (
-	refused     how = "the kernel rejects it"        // it replies with an error
+	rejected    how = "the kernel rejects it"        // it replies with an error
 	notSent     how = "sending fails"                // the kernel receives nothing
 	sentAndLost how = "sending seems to fail"        // the kernel receives it
 	notReceived how = "the reply is lost"            //
 	torn        how = "half of the reply is missing" // inconsistent due to another program's transaction
 	interrupted how = "the reply is marked as interrupted"
 	dead        how = "nothing works from now on" // as if the process were killed
-	refusing    how = "the kernel rejects every transaction from now on"
+	rejecting   how = "the kernel rejects every transaction from now on"
 )
 
 // A call is the kind of a call on a socket.
@@ -75,7 +75,7 @@ const (
 func (f *faults) fails(c call) (fault, bool) {
 	f.calls++
 	f.seen = append(f.seen, c)
-	if f.fault.how == refusing {
+	if f.fault.how == rejecting {
 		return f.fault, c == callCommit && f.at > 0 && f.calls >= f.at
 	}
 	return f.fault, f.at > 0 && (f.calls == f.at || f.calls > f.at && f.fault.how == dead)
@@ -124,7 +124,7 @@ func (s *faultySocket) SendMessages(msgs []netlink.Message) error {
 			s.after(c, msgs, err)
 		}
 		return err
-	case f.how == refused, f.how == refusing:
+	case f.how == rejected, f.how == rejecting:
 		if c == callSend && f.errno == unix.ENOENT {
 			s.bystander() // which deleted the requested object
 		}
@@ -358,7 +358,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	what := fmt.Sprintf("call %d (%s) of %d: %s", f.at, f.seen[max(f.at-1, 0)], f.calls, f.fault)
 	effective := tr.effective(r.T, r.conn)
 	// If the kernel interrupted the first run, the same number may be a call after the last transaction.
-	rejected := f.fault.how == refusing && slices.Contains(f.seen[max(f.at-1, 0):], callCommit)
+	rejected := f.fault.how == rejecting && slices.Contains(f.seen[max(f.at-1, 0):], callCommit)
 	if !tr.may(effective) || err == nil && effective != "to" || rejected && !errors.Is(err, f.fault.errno) {
 		r.Errorf("%s: Apply returned %v; effective is %s", what, err, effective)
 	}
@@ -395,14 +395,14 @@ func faultsOf(c call, n int) []fault {
 		}
 	} else {
 		for _, e := range errnos {
-			all = append(all, fault{refused, e})
+			all = append(all, fault{rejected, e})
 		}
 		for _, e := range []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.ENOMEM, unix.EPERM} {
 			all = append(all, fault{notSent, e})
 		}
 		all = append(all, fault{sentAndLost, unix.ENOBUFS})
 		if c == callCommit {
-			all = append(all, fault{refusing, unix.ENOMEM}, fault{refusing, unix.EPERM})
+			all = append(all, fault{rejecting, unix.ENOMEM}, fault{rejecting, unix.EPERM})
 		}
 	}
 	if nfttest.Long() || c == callCommit && !testing.Short() {
@@ -454,7 +454,7 @@ func TestKilledAgentLeavesTheOldOrTheNewRules(t *testing.T) {
 					r.run(tr, r.faults(n+1, fault{dead, unix.EPERM}), true)
 				}
 				if kind == callCommit { // what it has staged is no obstacle to the next attempt
-					r.run(tr, r.faults(n+1, fault{refusing, unix.ENOMEM}), false)
+					r.run(tr, r.faults(n+1, fault{rejecting, unix.ENOMEM}), false)
 				}
 			}
 		})
@@ -469,17 +469,17 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	bystander := commits(t, ns)
 	kinds := []fault{
-		{refused, unix.ERESTART},
-		{refused, unix.ENOENT},
-		{refused, unix.EINTR},
+		{rejected, unix.ERESTART},
+		{rejected, unix.ENOENT},
+		{rejected, unix.EINTR},
 		{notSent, unix.EINTR},
 		{notReceived, unix.ENOBUFS},
 		{interrupted, 0},
 		{torn, 0},
 		{sentAndLost, unix.ENOBUFS},
-		{refused, unix.EBUSY},
-		{refused, unix.EEXIST},
-		{refused, unix.EINVAL},
+		{rejected, unix.EBUSY},
+		{rejected, unix.EEXIST},
+		{rejected, unix.EINVAL},
 	}
 	f, on := &faults{dial: dialIn(ns), bystander: bystander}, false
 	f.before = func(call, []netlink.Message) {

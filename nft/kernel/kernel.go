@@ -249,8 +249,8 @@ func (k *Kernel) ended(diffs []layout.Difference) (uint32, error) {
 // mayComeFromTheTable reports whether a rejection may be due to what another
 // program did to our table, rather than to a missing privilege or memory.
 func mayComeFromTheTable(err error) bool {
-	var refused *nfnetlink.RefusedError
-	return errors.As(err, &refused) && !nfnetlink.IsAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
+	var rejected *nfnetlink.RejectedError
+	return errors.As(err, &rejected) && !nfnetlink.IsAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
 }
 
 // describe adds what was done about differences.

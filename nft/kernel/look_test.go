@@ -253,23 +253,23 @@ func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 		errno unix.Errno
 		names string // what the hint must mention; "" for no hint
 	}{
-		{"refused: create chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
-		{"refused: create chain", unix.ENOENT, "modprobe nft_chain_nat"},
-		{"refused: create rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
-		{"refused: create rule", unix.ENOENT, "xt_MASQUERADE"},
+		{"rejected: create chain", unix.EOPNOTSUPP, "CONFIG_NFT_NAT"},
+		{"rejected: create chain", unix.ENOENT, "modprobe nft_chain_nat"},
+		{"rejected: create rule", unix.ENOENT, "NFT_MASQ, NFT_FIB_INET"},
+		{"rejected: create rule", unix.ENOENT, "xt_MASQUERADE"},
 		{"list rules", unix.EPERM, "NET_ADMIN"},
-		{"refused: create rule", unix.EPERM, "another process owns the table"},
+		{"rejected: create rule", unix.EPERM, "another process owns the table"},
 		{"read generation", unix.EPROTONOSUPPORT, "CONFIG_NF_TABLES"},
 		{"read generation", unix.EAFNOSUPPORT, "CONFIG_NF_TABLES"},
 		{"send transaction", unix.EMSGSIZE, "net.core.wmem_max"},
-		{"refused: add elements", unix.ENOMEM, "memory"},
-		{"refused: delete set", unix.ENOENT, ""},
-		{"refused: create set", unix.EBUSY, ""},
-		{"refused: create rule", unix.ERESTART, ""},
+		{"rejected: add elements", unix.ENOMEM, "memory"},
+		{"rejected: delete set", unix.ENOENT, ""},
+		{"rejected: create set", unix.EBUSY, ""},
+		{"rejected: create rule", unix.ERESTART, ""},
 	} {
 		err := fmt.Errorf("apply: %w", fmt.Errorf("%s: %w", tt.what, &netlink.OpError{Op: "receive", Err: tt.errno}))
-		if op, refused := strings.CutPrefix(tt.what, "refused: "); refused {
-			err = fmt.Errorf("apply: %w", &nfnetlink.RefusedError{Op: nfnetlink.Op(op), Err: tt.errno})
+		if op, rejected := strings.CutPrefix(tt.what, "rejected: "); rejected {
+			err = fmt.Errorf("apply: %w", &nfnetlink.RejectedError{Op: nfnetlink.Op(op), Err: tt.errno})
 		}
 		if got := Hint(err); !strings.Contains(got, tt.names) || (tt.names == "") != (got == "") {
 			t.Errorf("%v: hint %q, want one with %q", err, got, tt.names)

@@ -146,8 +146,8 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
 			} {
 				err := do()
-				if !errors.Is(err, nfnetlink.ErrBusy) || !Delayed(err) || Refused(err) || Hint(err) != "" {
-					t.Errorf("%v, refused %t, hint %q", err, Refused(err), Hint(err))
+				if !errors.Is(err, nfnetlink.ErrBusy) || !Delayed(err) || Rejected(err) || Hint(err) != "" {
+					t.Errorf("%v, rejected %t, hint %q", err, Rejected(err), Hint(err))
 				}
 			}
 			if diffs := undecided(t, connect(t, ns), before); len(diffs) > 0 {
@@ -240,7 +240,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 }
 
 // The kernel counts what a transaction adds before it is finished, and lists it afterwards. That is no reason to
-// replace our table, nor to refuse a change.
+// replace our table, nor to reject a change.
 func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 	t.Parallel()
 	for _, mode := range cases.Modes() {

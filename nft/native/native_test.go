@@ -349,8 +349,8 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
 		wrong, calls := errors.New("wrong"), 0
 		broken := listing(t, n)
-		refuse := func(*nfnetlink.Batch) error { return wrong }
-		if err := n.Read(t, want, layout.Ours).(layout.Replacer).Replace(refuse); !errors.Is(err, wrong) {
+		reject := func(*nfnetlink.Batch) error { return wrong }
+		if err := n.Read(t, want, layout.Ours).(layout.Replacer).Replace(reject); !errors.Is(err, wrong) {
 			t.Errorf("%s: %v", does, err)
 		}
 		if diff := cmp.Diff(broken, listing(t, n)); diff != "" {

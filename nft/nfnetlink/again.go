@@ -47,7 +47,7 @@ func Again(ctx context.Context, do func() error) error {
 // object may be gone.
 func disturbed(err error) bool {
 	return IsAny(err, ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
-		IsNotExist(err) && !errors.As(err, new(*RefusedError))
+		IsNotExist(err) && !errors.As(err, new(*RejectedError))
 }
 
 // IsAny reports whether an error is one of several.

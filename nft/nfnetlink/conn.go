@@ -223,7 +223,7 @@ func (c *Conn) check(conditions []Condition) (generation uint32, err error) {
 // generation can be read a moment before (nf_tables_commit). An empty transaction has to wait for its turn.
 func (c *Conn) AwaitCommit() error {
 	err := c.transact(&Batch{}, 0)
-	if errors.As(err, new(*RefusedError)) {
+	if errors.As(err, new(*RejectedError)) {
 		return nil // it is committed or rejected in its turn
 	}
 	return err
@@ -245,7 +245,7 @@ func (c *Conn) transact(b *Batch, generation uint32) error {
 	if err != nil {
 		c.fail()
 		if err := unsent(err); errors.Is(err, unix.ENOMEM) {
-			return &RefusedError{Op: "send transaction", Err: err}
+			return &RejectedError{Op: "send transaction", Err: err}
 		}
 		return fmt.Errorf("send transaction: %w", err)
 	}
@@ -316,7 +316,7 @@ func (c *Conn) outcome(nl *netlink.Conn, b *Batch, sent []netlink.Message) error
 			}
 		case errors.As(err, &op) && op.Sequence != 0 && op.Sequence != marker.Header.Sequence:
 			if first == nil {
-				first = refusal(sent, op)
+				first = rejection(sent, op)
 			}
 		default:
 			c.fail()
@@ -335,25 +335,25 @@ const (
 	CreateRule  Op = "create rule"
 )
 
-// A RefusedError is the message of a transaction that the kernel rejected, and
+// A RejectedError is the message of a transaction that the kernel rejected, and
 // the reason. Nothing of the transaction took effect.
-type RefusedError struct {
+type RejectedError struct {
 	Op  Op
 	Err error
 }
 
-func (e *RefusedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
+func (e *RejectedError) Error() string { return string(e.Op) + ": " + e.Err.Error() }
 
 // Unwrap returns the reason, which wraps the kernel's errno.
-func (e *RefusedError) Unwrap() error { return e.Err }
+func (e *RejectedError) Unwrap() error { return e.Err }
 
-func refusal(sent []netlink.Message, op *netlink.OpError) error {
+func rejection(sent []netlink.Message, op *netlink.OpError) error {
 	for _, m := range sent {
 		if m.Header.Sequence == op.Sequence {
-			return &RefusedError{Op: opOf(m.Header.Type), Err: op.Err}
+			return &RejectedError{Op: opOf(m.Header.Type), Err: op.Err}
 		}
 	}
-	return &RefusedError{Op: "transaction", Err: op.Err}
+	return &RejectedError{Op: "transaction", Err: op.Err}
 }
 
 var ops = map[uint16]Op{

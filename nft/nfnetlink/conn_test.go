@@ -346,7 +346,7 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 
 func TestAgainRepeatsWhatOthersMayHaveDisturbed(t *testing.T) {
 	for err, want := range map[error]int{
-		unix.ERESTART: 2, unix.ENOENT: 2, unix.EPERM: 1, &nfnetlink.RefusedError{Err: unix.ENOENT}: 1,
+		unix.ERESTART: 2, unix.ENOENT: 2, unix.EPERM: 1, &nfnetlink.RejectedError{Err: unix.ENOENT}: 1,
 	} {
 		n := 0
 		got := nfnetlink.Again(t.Context(), func() error {

@@ -156,18 +156,18 @@ var steps = Steps{
 		w.Next(nfttest.Must(time.ParseDuration(long)), nfttest.Must(time.ParseDuration(every)))
 		return ""
 	},
-	"refuse": func(w *World, rest string) string {
+	"reject": func(w *World, rest string) string {
 		err := map[string]error{
 			"": nil, "EPERM": unix.EPERM, "ENOMEM": unix.ENOMEM, "ENOENT": unix.ENOENT, "ERESTART": unix.ERESTART,
 			"interrupted": fmt.Errorf("list elements: %w", nfnetlink.ErrInterrupted),
 		}[rest[strings.LastIndex(rest, " ")+1:]]
 		if strings.Contains(rest, "write ") {
-			err = &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: err}
+			err = &nfnetlink.RejectedError{Op: nfnetlink.CreateRule, Err: err}
 		}
 		if strings.HasPrefix(rest, "busy ") {
 			err = fmt.Errorf("%w: %w", nfnetlink.ErrBusy, err)
 		}
-		w.Refuse(err)
+		w.Reject(err)
 		return ""
 	},
 	"left": func(w *World, hash string) string {

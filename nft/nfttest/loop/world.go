@@ -54,7 +54,7 @@ type World struct {
 	Held      string // hash of the rules in the kernel, and the addresses of the node in them
 	Exchanged bool   // an element of a set was
 	Writes    []string
-	Refuses   error
+	Rejects   error
 	Left      *layout.Installed // by a previous run
 	Older     []older.Chain
 	Listed    []netip.Addr // addresses of the node, unless Unlisted is an error
@@ -136,11 +136,11 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a k
 	time.Sleep(cost)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.Refuses != nil {
+	if w.Rejects != nil {
 		if w.Held != r.Hash() {
 			a.Differences = []string{"differs"}
 		}
-		return a, w.Refuses
+		return a, w.Rejects
 	}
 	a.Read = w.ruleset
 	if depth == layout.TakeOver {
@@ -169,16 +169,16 @@ func (w *World) Installed(context.Context) (left layout.Installed, found bool, e
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.Left == nil {
-		return left, false, w.Refuses
+		return left, false, w.Rejects
 	}
-	return *w.Left, true, w.Refuses
+	return *w.Left, true, w.Rejects
 }
 
 // OlderDecides is that of a [kernel.Kernel].
 func (w *World) OlderDecides(context.Context) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.Older, older.Chain.Decides), w.Refuses
+	return slices.ContainsFunc(w.Older, older.Chain.Decides), w.Rejects
 }
 
 // Counters is that of a [kernel.Kernel].
@@ -258,8 +258,8 @@ func (w *World) Tamper() {
 	w.Commit()
 }
 
-// Refuse makes the kernel return an error, or none.
-func (w *World) Refuse(err error) { w.Locked(func() { w.Refuses = err }) }
+// Reject makes the kernel return an error, or none.
+func (w *World) Reject(err error) { w.Locked(func() { w.Rejects = err }) }
 
 // Pass lets time pass, and what is due then happen.
 func (w *World) Pass(d time.Duration) {

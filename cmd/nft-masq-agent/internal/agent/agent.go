@@ -115,12 +115,12 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 
 // Reasons for checking the kernel, as the log and the metrics name them.
 const (
-	onStart   = "start"
-	onConfig  = "config"
-	onDrift   = "drift"
-	onResync  = "resync"
-	onHangup  = "sighup"
-	onRefusal = "retry"
+	onStart  = "start"
+	onConfig = "config"
+	onDrift  = "drift"
+	onResync = "resync"
+	onHangup = "sighup"
+	onRetry  = "retry"
 
 	onAddresses = "addresses"
 )
@@ -184,8 +184,8 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 			return event{reason: onHangup, depth: layout.TakeOver}, true
 		case <-a.schedule.timer.C:
 			a.in.Reread()
-			if v.refusal != nil {
-				return event{reason: onRefusal, depth: layout.Ours}, true
+			if v.failure != nil {
+				return event{reason: onRetry, depth: layout.Ours}, true
 			}
 			return event{reason: onResync, depth: a.resyncDepth()}, true
 		case <-a.schedule.ticker.C:
@@ -224,7 +224,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	switch {
 	case err != nil:
 	case v.policy.want == nil:
-		v.refusal, v.tries = nil, 0
+		v.failure, v.tries = nil, 0
 	case e.checks() || v.policy.want != before.policy.want:
 		err = a.apply(ctx, &v, depth)
 	}
@@ -233,8 +233,8 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	}
 	v.attempt.err = err
 	if err != nil && !(kernel.Delayed(err) && v.inForce() && !v.attempt.differs) {
-		v.refusal = err
-		if e.reason != onDrift || before.refusal == nil {
+		v.failure = err
+		if e.reason != onDrift || before.failure == nil {
 			v.tries++
 		}
 	}

@@ -174,7 +174,7 @@ func TestBusyNeighborDoesNotDelayTheResync(t *testing.T) {
 
 func TestRejectionIsRetriedWithBackoffWhateverOthersDo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.Refuse(unix.EOPNOTSUPP)
+		w.Reject(unix.EOPNOTSUPP)
 		w.Cost = 20 * time.Millisecond
 		w.Gets("10.0.0.0/8")
 		w.Next(time.Minute, 10*time.Millisecond)

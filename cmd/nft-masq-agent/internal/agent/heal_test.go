@@ -201,14 +201,14 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 // Whatever a check that is interrupted returns, "exiting" has been the last line.
 func TestAgentThatEndsDuringACheckLogsNothing(t *testing.T) {
 	for _, err := range []error{
-		nil, unix.EINTR, unix.EBADF, &nfnetlink.RefusedError{Op: nfnetlink.CreateRule, Err: unix.ENOMEM},
+		nil, unix.EINTR, unix.EBADF, &nfnetlink.RejectedError{Op: nfnetlink.CreateRule, Err: unix.ENOMEM},
 		fmt.Errorf("send transaction: %w", errors.New("i/o timeout")),
 	} {
 		t.Run(fmt.Sprint(err), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.Settle()
 				w.Locked(func() { w.Ends, w.Cost = true, time.Second })
-				w.Refuse(err)
+				w.Reject(err)
 				w.Gets("11.0.0.0/8")
 				w.Pass(2 * time.Second)
 				w.WantLines()

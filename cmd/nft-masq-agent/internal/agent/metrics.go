@@ -47,7 +47,7 @@ func newMetrics(a *Agent) *metrics {
 			Buckets: []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30},
 		}),
 	}
-	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRefusal, onAddresses} {
+	for _, reason := range []string{onStart, onConfig, onDrift, onResync, onHangup, onRetry, onAddresses} {
 		for _, result := range []string{inSyncResult, writtenResult, rejectedResult, delayedResult} {
 			m.applies.WithLabelValues(reason, result)
 		}

@@ -39,12 +39,12 @@ func (a *Agent) report(before, v view) (l lines) {
 			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error",
 			v.unfollowed)
 	}
-	if before.refusal != nil && v.refusal == nil {
+	if before.failure != nil && v.failure == nil {
 		text := "kernel accepted the rules again"
 		switch {
 		case v.attempt.applied == nil:
 			text = "nftables can be read again; nothing is written"
-		case kernel.Delayed(before.refusal):
+		case kernel.Delayed(before.failure):
 			text = "the rules are checked and in place in spite of other programs' changes"
 		}
 		l.add(zap.InfoLevel, "rules_accepted", text)
@@ -52,8 +52,8 @@ func (a *Agent) report(before, v view) (l lines) {
 	if v.attempt.applied != nil {
 		a.reportApplied(&l, before, v, *v.attempt.applied)
 	}
-	if err := v.refusal; err != nil && !sameRefusal(before.refusal, err) {
-		reportRefusal(&l, err, v.hash() != "")
+	if err := v.failure; err != nil && !sameFailure(before.failure, err) {
+		reportFailure(&l, err, v.hash() != "")
 	}
 	switch was := before.policy.from; {
 	case v.attempt.read && v.content.err != nil:
@@ -166,17 +166,17 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 	return fields
 }
 
-// sameRefusal reports whether an error was reported before. Whatever other programs keep us from is the same.
-func sameRefusal(before, err error) bool {
+// sameFailure reports whether an error was reported before. Whatever other programs keep us from is the same.
+func sameFailure(before, err error) bool {
 	if before == nil {
 		return false
 	}
 	return before.Error() == err.Error() || kernel.Delayed(before) && kernel.Delayed(err)
 }
 
-// reportRefusal reports that the kernel cannot be read, or rejects the rules, or that other
+// reportFailure reports that the kernel cannot be read, or rejects the rules, or that other
 // programs keep us from both.
-func reportRefusal(l *lines, err error, installed bool) {
+func reportFailure(l *lines, err error, installed bool) {
 	level, event, text := zap.ErrorLevel, "rules_unreadable", "cannot read nftables; retrying"
 	switch {
 	case kernel.Delayed(err):
@@ -184,9 +184,9 @@ func reportRefusal(l *lines, err error, installed bool) {
 		text = "other programs change nftables all the time; the rules are not yet written, retrying"
 	case errors.Is(err, nft.ErrForeignPostrouting):
 		event, text = "rules_rejected", "the rules cannot be written; retrying"
-	case kernel.Refused(err) && installed:
+	case kernel.Rejected(err) && installed:
 		event, text = "rules_rejected", "kernel rejected the rules; previous rules stay, retrying"
-	case kernel.Refused(err):
+	case kernel.Rejected(err):
 		event, text = "rules_rejected", "kernel rejected the rules, retrying"
 	case errors.Is(err, unix.EPERM):
 		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"

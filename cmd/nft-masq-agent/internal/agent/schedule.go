@@ -162,7 +162,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	v.attempt.slowed = s.charge(*v, depth, now)
 
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
-	if v.refusal == nil && (full || v.full.IsZero()) {
+	if v.failure == nil && (full || v.full.IsZero()) {
 		v.full = now
 		if depth > layout.Ours {
 			s.deep = now.Add(min(elementsShare*v.attempt.cost, elementsPause))
@@ -175,9 +175,9 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 		s.resync = c.resync
 	}
 	switch {
-	case v.refusal == nil:
+	case v.failure == nil:
 		s.timer.Reset(max(0, time.Until(v.full.Add(s.resync))))
-	case v.attempt.reason != onDrift || before.refusal == nil: // other programs do not delay it
+	case v.attempt.reason != onDrift || before.failure == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}
 }

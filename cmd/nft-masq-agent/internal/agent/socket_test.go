@@ -37,7 +37,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		policy:    policy{from: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		installed: good, told: report.Policy{Hash: "3f9a2c71", What: "rules installed"},
-		refusal: errors.New("refused"),
+		failure: errors.New("broken"),
 	})
 	a.second.hasLock.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +65,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		Policy:    &report.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
-		Refusal:   "cannot read nftables: refused", HasLock: true,
+		Failure:   "cannot read nftables: broken", HasLock: true,
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {

@@ -54,8 +54,8 @@ func (a *Agent) Report() report.Report {
 	v := a.now()
 	r := report.Report{
 		PID: os.Getpid(), Args: a.settings.Args, ConfigPath: a.settings.ConfigPath,
-		Alive: text(a.Alive()), Ready: text(v.ready()), Refusal: text(v.problem()), Vanished: text(v.vanished()),
-		Delayed: kernel.Delayed(v.refusal),
+		Alive: text(a.Alive()), Ready: text(v.ready()), Failure: text(v.problem()), Vanished: text(v.vanished()),
+		Delayed: kernel.Delayed(v.failure),
 		Source:  string(v.policy.from), Compiled: v.policy.want != nil, Addresses: v.addresses,
 		HasLock: a.second.hasLock.Load(), SecondAgent: int(a.second.other.Load()), Problems: a.told(),
 	}

@@ -28,7 +28,7 @@ type view struct {
 	installed *nft.Ruleset  // what the kernel accepted last, nil for nothing yet
 	accepted  bool          // from an accepted config
 	told      report.Policy // about installed
-	refusal   error         // why it is not known to be in the kernel; nil if it is
+	failure   error         // why it is not known to be in the kernel; nil if it is
 	tries     int           // since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
@@ -101,7 +101,7 @@ func (v view) hash() string {
 
 // inForce reports whether the kernel has what is wanted, as far as is known.
 func (v view) inForce() bool {
-	return v.refusal == nil && v.policy.want != nil && v.installed != nil && v.policy.want.Same(*v.installed)
+	return v.failure == nil && v.policy.want != nil && v.installed != nil && v.policy.want.Same(*v.installed)
 }
 
 // ready returns an error unless the config was accepted and is in the kernel.
@@ -111,7 +111,7 @@ func (v view) ready() error {
 		return errors.New("the config has not been read yet")
 	case v.content.err != nil:
 		return fmt.Errorf("config rejected: %w\n%s", v.content.err, v.words())
-	case v.refusal != nil:
+	case v.failure != nil:
 		return v.problem()
 	case !v.inForce():
 		return errors.New("the config is not yet in the kernel")
@@ -119,22 +119,22 @@ func (v view) ready() error {
 	return v.vanished()
 }
 
-// problem returns the refusal in words, nil for none.
+// problem returns the failure in words, nil for none.
 func (v view) problem() error {
-	if v.refusal == nil {
+	if v.failure == nil {
 		return nil
 	}
 	text := "cannot read nftables: %w"
 	switch {
-	case kernel.Refused(v.refusal):
+	case kernel.Rejected(v.failure):
 		text = "the kernel rejected the rules: %w"
-	case kernel.Delayed(v.refusal):
+	case kernel.Delayed(v.failure):
 		text = "the rules are not yet written, because other programs change nftables all the time: %w"
 	}
-	if hint := kernel.Hint(v.refusal); hint != "" {
+	if hint := kernel.Hint(v.failure); hint != "" {
 		text += "; " + hint
 	}
-	return fmt.Errorf(text, v.refusal)
+	return fmt.Errorf(text, v.failure)
 }
 
 // words describes what is enforced while the config is rejected.
@@ -174,7 +174,7 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 		return nothing
 	case same && want.Policy.HasSNAT() && !want.Same(*v.installed):
 		return moved
-	case !same || v.refusal != nil && !kernel.Delayed(v.refusal):
+	case !same || v.failure != nil && !kernel.Delayed(v.failure):
 		return replaced
 	case len(a.Differences) > len(a.TookOver):
 		return restored
@@ -189,7 +189,7 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 	before, want := v, v.policy.want
 	v.attempt.applied, v.attempt.changed = &a, before.effectOf(*want, a)
 	v.installed, v.accepted = want, v.policy.accepted
-	v.refusal, v.tries, v.generation = nil, 0, a.Generation
+	v.failure, v.tries, v.generation = nil, 0, a.Generation
 	if v.attempt.changed == restored {
 		v.repairs++
 	}

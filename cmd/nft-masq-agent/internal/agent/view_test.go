@@ -24,7 +24,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	}
 	const again, others = "rules restored, differences: 2", "source addresses replaced by those that this node has"
 	accepted := view{installed: one, accepted: true}
-	refused := func(r *nft.Ruleset) view { return view{installed: r, refusal: unix.EPERM} }
+	failed := func(r *nft.Ruleset) view { return view{installed: r, failure: unix.EPERM} }
 	start := time.Now()
 	for name, tt := range map[string]struct {
 		before  view
@@ -40,9 +40,9 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		"and an older agent":  {accepted, one, differences(2, "a"), restored, again},
 		"an older agent":      {accepted, one, differences(1, "a"), removed, "differences removed: 1"},
 		"the first take-over": {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
-		"after a refusal":     {refused(one), one, differences(2), replaced, "differences removed: 2"},
+		"after a failure":     {failed(one), one, differences(2), replaced, "differences removed: 2"},
 		"another address":     {view{installed: away}, &here, differences(2), moved, others},
-		"it is gone":          {refused(&here), away, differences(2), moved, others},
+		"it is gone":          {failed(&here), away, differences(2), moved, others},
 		"the address stays":   {view{installed: &here}, &here, differences(2), restored, again},
 		"another policy": {
 			view{installed: other},
@@ -61,8 +61,8 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		if got.attempt.changed != tt.effect || got.told.What != tt.what {
 			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.told.What)
 		}
-		if !got.inForce() || got.refusal != nil || got.ready() == nil {
-			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.refusal, got.ready())
+		if !got.inForce() || got.failure != nil || got.ready() == nil {
+			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
 		if why := got.told.Why; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
 			t.Errorf("%s: because of %s", name, why)

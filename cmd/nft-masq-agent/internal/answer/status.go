@@ -179,7 +179,7 @@ type FullPorts struct {
 // the files have no ID here: they come after config-rejected.
 var ranks = []struct{ id, area string }{
 	{"agent-stuck", "agent"},
-	{"kernel-refusal", "agent"},
+	{"rules-not-written", "agent"},
 	{"rules-delayed", "agent"},
 	{"config-rejected", "config"},
 	{"config-vanished", "config"},
@@ -315,9 +315,9 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 	}
 	switch {
 	case f.Agent.Delayed:
-		found = append(found, statusProblem("rules-delayed", "", "%s", f.Agent.Refusal))
-	case f.Agent.Refusal != "":
-		found = append(found, statusProblem("kernel-refusal", f.Agent.Refusal,
+		found = append(found, statusProblem("rules-delayed", "", "%s", f.Agent.Failure))
+	case f.Agent.Failure != "":
+		found = append(found, statusProblem("rules-not-written", f.Agent.Failure,
 			"the agent cannot write its rules"))
 	}
 	if f.Agent.Vanished != "" {

@@ -95,13 +95,13 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "the agent is stuck (pid 7): in a read", facts: func(f *StatusFacts) { f.Agent.Alive = "in a read" },
 		},
 		{
-			name: "the kernel rejects", id: "kernel-refusal", area: "agent", first: "the agent cannot write its rules",
-			details: "no nf_nat", facts: func(f *StatusFacts) { f.Agent.Refusal = "no nf_nat" },
+			name: "the kernel rejects", id: "rules-not-written", area: "agent", first: "the agent cannot write its rules",
+			details: "no nf_nat", facts: func(f *StatusFacts) { f.Agent.Failure = "no nf_nat" },
 		},
 		{
 			name: "rules are delayed", id: "rules-delayed", area: "agent", first: "others write all the time",
 			facts: func(f *StatusFacts) {
-				f.Agent.Refusal = "others write all the time"
+				f.Agent.Failure = "others write all the time"
 				f.Agent.Delayed = true
 			},
 		},

@@ -169,7 +169,7 @@ func (w *world) Older(context.Context, nft.Ruleset) (found []older.Chain, err er
 	time.Sleep(cost)
 	w.Locked(func() {
 		w.searching--
-		err = w.Refuses
+		err = w.Rejects
 	})
 	return found, err
 }

@@ -41,8 +41,8 @@ type Report struct {
 	Vanished string `json:"vanished"`
 	// Problems are those of the last minute.
 	Problems config.Problems `json:"problems"`
-	// Refusal is why the kernel cannot be read, or rejects the rules; "" if neither.
-	Refusal string `json:"refusal"`
+	// Failure is why the kernel cannot be read, or rejects the rules; "" if neither.
+	Failure string `json:"failure"`
 	// Delayed says that it is only because other programs write all the time.
 	Delayed bool `json:"delayed"`
 	// HasLock means that the agent is the first one in its network namespace.
