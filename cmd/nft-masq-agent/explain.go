@@ -60,7 +60,7 @@ func explainCommand(l look) command {
 			options.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
 			options.AddFlag(fs, &f.protocol, "protocol", "",
-				"`PROTOCOL` of the packet, such as udp (default: tcp, if a port is given)", parseProtocol)
+				"`PROTOCOL` of the packet, such as udp (default: any)", parseProtocol)
 			options.AddOptional(fs, &f.trace, "trace", traceTime, "wait `[DURATION]`, or "+traceTime+", for a new "+
 				"connection, and show which rules its first packet meets", parseTraceTime)
 			return f.explain
@@ -122,11 +122,8 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	if f.from.IsValid() && f.from.Is4() != dst.Addr().Is4() {
 		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst.Addr())
 	}
-	if dst.Port() != 0 {
-		f.protocol = cmp.Or(f.protocol, unix.IPPROTO_TCP)
-		if !conntrack.HasPorts(f.protocol) {
-			return exitUsage, usagef("--protocol %s has no ports: omit that of ADDRESS", conntrack.ProtocolName(f.protocol))
-		}
+	if dst.Port() != 0 && f.protocol != 0 && !conntrack.HasPorts(f.protocol) {
+		return exitUsage, usagef("--protocol %s has no ports: omit that of ADDRESS", conntrack.ProtocolName(f.protocol))
 	}
 	if f.trace != 0 {
 		return f.traceNext(ctx, dst, e)
@@ -198,6 +195,9 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 // node, of the policy's if that is known, or else the node itself.
 func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort) (netip.Addr, routes.Route, error) {
 	query := routes.Query{Src: f.from, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Out: f.out}
+	if query.Port != 0 && query.Protocol == 0 {
+		query.Protocol = unix.IPPROTO_TCP // the kernel looks up a port of one protocol only
+	}
 	if f.from.IsValid() {
 		route, err := s.route(query)
 		return f.from, route, err

@@ -72,7 +72,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 			var x answer.Explanation
 			to := netip.AddrPortFrom(dst, uint16(2000+sent))
 			args := []string{
-				"explain", to.String(), "--protocol", "udp", "--from", src.String(), "--config", n.path, mode,
+				"explain", to.String(), "--from", src.String(), "--config", n.path, mode,
 			}
 			n.here(&x, args...)
 			seen := n.sends(nfttest.UDP, src, to)

@@ -283,8 +283,7 @@ func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 		t.Errorf("%s%s: %s sees %s of %s, want %s: %v", p.config, w.name, w.dst, s.Seen, w.src, w.want, err)
 	}
 	var x answer.Explanation
-	l.here(&x, "explain", flow.Dst.String(), "--protocol", string(flow.Proto), "--from", w.src.String(), "--config",
-		l.path)
+	l.here(&x, "explain", flow.Dst.String(), "--from", w.src.String(), "--config", l.path)
 	if x.Sees != "" && x.Sees != w.want.String() {
 		t.Errorf("%s%s: %s sees %s of %s, explain says: %s", p.config, w.name, w.dst, w.want, w.src, x.Headline)
 	}

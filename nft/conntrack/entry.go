@@ -3,6 +3,7 @@ package conntrack
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -71,13 +72,14 @@ func ProtocolOf(name string) uint8 {
 	return 0
 }
 
+// PortProtocols are those whose packets have ports, at the same place.
+var PortProtocols = [...]uint8{
+	unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE,
+}
+
 // HasPorts reports whether packets of a protocol have ports.
 func HasPorts(p uint8) bool {
-	switch p {
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE:
-		return true
-	}
-	return false
+	return slices.Contains(PortProtocols[:], p)
 }
 
 // ProtocolName returns the name of a protocol, or its number.

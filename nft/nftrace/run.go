@@ -19,7 +19,7 @@ import (
 type Query struct {
 	From     netip.Addr     // the source; not valid: any
 	To       netip.AddrPort // the destination as it was sent, before DNAT; port 0: any
-	Protocol uint8          // 0: any, and then there is no port
+	Protocol uint8          // 0: any, or with a port each of conntrack.PortProtocols
 }
 
 // Errors of a trace.

@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -42,20 +43,40 @@ func (q Query) table(owned bool) *nfnetlink.Batch {
 	// are tracked at -200 and confirmed at the largest number.
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
 		before := addChain(b, beforeTracking, hook, -399)
-		for _, protocol := range q.protocols() {
-			first := append(fromOutside(hook), limited()...)
-			addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
-		}
 		after := addChain(b, afterTracking, hook, -199)
-		later := append(fromOutside(hook), isConfirmed(expr.CmpOpNeq)...)
-		addRule(b, after, "not packets of known connections", q.match(nil), setTrace(later, 0))
-		first := append(isConfirmed(expr.CmpOpEq), limited()...)
-		addRule(b, after, "new connections", q.match(nil), setTrace(first, 1))
+		for _, part := range q.byProtocol() {
+			part.addRules(b, hook, before, after)
+		}
 	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
 		addChain(b, endOf, hook, 1<<31-2)
 	}
 	return b
+}
+
+// byProtocol returns the queries that ask for the same packets with a port of one protocol each.
+func (q Query) byProtocol() []Query {
+	if q.Protocol != 0 || q.To.Port() == 0 {
+		return []Query{q}
+	}
+	var queries []Query
+	for _, protocol := range conntrack.PortProtocols {
+		q.Protocol = protocol
+		queries = append(queries, q)
+	}
+	return queries
+}
+
+// addRules adds the rules for the packets of a query to the two chains of a hook.
+func (q Query) addRules(b *nfnetlink.Batch, hook uint32, before, after nfnetlink.ChainID) {
+	for _, protocol := range q.protocols() {
+		first := append(fromOutside(hook), limited()...)
+		addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
+	}
+	later := append(fromOutside(hook), isConfirmed(expr.CmpOpNeq)...)
+	addRule(b, after, "not packets of known connections", q.match(nil), setTrace(later, 0))
+	first := append(isConfirmed(expr.CmpOpEq), limited()...)
+	addRule(b, after, "new connections", q.match(nil), setTrace(first, 1))
 }
 
 func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfnetlink.ChainID {

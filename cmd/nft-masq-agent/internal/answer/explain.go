@@ -531,7 +531,7 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 	if f.Packet.Src.IsValid() {
 		trace += " --from " + f.Packet.Src.String()
 	}
-	if f.Packet.Protocol != 0 && !(f.Packet.Protocol == unix.IPPROTO_TCP && f.Packet.Dst.Port() != 0) {
+	if f.Packet.Protocol != 0 {
 		trace += " --protocol " + conntrack.ProtocolName(f.Packet.Protocol)
 	}
 	trace += " --trace names each rule that the next connection meets"

@@ -38,7 +38,7 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 	p := testPolicy(t, text, "198.51.100.7")
 	return &ExplainFacts{
 		Head: reply.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
-		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst), Protocol: unix.IPPROTO_TCP},
+		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst)},
 		Route: routes.Route{
 			Type: unix.RTN_UNICAST, Out: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
 			AddressOf: "eth0", Back: unix.RTN_UNICAST, In: routes.Interface{Name: "veth1"},
