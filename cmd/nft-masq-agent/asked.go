@@ -7,20 +7,19 @@ import (
 	"io/fs"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 )
 
 // nodeFlags are the flags of the commands that answer for this node.
 type nodeFlags struct {
-	*options.Options
+	*cli.Options
 	output string
 }
 
 func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
-	f := &nodeFlags{Options: options.AddNodeFlags(fs)}
+	f := &nodeFlags{Options: cli.AddNodeFlags(fs)}
 	addOutput(fs, &f.output)
 	return f
 }
@@ -29,10 +28,10 @@ func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
 type asked struct {
 	environment
 	*nodeFlags
-	agent *report.Report // nil if none answers
-	path  string         // of the socket on which it was asked
-	stuck string         // why the agent that listens does not answer; "" if none listens, or it does
-	whose string         // whose flags are used, as text; "" for those of the command line
+	agent *running.Report // nil if none answers
+	path  string          // of the socket on which it was asked
+	stuck string          // why the agent that listens does not answer; "" if none listens, or it does
+	whose string          // whose flags are used, as text; "" for those of the command line
 	// others are flags of the command line that differ from those of the agent.
 	others string
 	// enforced is the ruleset that the agent has compiled, if it is not that of the config.
@@ -64,11 +63,11 @@ func (f *nodeFlags) ask(e environment) *asked {
 
 // runningAgent returns what is known of the agent that runs here, whether or not it has a
 // socket or answers there.
-func (s *asked) runningAgent() (r report.Report, found bool) {
+func (s *asked) runningAgent() (r running.Report, found bool) {
 	if s.agent != nil {
 		return *s.agent, true
 	}
-	r = report.Report{PID: running.Hidden, Alive: s.stuck}
+	r = running.Report{PID: running.Hidden, Alive: s.stuck}
 	holder, first := running.Holder()
 	latecomer, second := running.Latecomer()
 	switch {

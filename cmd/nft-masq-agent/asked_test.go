@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 // follow is what a command line makes of an agent's report.
-func follow(t *testing.T, r report.Report, args string) *asked {
+func follow(t *testing.T, r running.Report, args string) *asked {
 	t.Helper()
 	fs := flag.NewFlagSet("diff", flag.ContinueOnError)
 	s := &asked{nodeFlags: addNodeFlags(fs), agent: &r, enforced: func() *nft.Ruleset { return nil }}
@@ -36,7 +36,7 @@ func follow(t *testing.T, r report.Report, args string) *asked {
 // The rules that an agent has compiled are those of its own flags, file and addresses, not of the command line.
 func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 	const snat = "snatAddresses: [192.0.2.7, 192.0.2.8]\n"
-	agent := report.Report{
+	agent := running.Report{
 		PID: 7, Args: []string{"--enable-ipv6", "--to-ports", "20000-29999"}, ConfigPath: "/its/config", Compiled: true,
 		Files:     []config.Source{{Name: "/its/config", Data: []byte(snat)}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
@@ -65,7 +65,7 @@ func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 	found.Compiled = false
 	rejected.Files = []config.Source{{Name: "/its/config", Data: []byte("nonMasqueradeCIDRs: 5")}}
 	later.Args = []string{"--of-a-later-version"}
-	for _, r := range []report.Report{found, rejected, later} {
+	for _, r := range []running.Report{found, rejected, later} {
 		if got := follow(t, r, "").enforced(); got != nil {
 			t.Errorf("%+v has compiled %v", r, got)
 		}

@@ -7,13 +7,12 @@ import (
 	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 )
 
 type checkFlags struct {
-	*options.Options
+	*cli.Options
 	strict bool
 	output string
 }
@@ -31,7 +30,7 @@ func checkCommand() command {
 			program + " check ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := &checkFlags{Options: options.AddPolicyFlags(fs)}
+			f := &checkFlags{Options: cli.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
 			f.AddPodCIDRs(fs)
 			f.AddManifest(fs)
@@ -54,7 +53,7 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	if err != nil && f.output != outputJSON {
 		return failed, l.Why(err)
 	}
-	r := answer.NewCheck(reply.NewHead(e.command), *f.Options, l, err)
+	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err)
 	if n := len(r.Warnings); f.strict && n > 0 {
 		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
 		r.Add(config.Error, "strict", "%v", err)

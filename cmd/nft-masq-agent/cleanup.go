@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/older"
@@ -42,7 +42,7 @@ func cleanupCommand() command {
 
 // A cleanupAnswer is the output of cleanup.
 type cleanupAnswer struct {
-	reply.Head
+	cli.Head
 	// DryRun means that nothing was removed.
 	DryRun bool `json:"dryRun"`
 	// Removed are the tables, chains and rules that were removed, or would be.
@@ -77,7 +77,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	s := f.ask(e)
 	if a, found := s.runningAgent(); found && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (%s) and would restore its rules: stop it first",
-			report.Process(a.PID))
+			running.Process(a.PID))
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
@@ -85,7 +85,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	defer func() { _ = k.Close() }()
 	var found config.Problems
 	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		found = append(found, reply.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
+		found = append(found, cli.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
 			"kernel stops translating: masqueraded connections will break"))
 	}
 	remove := k.Cleanup
@@ -102,14 +102,14 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 			return exitFailed, hinted(err)
 		}
 		for _, l := range kept {
-			found = append(found, reply.Problem(config.Warning, "older-agent", "%s", l))
+			found = append(found, cli.Problem(config.Warning, "older-agent", "%s", l))
 		}
 		// netlink cannot remove these: they are not part of nf_tables
 		for _, line := range legacyIPTables(e.proc) {
-			found = append(found, reply.Problem(config.Warning, "older-agent", "%s", line))
+			found = append(found, cli.Problem(config.Warning, "older-agent", "%s", line))
 		}
 	}
-	r := cleanupAnswer{reply.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
+	r := cleanupAnswer{cli.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
 	if code, err := e.reply(f.output, &r, found...); err != nil {
 		return code, err
 	}

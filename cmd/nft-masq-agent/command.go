@@ -17,8 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
@@ -73,7 +72,7 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		if pid, found := running.Agent(); found {
 			_, _ = fmt.Fprintf(e.stderr, "%s: an agent already runs here (%s): name a command, such as status or "+
 				"explain ADDRESS (%s help lists them); only the command run starts a second agent\n",
-				program, report.Process(pid), program)
+				program, running.Process(pid), program)
 			return exitUsage
 		}
 		implied = true
@@ -155,7 +154,7 @@ func find(all []command, name string) (command, error) {
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
 	fs, do := c.flagSet()
 	version := fs.Bool("version", false, "print the version and exit")
-	parse := options.Parse
+	parse := cli.Parse
 	if c.tolerant {
 		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
 	}
@@ -182,7 +181,7 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 			return exitUsage, strayError(fs, arg)
 		}
 	}
-	for _, w := range options.Warnings(fs) {
+	for _, w := range cli.Warnings(fs) {
 		_, _ = fmt.Fprintf(e.stderr, "warning: %s\n", w)
 	}
 	return do(ctx, operands, e)
@@ -201,7 +200,7 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 	}
 	for _, arg := range rest {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		if strings.HasPrefix(arg, "-") && fs.Lookup(name) != nil && !options.OfOlderAgents(name) {
+		if strings.HasPrefix(arg, "-") && fs.Lookup(name) != nil && !cli.OfOlderAgents(name) {
 			return strayError(fs, rest[0])
 		}
 	}

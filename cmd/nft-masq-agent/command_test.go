@@ -15,13 +15,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
 // toy is a command for tests.
 func toy(name, operands string, do action) command {
 	return command{name: name, operands: operands, about: "is a toy", flags: func(fs *flag.FlagSet) action {
-		options.AddRunFlags(fs)
+		cli.AddRunFlags(fs)
 		return do
 	}}
 }

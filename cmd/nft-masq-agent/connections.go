@@ -16,8 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -53,15 +52,15 @@ func connectionsCommand(l look) command {
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
 			f.AddPodCIDRs(fs)
-			options.AddFlag(fs, &f.seenAs, "seen-as", "",
+			cli.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
 					"port names it also if no connection is open", parseSeenAs)
-			options.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
+			cli.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "confirm --flush, which asks on a terminal otherwise")
-			options.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
+			cli.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			return f.connections
 		},
 	}
@@ -166,7 +165,7 @@ func (f *connectionsFlags) complete(
 			return nil, err
 		}
 		if !slices.Contains(addresses, f.seenAs.Addr()) {
-			return config.Problems{reply.Problem(config.Error, "no-address",
+			return config.Problems{cli.Problem(config.Error, "no-address",
 				"%s is not an address of this node: ask the node that has it", f.seenAs.Addr())}, nil
 		}
 	}
@@ -262,7 +261,7 @@ func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, comp
 
 func (f *connectionsFlags) remarks(r *answer.Connections) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, reply.Problem(level, id, format, args...))
+		found = append(found, cli.Problem(level, id, format, args...))
 	}
 	switch {
 	case r.Total == 0 && f.seenAs.Addr().IsValid():
@@ -349,9 +348,9 @@ func (f *connectionsFlags) delete(
 	if resets > 0 {
 		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
 	}
-	found := config.Problems{reply.Problem(config.Note, "deleted", "%s", text)}
+	found := config.Problems{cli.Problem(config.Note, "deleted", "%s", text)}
 	if err != nil {
-		found = append(found, reply.Problem(config.Error, "failed", "%v", err))
+		found = append(found, cli.Problem(config.Error, "failed", "%v", err))
 	}
 	return found, nil
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -295,7 +295,7 @@ func TestStatusSaysSinceWhenAPolicyIsEnforced(t *testing.T) {
 	n := newNode(t)
 	d := n.start()
 	d.await("config_applied")
-	policy := func() report.Policy {
+	policy := func() running.Policy {
 		r, _ := n.status()
 		return *r.Agent.Policy
 	}

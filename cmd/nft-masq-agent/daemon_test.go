@@ -23,7 +23,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -223,10 +223,10 @@ func (n *testNode) holds(want nft.Ruleset) {
 }
 
 // optionsOf parses flags of run.
-func optionsOf(t testing.TB, args ...string) options.Options {
+func optionsOf(t testing.TB, args ...string) cli.Options {
 	t.Helper()
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
-	o := options.AddRunFlags(fs)
+	o := cli.AddRunFlags(fs)
 	if err := fs.Parse(args); err != nil {
 		t.Fatal(err)
 	}

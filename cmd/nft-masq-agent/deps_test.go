@@ -94,21 +94,19 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/cases":  {"config", "nft", "nft/xtables", "nft/layouts", "nft/nfnetlink", "nft/nfttest"},
 		"manifests/cluster":  {"nft/nfttest", "nft/nfttest/netns"},
 		"cmd/nft-masq-agent/internal/agent": {
-			"cmd/nft-masq-agent/internal/report", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
+			"cmd/nft-masq-agent/internal/running", "config", "nft", "nft/kernel", "nft/layout", "nft/node",
 		},
 		"cmd/nft-masq-agent/internal/observe": {
-			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/options",
+			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/cli",
 			"cmd/nft-masq-agent/internal/health", "config", "nft", "nft/conntrack", "nft/judge", "nft/kernel", "nft/layout",
 			"nft/routes", "nft/older",
 		},
-		"cmd/nft-masq-agent/internal/options": {"config", "nft", "nft/layouts", "nft/xtables"},
-		"cmd/nft-masq-agent/internal/reply":   {"config"},
-		"cmd/nft-masq-agent/internal/report":  {"config"},
-		"cmd/nft-masq-agent/internal/running": {"cmd/nft-masq-agent/internal/report", "config"},
+		"cmd/nft-masq-agent/internal/cli":     {"config", "nft", "nft/layouts", "nft/xtables"},
+		"cmd/nft-masq-agent/internal/running": {"config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/others",
-			"nft/routes", "cmd/nft-masq-agent/internal/options", "cmd/nft-masq-agent/internal/report",
-			"nft/older", "cmd/nft-masq-agent/internal/health", "cmd/nft-masq-agent/internal/reply",
+			"nft/routes", "cmd/nft-masq-agent/internal/cli", "cmd/nft-masq-agent/internal/running",
+			"nft/older", "cmd/nft-masq-agent/internal/health",
 		},
 		"cmd/nft-masq-agent/internal/health": {
 			"config", "nft", "nft/iprange", "nft/judge", "nft/conntrack", "nft/routes", "nft/older",

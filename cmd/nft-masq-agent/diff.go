@@ -7,8 +7,7 @@ import (
 	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -76,7 +75,7 @@ func (f lookFlags) offline(before, after string, e environment) (d answer.Diff, 
 		policies[i], configs[i], found = l.Ruleset.Policy, answer.NewConfig(o, l, nil), l.Problems
 	}
 	d = answer.NewDiff(policies[0], policies[1])
-	d.Head, d.Before, d.After = reply.NewHead(e.command), configs[0], configs[1]
+	d.Head, d.Before, d.After = cli.NewHead(e.command), configs[0], configs[1]
 	return d, found, nil
 }
 
@@ -88,7 +87,7 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 	}
 	if s.agent == nil { // what an agent would have read
 		usual := *f.Options
-		usual.ConfigPath, usual.MustExist = options.DefaultConfig, false
+		usual.ConfigPath, usual.MustExist = cli.DefaultConfig, false
 		l, _ := answer.Load(usual)
 		s.enforced = func() *nft.Ruleset { return l.Ruleset }
 	}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
@@ -55,13 +55,13 @@ func explainCommand(l look) command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
-			options.AddFlag(fs, &f.from, "from", "",
+			cli.AddFlag(fs, &f.from, "from", "",
 				"`SOURCE` of the connection, an address (default: a pod of this node)", parseSource)
-			options.AddFlag(fs, &f.out, "out", "",
+			cli.AddFlag(fs, &f.out, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
-			options.AddFlag(fs, &f.protocol, "protocol", "",
+			cli.AddFlag(fs, &f.protocol, "protocol", "",
 				"`PROTOCOL` of the packet, such as udp (default: any)", parseProtocol)
-			options.AddOptional(fs, &f.trace, "trace", traceTime, "wait `[DURATION]`, or "+traceTime+", for a new "+
+			cli.AddOptional(fs, &f.trace, "trace", traceTime, "wait `[DURATION]`, or "+traceTime+", for a new "+
 				"connection, and show which rules its first packet meets", parseTraceTime)
 			return f.explain
 		},

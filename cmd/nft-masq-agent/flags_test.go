@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
 func TestFlagHelpFitsEightyColumns(t *testing.T) {
@@ -24,7 +24,7 @@ func TestFlagHelpFitsEightyColumns(t *testing.T) {
 			}
 			listed := strings.Contains(text, "-"+f.Name)
 			shared := slices.Contains(policyFlags(true), f.Name)
-			if !listed && (!shared || c.name == "run" && !options.IsKlogFlag(f.Name)) {
+			if !listed && (!shared || c.name == "run" && !cli.IsKlogFlag(f.Name)) {
 				t.Errorf("%s: --%s is missing in the help", c.name, f.Name)
 			}
 		})
@@ -42,9 +42,9 @@ func TestFlagHelpFitsEightyColumns(t *testing.T) {
 // policyFlags returns the flags of all commands that use a policy.
 func policyFlags(withKlog bool) (names []string) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
-	options.AddPolicyFlags(fs)
+	cli.AddPolicyFlags(fs)
 	fs.VisitAll(func(f *flag.Flag) {
-		if withKlog || !options.IsKlogFlag(f.Name) {
+		if withKlog || !cli.IsKlogFlag(f.Name) {
 			names = append(names, f.Name)
 		}
 	})
@@ -90,7 +90,7 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 			if len(f.Name) == 1 {
 				dashed = "-" + f.Name
 			}
-			if options.IsKlogFlag(f.Name) {
+			if cli.IsKlogFlag(f.Name) {
 				return
 			}
 			is, ok := f.Value.(interface{ IsBoolFlag() bool })

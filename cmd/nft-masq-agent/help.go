@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
 func helpCommand() command {
@@ -42,19 +41,19 @@ const (
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(reply.Line(program+" "+purpose+". It takes the config file and the flags of ip-masq-agent.", "") + "\n")
+	b.WriteString(cli.Line(program+" "+purpose+". It takes the config file and the flags of ip-masq-agent.", "") + "\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
 		b.WriteString(listed(c.name, c.about))
 	}
-	b.WriteString("\n" + reply.Line("run is the default command.", ""))
-	b.WriteString(reply.Line(exitCodes, ""))
-	return reply.Fit(b.String())
+	b.WriteString("\n" + cli.Line("run is the default command.", ""))
+	b.WriteString(cli.Line(exitCodes, ""))
+	return cli.Fit(b.String())
 }
 
 func listed(name, about string) string {
 	const indent = 15
-	lines := reply.Fit(strings.Repeat(" ", indent) + about + "\n")
+	lines := cli.Fit(strings.Repeat(" ", indent) + about + "\n")
 	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
@@ -65,11 +64,11 @@ func (c command) help() string {
 		usage += " " + c.operands
 	}
 	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(reply.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
+	b.WriteString(cli.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
 	if c.details != "" {
-		b.WriteString("\n" + reply.Line(c.details, ""))
+		b.WriteString("\n" + cli.Line(c.details, ""))
 	}
-	text := reply.Fit(b.String())
+	text := cli.Fit(b.String())
 	b.Reset()
 	b.WriteString("\nFor example:\n")
 	for _, x := range c.examples {
@@ -78,14 +77,14 @@ func (c command) help() string {
 	fs, _ := c.flagSet()
 	own, shared := flagHelp(fs)
 	if own != "" {
-		b.WriteString("\nFlags:\n" + reply.Fit(own))
+		b.WriteString("\nFlags:\n" + cli.Fit(own))
 	}
 	switch {
 	case c.name == "run":
-		b.WriteString("\nFlags of all commands that read the config:\n" + reply.Fit(shared))
-		b.WriteString(reply.Fit(reply.Line(klogFlags, "  ")))
+		b.WriteString("\nFlags of all commands that read the config:\n" + cli.Fit(shared))
+		b.WriteString(cli.Fit(cli.Line(klogFlags, "  ")))
 	case shared != "":
-		b.WriteString("\n" + reply.Fit(reply.Line(sharedFlags, "")))
+		b.WriteString("\n" + cli.Fit(cli.Line(sharedFlags, "")))
 	}
 	return text + b.String()
 }
@@ -95,14 +94,14 @@ func (c command) help() string {
 func flagHelp(fs *flag.FlagSet) (own, shared string) {
 	var alone, common strings.Builder
 	policy := flag.NewFlagSet("", flag.ContinueOnError)
-	options.AddPolicyFlags(policy)
+	cli.AddPolicyFlags(policy)
 	hasLevels := fs.Lookup("probe-socket") != nil
 	fs.VisitAll(func(f *flag.Flag) {
 		switch {
 		case f.Name == "o": // It is listed with --output.
 		case f.Name == "v" && hasLevels:
 			alone.WriteString(describeFlag(f))
-		case options.IsKlogFlag(f.Name):
+		case cli.IsKlogFlag(f.Name):
 		case policy.Lookup(f.Name) != nil:
 			common.WriteString(describeFlag(f))
 		default:
@@ -125,5 +124,5 @@ func describeFlag(f *flag.Flag) string {
 	if f.DefValue != "" && f.DefValue != "false" {
 		usage += fmt.Sprintf(" (default %s)", f.DefValue)
 	}
-	return strings.TrimRight("  "+name+" "+value, " ") + "\n" + reply.Line(usage, "        ")
+	return strings.TrimRight("  "+name+" "+value, " ") + "\n" + cli.Line(usage, "        ")
 }

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -80,14 +80,14 @@ func (n *testNode) inProcess(proc string, args ...string) (got result) {
 func (n *faultyNode) standIn(args []string) (stop func()) {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path)
-	r := report.Report{Args: args, ConfigPath: n.path, Compiled: true, Source: "file"}
+	r := running.Report{Args: args, ConfigPath: n.path, Compiled: true, Source: "file"}
 	if err == nil {
 		r.Files = []config.Source{{Name: n.path, Data: text}}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		n.t.Fatal(err)
 	}
 	want := n.applied(string(text), args...)
-	r.Policy = &report.Policy{Hash: want.Hash()}
+	r.Policy = &running.Policy{Hash: want.Hash()}
 	for _, f := range want.Policy.Families {
 		r.Addresses = append(r.Addresses, f.Sources()...)
 	}
@@ -95,7 +95,7 @@ func (n *faultyNode) standIn(args []string) (stop func()) {
 }
 
 // answer answers on the socket as an agent, until the function that it returns is called.
-func (n *faultyNode) answer(r report.Report) (stop func()) {
+func (n *faultyNode) answer(r running.Report) (stop func()) {
 	n.t.Helper()
 	l, err := net.Listen("unix", n.socket)
 	n.check(err)

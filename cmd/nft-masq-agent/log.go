@@ -6,7 +6,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
 // debugVerbosity is the -v from which on details are logged. Clusters commonly
@@ -16,7 +16,7 @@ const debugVerbosity = 4
 // newLogger logs to w, which is stdout: log collectors treat everything on stderr
 // as errors. Lines have time, level and message, but no caller or stack, and
 // there is no sampling.
-func newLogger(w zapcore.WriteSyncer, o options.Options) *zap.Logger {
+func newLogger(w zapcore.WriteSyncer, o cli.Options) *zap.Logger {
 	encoding := zapcore.EncoderConfig{
 		TimeKey:        "time",
 		LevelKey:       "level",
@@ -26,7 +26,7 @@ func newLogger(w zapcore.WriteSyncer, o options.Options) *zap.Logger {
 		EncodeDuration: zapcore.StringDurationEncoder,
 	}
 	encoder := zapcore.NewJSONEncoder(encoding)
-	if o.LogFormat == options.LogText {
+	if o.LogFormat == cli.LogText {
 		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
 		encoding.ConsoleSeparator = "  "
 		encoder = zapcore.NewConsoleEncoder(encoding)

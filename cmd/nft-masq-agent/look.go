@@ -6,9 +6,9 @@ import (
 	"context"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -21,7 +21,7 @@ func wired() wiring {
 }
 
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
-func observed(ctx context.Context, k *kernel.Kernel, o options.Options) (agent.Kernel, func(*agent.Agent)) {
+func observed(ctx context.Context, k *kernel.Kernel, o cli.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.NewNode(k)
 	here := health.NewNode("/proc") // on another goroutine than the loop
 	return host, func(a *agent.Agent) {

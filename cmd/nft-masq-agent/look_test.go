@@ -14,7 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -60,7 +60,7 @@ func (n trafficNode) empty() {
 // report answers in place of an agent, until the case ends.
 func (n *faultyNode) report(text string) {
 	n.t.Helper()
-	var r report.Report
+	var r running.Report
 	n.check(json.Unmarshal([]byte(text), &r))
 	r.ConfigPath, r.Files = n.path, []config.Source{{Name: n.path, Data: []byte(n.config)}}
 	n.answer(r)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
 )
@@ -41,7 +41,7 @@ func commands() []command {
 type wiring struct {
 	commands []command // that look, in the order of the help
 	// observe adds observers to an agent. It returns the kernel for the agent's loop.
-	observe func(context.Context, *kernel.Kernel, options.Options) (agent.Kernel, func(*agent.Agent))
+	observe func(context.Context, *kernel.Kernel, cli.Options) (agent.Kernel, func(*agent.Agent))
 }
 
 // An environment is what a command uses besides its arguments.
@@ -75,7 +75,7 @@ func theEnvironment() environment {
 		color:     noTerminal == nil && os.Getenv("NO_COLOR") == "",
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
-		socket:    options.DefaultProbeSocket,
+		socket:    cli.DefaultProbeSocket,
 		kernel:    func() *kernel.Kernel { return kernel.Open() },
 		addresses: node.Addresses,
 	}

@@ -8,13 +8,12 @@ import (
 	"regexp"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 )
 
 // A response is what a command answers.
-type response interface{ Begin() *reply.Head }
+type response interface{ Begin() *cli.Head }
 
 func printProblem(e environment, p config.Problem) {
 	severity := ""
@@ -34,7 +33,7 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 	var err error
 	if format == outputJSON {
 		r.Begin().Take(files)
-		err = reply.JSON(e.stdout, r)
+		err = cli.JSON(e.stdout, r)
 	} else {
 		for _, p := range files {
 			printProblem(e, p)
@@ -65,9 +64,9 @@ func (e environment) fail(format string, err error) {
 		return
 	}
 	if format == outputJSON {
-		h := reply.NewHead(e.command)
+		h := cli.NewHead(e.command)
 		h.Take(problems)
-		_ = reply.JSON(e.stdout, h)
+		_ = cli.JSON(e.stdout, h)
 		return
 	}
 	see := ""
@@ -84,9 +83,9 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 		w := bufio.NewWriter(&whole)
 		text(w)
 		_ = w.Flush() // a Builder never fails
-		fitted := reply.Fit(whole.String())
+		fitted := cli.Fit(whole.String())
 		if e.color {
-			fitted = reply.Color(fitted)
+			fitted = cli.Color(fitted)
 		}
 		return write(e.stdout, fitted)
 	}
@@ -100,9 +99,9 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 
 // addOutput declares --output and its short form -o.
 func addOutput(fs *flag.FlagSet, to *string) {
-	options.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", options.OneOf(outputText,
+	cli.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", cli.OneOf(outputText,
 		outputJSON))
-	options.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", options.OneOf(outputText, outputJSON))
+	cli.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", cli.OneOf(outputText, outputJSON))
 }
 
 // Output formats.

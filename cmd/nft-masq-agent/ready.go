@@ -12,8 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
@@ -33,7 +32,7 @@ type readyFlags struct {
 
 // A readyAnswer is the output of ready.
 type readyAnswer struct {
-	reply.Head
+	cli.Head
 	// Asked is ready, with --alive alive, or with --wait-for started: rules are installed.
 	Asked string `json:"asked"`
 	// Yes means that the agent is; otherwise the error says why not.
@@ -57,10 +56,10 @@ func readyCommand() command {
 		examples: []string{program + " ready", program + " ready --alive", program + " ready --wait-for 192.0.2.1:9717"},
 		flags: func(fs *flag.FlagSet) action {
 			var f readyFlags
-			options.AddFlag(fs, &f.socket, "probe-socket", options.DefaultProbeSocket, "`PATH` of the agent's unix socket",
-				options.ParseSocketPath)
+			cli.AddFlag(fs, &f.socket, "probe-socket", cli.DefaultProbeSocket, "`PATH` of the agent's unix socket",
+				cli.ParseSocketPath)
 			fs.BoolVar(&f.alive, "alive", false, "ask whether its loop is running, as a liveness probe does")
-			options.AddFlag(fs, &f.waitFor, "wait-for", "",
+			cli.AddFlag(fs, &f.waitFor, "wait-for", "",
 				"wait until the agent at `HOST:PORT`, its --http-address, has installed rules", parseHostPort)
 			addOutput(fs, &f.output)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
@@ -80,7 +79,7 @@ func parseHostPort(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("is not a HOST:PORT, such as 192.0.2.1:9717")
 	}
-	return options.ParseHTTPAddress(s)
+	return cli.ParseHTTPAddress(s)
 }
 
 func (f readyFlags) ready(e environment) (int, error) {
@@ -92,7 +91,7 @@ func (f readyFlags) ready(e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	r := readyAnswer{reply.NewHead(e.command), word, reason == ""}
+	r := readyAnswer{cli.NewHead(e.command), word, reason == ""}
 	if !r.Yes {
 		r.Add(config.Error, "not-"+word, "%s", reason)
 	}
@@ -119,7 +118,7 @@ func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
 			if f.output == outputText {
 				return exitDone, write(e.stdout, "rules are installed\n")
 			}
-			return e.reply(f.output, &readyAnswer{reply.NewHead(e.command), "started", true})
+			return e.reply(f.output, &readyAnswer{cli.NewHead(e.command), "started", true})
 		}
 		if reason != last {
 			last = reason

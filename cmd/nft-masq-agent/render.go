@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -39,15 +39,15 @@ func renderCommand() command {
 			program + " render ./ip-masq-agent -o win-bridge --windows-api 2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := &renderFlags{nodeFlags: &nodeFlags{Options: options.AddNodeFlags(fs)}}
+			f := &renderFlags{nodeFlags: &nodeFlags{Options: cli.AddNodeFlags(fs)}}
 			f.AddManifest(fs)
 			for name, usage := range map[string]string{
 				"output": "nft, iptables or win-bridge `FORMAT` (default nft, in mode iptables-nft iptables)",
 				"o":      "short for --output=`FORMAT`",
 			} {
-				options.AddFlag(fs, &f.format, name, "", usage, options.OneOf(formatNFT, formatIPTables, formatWinBridge))
+				cli.AddFlag(fs, &f.format, name, "", usage, cli.OneOf(formatNFT, formatIPTables, formatWinBridge))
 			}
-			options.AddFlag(fs, &f.windowsAPI, "windows-api", "",
+			cli.AddFlag(fs, &f.windowsAPI, "windows-api", "",
 				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
 			return f.render
 		},

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
@@ -37,7 +37,7 @@ func runCommand() command {
 			program + " --masq-chain=IP-MASQ --nomasq-all-reserved-ranges --v=2",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			o := options.AddRunFlags(fs)
+			o := cli.AddRunFlags(fs)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				return run(ctx, *o, e)
 			}
@@ -48,7 +48,7 @@ func runCommand() command {
 // lastLines is how long writing the last log lines may take when the agent exits.
 const lastLines = 100 * time.Millisecond
 
-func run(ctx context.Context, o options.Options, e environment) (int, error) {
+func run(ctx context.Context, o cli.Options, e environment) (int, error) {
 	// There is one thing to do at a time. With more CPUs, the runtime searches
 	// for more work on them at each event, which takes longer than the event.
 	runtime.GOMAXPROCS(1)
@@ -87,7 +87,7 @@ func run(ctx context.Context, o options.Options, e environment) (int, error) {
 
 // startAgent starts the loop and its inputs. The returned channel is closed when
 // all of them have ended.
-func startAgent(ctx context.Context, o options.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal,
+func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal,
 	lostLines func() uint64,
 ) <-chan struct{} {
 	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {

@@ -50,7 +50,7 @@ func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for name, dir := range map[string]string{
-		"main": ".", "answer": "internal/answer", "reply": "internal/reply", "report": "internal/report",
+		"main": ".", "answer": "internal/answer", "cli": "internal/cli", "running": "internal/running",
 		"config": "../../config", "nftrace": "../../nft/nftrace",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")

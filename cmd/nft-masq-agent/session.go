@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -150,8 +150,8 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	return f, nil
 }
 
-func (s *session) head() reply.Head {
-	h := reply.NewHead(s.command)
+func (s *session) head() cli.Head {
+	h := cli.NewHead(s.command)
 	if s.whose != "" {
 		h.Add(config.Note, "flags", "%s", s.whose)
 	}

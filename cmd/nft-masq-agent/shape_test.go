@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -18,7 +18,7 @@ func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
 	text := "in sync: ok\n\nagent           ok     runs\nother programs  wrong  ok \nok\n"
 	want := "\x1b[1min sync: ok\x1b[0m\n\nagent           \x1b[32mok\x1b[0m     runs\n" +
 		"other programs  \x1b[31mwrong\x1b[0m  ok \nok\n"
-	if got := reply.Color(text); got != want {
+	if got := cli.Color(text); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
@@ -26,8 +26,8 @@ func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
 func TestTextIsWrappedAndColoredOnlyOnATerminal(t *testing.T) {
 	args := []string{"explain", "10.1.2.3"}
 	plain := runHere(t, args...).stdout
-	fitted := reply.Fit(plain)
-	for i, want := range []string{plain, plain, fitted, reply.Color(fitted)} {
+	fitted := cli.Fit(plain)
+	for i, want := range []string{plain, plain, fitted, cli.Color(fitted)} {
 		var stdout strings.Builder
 		e := testEnvironment(t, &stdout, io.Discard)
 		e.fit, e.color = i/2 == 1, i%2 == 1

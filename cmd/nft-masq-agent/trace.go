@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/nftrace"
 )
 
@@ -25,7 +25,7 @@ type explanation struct {
 
 // A traced is the part of an explanation that --trace answers.
 type traced struct {
-	reply.Head
+	cli.Head
 	Trace nftrace.Trace `json:"trace"`
 }
 
@@ -63,7 +63,7 @@ func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e envi
 	case err != nil:
 		return exitFailed, hinted(err)
 	}
-	return e.reply(f.output, &traced{reply.NewHead(e.command), t})
+	return e.reply(f.output, &traced{cli.NewHead(e.command), t})
 }
 
 // opens returns a command that opens a connection from a pod.

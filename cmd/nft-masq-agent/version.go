@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
 // Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
@@ -17,7 +17,7 @@ var version, commit string
 
 // A buildInfo describes what this program was built from.
 type buildInfo struct {
-	reply.Head
+	cli.Head
 	// Program is the name of the program.
 	Program string `json:"program"`
 	// Release is the version of the program, devel if it has none.
@@ -31,7 +31,7 @@ type buildInfo struct {
 }
 
 func build() buildInfo {
-	b := buildInfo{reply.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
+	b := buildInfo{cli.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
 		runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		b.complete(info)

@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfttest"
@@ -36,7 +35,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		},
 		policy:    policy{from: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		installed: good, told: report.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		failure: errors.New("broken"),
 	})
 	a.second.hasLock.Store(true)
@@ -57,12 +56,12 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		t.Fatalf("the report has %d files, want the large one as it is", len(got.Files))
 	}
 	got.Files[0].Data = nil // comparing it takes long
-	want := report.Report{
+	want := running.Report{
 		PID: os.Getpid(), Args: []string{"--v=4"}, ConfigPath: "/etc/config/ip-masq-agent",
 		Ready:  "config rejected: config:2:3: bad\nthe older agents' reading of it (" + good.Hash() + ") is enforced",
 		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		Policy:    &report.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		Failure:   "cannot read nftables: broken", HasLock: true,

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
 )
@@ -44,7 +44,7 @@ func (a *Agent) Started() error {
 func (a *Agent) Ready() error { return a.now().ready() }
 
 // Report returns the state of the loop, and what commands need to answer like it.
-func (a *Agent) Report() report.Report {
+func (a *Agent) Report() running.Report {
 	text := func(err error) string {
 		if err == nil {
 			return ""
@@ -52,7 +52,7 @@ func (a *Agent) Report() report.Report {
 		return err.Error()
 	}
 	v := a.now()
-	r := report.Report{
+	r := running.Report{
 		PID: os.Getpid(), Args: a.settings.Args, ConfigPath: a.settings.ConfigPath,
 		Alive: text(a.Alive()), Ready: text(v.ready()), Failure: text(v.problem()), Vanished: text(v.vanished()),
 		Delayed: kernel.Delayed(v.failure),

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
@@ -25,11 +25,11 @@ type view struct {
 	listed     time.Time    // when these were listed: an older list may arrive later
 	unfollowed error        // why their changes are not known
 
-	installed *nft.Ruleset  // what the kernel accepted last, nil for nothing yet
-	accepted  bool          // from an accepted config
-	told      report.Policy // about installed
-	failure   error         // why it is not known to be in the kernel; nil if it is
-	tries     int           // since the policy was decided
+	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
+	accepted  bool           // from an accepted config
+	told      running.Policy // about installed
+	failure   error          // why it is not known to be in the kernel; nil if it is
+	tries     int            // since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
 	full       time.Time // when everything was last checked
@@ -198,7 +198,7 @@ func (v view) after(a kernel.Applied, now time.Time) view {
 		return v
 	}
 	v.changes++
-	v.told = report.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
+	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
 	if known {
 		v.told.Since = before.told.Since
 	}

@@ -9,8 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
@@ -23,7 +22,7 @@ var update = flag.Bool("update", false, "regenerate testdata/answers.txt")
 // A row is a config, and what is asked about it.
 type row struct {
 	*testing.T
-	options.Options
+	cli.Options
 	Loaded
 	err    error
 	policy nft.Policy
@@ -49,7 +48,7 @@ var questions = map[string]func(r *row, about string){
 		if r.err != nil {
 			r.Fatal(r.err)
 		}
-		c := NewCheck(reply.NewHead("check"), r.Options, r.Loaded, nil)
+		c := NewCheck(cli.NewHead("check"), r.Options, r.Loaded, nil)
 		w := bufio.NewWriter(&r.said)
 		c.Print(w)
 		w.Flush()
@@ -60,7 +59,7 @@ var questions = map[string]func(r *row, about string){
 	},
 	"seen-as": func(r *row, about string) { // ADDRESS:PORT and pods of this node; without, of another one
 		words := strings.Fields(about)
-		seen, c := netip.MustParseAddrPort(words[0]), Connections{Head: reply.NewHead("connections")}
+		seen, c := netip.MustParseAddrPort(words[0]), Connections{Head: cli.NewHead("connections")}
 		ask := func() (config.Problems, bool) { return c.OfAnotherNode(r.policy, seen, r.pods) }
 		if len(words) > 1 {
 			ask = func() (config.Problems, bool) {
@@ -95,7 +94,7 @@ func TestAnswersAreThoseOfTheirRows(t *testing.T) {
 			file += asked[0].Line + "\n"
 			asked = asked[1:]
 		}
-		r := &row{T: t, Options: *options.AddRunFlags(flag.NewFlagSet("status", flag.ContinueOnError))}
+		r := &row{T: t, Options: *cli.AddRunFlags(flag.NewFlagSet("status", flag.ContinueOnError))}
 		r.ConfigPath, r.Input = "-", strings.NewReader(file)
 		if r.Loaded, r.err = Load(r.Options); r.Ruleset != nil {
 			r.policy = r.Ruleset.Policy

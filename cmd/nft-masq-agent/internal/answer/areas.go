@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
 
@@ -42,7 +42,7 @@ func (f *StatusFacts) agentArea() Area {
 	if f.Agent == nil { // a problem says so
 		return Area{Name: "agent"}
 	}
-	return Area{Name: "agent", Text: "the agent runs, " + report.Process(f.Agent.PID)}
+	return Area{Name: "agent", Text: "the agent runs, " + running.Process(f.Agent.PID)}
 }
 
 func (f *StatusFacts) configArea() Area {

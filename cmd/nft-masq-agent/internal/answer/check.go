@@ -8,8 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -17,7 +16,7 @@ import (
 // A Check is the output of check. With --strict a config with warnings is still accepted;
 // only the exit code differs.
 type Check struct {
-	reply.Head
+	cli.Head
 	// Config that was checked.
 	Config Config `json:"config"`
 	// Meaning of an accepted config.
@@ -97,7 +96,7 @@ type cidrReport struct {
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
-func NewCheck(h reply.Head, o options.Options, l Loaded, err error) Check {
+func NewCheck(h cli.Head, o cli.Options, l Loaded, err error) Check {
 	r := Check{Head: h, Config: NewConfig(o, l, err)}
 	r.Take(config.ProblemsOf(err))
 	r.Take(l.Problems.Remarks())

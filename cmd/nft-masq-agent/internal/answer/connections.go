@@ -9,14 +9,14 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 // Connections is the output of connections.
 type Connections struct {
-	reply.Head
+	cli.Head
 	// Config of the files.
 	Config Config `json:"config"`
 	// Connections that were asked for.

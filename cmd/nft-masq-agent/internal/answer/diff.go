@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -17,7 +17,7 @@ import (
 
 // A Diff is the output of diff.
 type Diff struct {
-	reply.Head
+	cli.Head
 	// Before is the config in force, or the first file.
 	Before Config `json:"before"`
 	// After is the new config.

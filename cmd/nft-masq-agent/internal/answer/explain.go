@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -150,7 +150,7 @@ type Other struct {
 
 // ExplainFacts are what explain has gathered.
 type ExplainFacts struct {
-	Head   reply.Head
+	Head   cli.Head
 	Config Config
 	Packet Packet
 	// Rejected is why the config is rejected, nil if it is not.
@@ -174,7 +174,7 @@ type ExplainFacts struct {
 
 // An Explanation is the output of explain.
 type Explanation struct {
-	reply.Head
+	cli.Head
 	// Config that the answer is about.
 	Config Config `json:"config"`
 	// Destination is the address that was asked for.
@@ -416,7 +416,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	}
 	for _, entry := range entries {
 		if len(entry.Present) == 0 {
-			e.notes = append(e.notes, reply.Problem(config.Note, "snat-rule-absent",
+			e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
 				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.At))
 			continue
 		}
@@ -602,7 +602,7 @@ func (o Other) String() string {
 // notes are about the packet, and surprising answers.
 func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
-		notes = append(notes, reply.Problem(level, id, format, args...))
+		notes = append(notes, cli.Problem(level, id, format, args...))
 	}
 	c := f.connection()
 	if f.Kernel == Unread {

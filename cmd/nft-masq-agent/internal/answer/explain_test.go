@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -37,7 +37,7 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 	t.Helper()
 	p := testPolicy(t, text, "198.51.100.7")
 	return &ExplainFacts{
-		Head: reply.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
+		Head: cli.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
 		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst)},
 		Route: routes.Route{
 			Type: unix.RTN_UNICAST, Out: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),

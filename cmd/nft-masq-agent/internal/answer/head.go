@@ -1,8 +1,8 @@
 package answer
 
 import (
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 )
 
@@ -25,7 +25,7 @@ type Config struct {
 }
 
 // NewConfig describes the files, which are rejected if there is an error.
-func NewConfig(o options.Options, l Loaded, err error) Config {
+func NewConfig(o cli.Options, l Loaded, err error) Config {
 	c := Config{
 		Path: o.ConfigPath, Accepted: err == nil, Files: l.Files, Mode: string(o.Mode),
 		Chain: o.NFT().Layout.Chain(),
@@ -43,7 +43,7 @@ type Agent struct {
 	// Flags of the agent.
 	Flags []string `json:"flags"`
 	// Policy that the agent enforces; absent if it does not answer.
-	Policy *report.Policy `json:"policy,omitempty"`
+	Policy *running.Policy `json:"policy,omitempty"`
 }
 
 // An origin is the place in a file, or that there is none.

@@ -3,7 +3,7 @@ package answer
 import (
 	"errors"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -17,7 +17,7 @@ type Loaded struct {
 
 // Load reads, parses and compiles the config. Mistakes in the files are an error
 // of type [config.Problems].
-func Load(o options.Options) (Loaded, error) {
+func Load(o cli.Options) (Loaded, error) {
 	sources, note, err := sourcesOf(o)
 	if err != nil {
 		return Loaded{}, err
@@ -30,7 +30,7 @@ func Load(o options.Options) (Loaded, error) {
 }
 
 // Build parses and compiles the content of files.
-func Build(o options.Options, sources []config.Source) Loaded {
+func Build(o cli.Options, sources []config.Source) Loaded {
 	l := Loaded{Missing: config.Count(sources) == 0}
 	for i := range sources {
 		if !sources[i].Ignored {
@@ -50,7 +50,7 @@ func (l Loaded) Why(err error) error {
 }
 
 // sourcesOf reads the files. note is a note about them.
-func sourcesOf(o options.Options) (sources []config.Source, note *config.Problem, err error) {
+func sourcesOf(o cli.Options) (sources []config.Source, note *config.Problem, err error) {
 	if o.Input != nil && (o.ConfigPath == "-" || o.ConfigPath == "/dev/stdin") {
 		sources, err = config.ReadFrom(o.Input, "standard input")
 	} else {

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -19,7 +19,7 @@ import (
 
 // A Status is the output of status.
 type Status struct {
-	reply.Head
+	cli.Head
 	// Config of the files.
 	Config Config `json:"config"`
 	// Agent that runs in this network namespace.
@@ -128,7 +128,7 @@ type Unanswered struct {
 
 // StatusFacts are what status has gathered.
 type StatusFacts struct {
-	Head   reply.Head
+	Head   cli.Head
 	Config Config
 	// Rejected is why the config is rejected, nil if it is not.
 	Rejected error
@@ -137,7 +137,7 @@ type StatusFacts struct {
 	// Lenient is the hash of the older agents' reading of a rejected config, Default that of the built-in defaults.
 	Lenient, Default string
 	// Agent that runs here, as far as it is known; nil for none.
-	Agent *report.Report
+	Agent *running.Report
 	// Others are flags of this command that the agent does not have.
 	Others string
 	// Guessed means that the flags of the agent are not known, nor was a config named; SocketNamed that a socket was.
@@ -296,7 +296,7 @@ func (f *StatusFacts) problems() (found config.Problems) {
 }
 
 func statusProblem(id, details, format string, args ...any) config.Problem {
-	p := reply.Problem(config.Error, id, format, args...)
+	p := cli.Problem(config.Error, id, format, args...)
 	p.Details = details
 	return p
 }
@@ -311,7 +311,7 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 	if f.Agent.Alive != "" {
 		found = append(found, statusProblem("agent-stuck", lost+
 			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s",
-			report.Process(f.Agent.PID), f.Agent.Alive))
+			running.Process(f.Agent.PID), f.Agent.Alive))
 	}
 	switch {
 	case f.Agent.Delayed:
@@ -326,8 +326,8 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 	}
 	if f.Agent.SecondAgent != 0 {
 		found = append(found, statusProblem("second-agent", "",
-			"2 agents run here (%s, %s) and overwrite each other: stop all but one", report.Process(f.Agent.PID),
-			report.Process(f.Agent.SecondAgent)))
+			"2 agents run here (%s, %s) and overwrite each other: stop all but one", running.Process(f.Agent.PID),
+			running.Process(f.Agent.SecondAgent)))
 	}
 	return append(found, f.Agent.Problems...)
 }
@@ -345,7 +345,7 @@ func (f *StatusFacts) ofRules() (found config.Problems) {
 			f.Config.Hash, f.Config.Mode, f.source(), f.outOfSync()), "out of sync: %s", f.installed()))
 	}
 	if f.Unknown != "" && !f.InForce {
-		found = append(found, reply.Problem(config.Note, "stale-unknown", "%s: which connections are stale is unknown.",
+		found = append(found, cli.Problem(config.Note, "stale-unknown", "%s: which connections are stale is unknown.",
 			f.Unknown))
 	}
 	return found
@@ -359,7 +359,7 @@ func (f *StatusFacts) outOfSync() string {
 	case f.Others != "":
 		return "this command has another " + f.Others + " than the agent"
 	case f.Guessed:
-		return fmt.Sprintf("cannot read the flags of the agent (%s): give --config", report.Process(f.Agent.PID)) +
+		return fmt.Sprintf("cannot read the flags of the agent (%s): give --config", running.Process(f.Agent.PID)) +
 			either(f.SocketNamed, "", " or --probe-socket")
 	}
 	return "see its log; nft monitor shows which program changes them"
@@ -408,7 +408,7 @@ func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 			"rules of an iptables-based agent are also active"))
 	}
 	for _, line := range f.XTables {
-		found = append(found, reply.Problem(config.Error, "older-agent", "%s", line))
+		found = append(found, cli.Problem(config.Error, "older-agent", "%s", line))
 	}
 	return found
 }
@@ -416,7 +416,7 @@ func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 // ofConnections finds connections that contradict the policy, and destinations that do not answer.
 func (f *StatusFacts) ofConnections() (found config.Problems) {
 	if f.EvidenceError != nil {
-		return config.Problems{reply.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
+		return config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
 			f.EvidenceError)}
 	}
 	if f.Evidence == nil {
@@ -457,17 +457,17 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 			"%d of %d masqueraded %s connections have no reply", u.Silent, u.Answered+u.Silent, familyName(u.Entry.IPv6)))
 	}
 	if stale > 0 {
-		found = append(found, reply.Problem(config.Note, "stale-connections",
+		found = append(found, cli.Problem(config.Note, "stale-connections",
 			"%s an earlier policy: nft-masq-agent connections --stale lists them.",
 			Plural(stale, "connection")+either(stale == 1, " still uses", " still use")))
 	}
 	if undated > 0 {
-		found = append(found, reply.Problem(config.Note, "undated-connections",
+		found = append(found, cli.Problem(config.Note, "undated-connections",
 			"%s the policy: they began before this agent's start, or another program decides; nft-masq-agent connections "+
 				"--stale lists them.", Plural(undated, "connection")+either(undated == 1, " contradicts", " contradict")))
 	}
 	if f.Evidence.Partial {
-		found = append(found, reply.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
+		found = append(found, cli.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
 			f.Evidence.Examined,
 			f.Evidence.Tracked))
 	}
@@ -478,7 +478,7 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 // soon will.
 func (f *StatusFacts) ofPorts() config.Problems {
 	if f.PortsError != nil {
-		return config.Problems{reply.Problem(config.Warning, health.Unchecked, "cannot read the source ports in use: %v",
+		return config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read the source ports in use: %v",
 			f.PortsError)}
 	}
 	u := f.Full

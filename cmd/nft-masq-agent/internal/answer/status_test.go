@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -26,9 +26,9 @@ func healthy(t *testing.T, text string) *StatusFacts {
 	t.Helper()
 	p := testPolicy(t, text, "198.51.100.7")
 	return &StatusFacts{
-		Head:   reply.NewHead("status"),
+		Head:   cli.NewHead("status"),
 		Config: Config{Path: "/its/config", Hash: p.Hash(), Accepted: true, Files: []string{"/its/config"}, Mode: "nftables"},
-		Agent:  &report.Report{PID: 7}, Policy: p, InForce: true,
+		Agent:  &running.Report{PID: 7}, Policy: p, InForce: true,
 		Kernel: Kernel{InSync: true, Mode: "nftables", Hash: p.Hash()},
 		Health: health.Facts{
 			Pods:  []routes.Pod{{Address: netip.MustParseAddr("10.244.1.7"), Interface: "veth1"}},

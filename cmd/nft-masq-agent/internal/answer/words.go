@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/reply"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 )
 
@@ -74,7 +74,7 @@ func either(first bool, a, b string) string {
 // lines writes texts as one line each.
 func lines(b *strings.Builder, indent string, all ...string) {
 	for _, text := range all {
-		b.WriteString(reply.Line(text, indent))
+		b.WriteString(cli.Line(text, indent))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -21,7 +21,7 @@ import (
 const EvidencePath = "/evidence"
 
 // All returns the observers of an agent.
-func All(a *agent.Agent, h Host, o options.Options, check func(nft.Policy) config.Problems) []agent.Observer {
+func All(a *agent.Agent, h Host, o cli.Options, check func(nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
 	evidence := &connections{Agent: a, host: h, pass: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
@@ -35,7 +35,7 @@ func All(a *agent.Agent, h Host, o options.Options, check func(nft.Policy) confi
 // pods reports pods of --pod-cidr that the policy does not cover.
 type pods struct {
 	*agent.Agent
-	o options.Options
+	o cli.Options
 }
 
 // Run implements [agent.Observer].

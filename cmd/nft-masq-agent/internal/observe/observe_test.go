@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -69,7 +69,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	}}
 	loop.Run(t, func(n *loop.World, log *zap.Logger) loop.Agent {
 		w.World, n.Observed = n, true
-		o := options.Options{Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
+		o := cli.Options{Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
 		files := make(chan agent.Files)
 		n.Options, n.Deliver = o.NFT(), func(s []config.Source, err error) { files <- agent.Files{Sources: s, Err: err} }
 		w.agent = agent.New(agent.Inputs{

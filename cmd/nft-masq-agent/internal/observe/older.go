@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/older"
 )
 
@@ -23,7 +23,7 @@ const searchInterval = time.Minute
 type olderAgents struct {
 	*agent.Agent
 	host    Host
-	o       options.Options
+	o       cli.Options
 	done    agent.View    // about which the last search was; the zero view: none
 	at      time.Time     // when it began
 	took    time.Duration // how long it took
@@ -33,7 +33,7 @@ type olderAgents struct {
 	chains, tables []string
 }
 
-func newOlderAgents(a *agent.Agent, h Host, o options.Options) *olderAgents {
+func newOlderAgents(a *agent.Agent, h Host, o cli.Options) *olderAgents {
 	return &olderAgents{Agent: a, host: h, o: o}
 }
 

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
@@ -19,7 +19,7 @@ import (
 type ports struct {
 	*agent.Agent
 	read func(conntrack.Ports) (conntrack.Pressure, error)
-	o    options.Options
+	o    cli.Options
 	last atomic.Pointer[pressure] // nil: unknown
 }
 

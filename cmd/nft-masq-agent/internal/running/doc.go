@@ -1,4 +1,4 @@
-// Package running finds the agent that runs here: by its unix socket, on which it
-// answers with a [report.Report], or by the lock that one agent has in each network
-// namespace. It exists so that a command answers for the agent that runs.
+// Package running is how commands and the agent talk: an agent answers on its unix socket with a
+// [Report], and one agent has a lock in each network namespace. Commands find the agent by both, and
+// answer for it.
 package running

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/config"
 )
 
@@ -31,17 +30,17 @@ var ErrNoAnswer = errors.New("no answer")
 
 // Ask asks the agent on a unix socket for its report. Only a process of root, or of the
 // caller's own user, can answer. The error is [ErrNoAnswer] if it is stuck or stopped.
-func Ask(socket string) (r report.Report, err error) {
+func Ask(socket string) (r Report, err error) {
 	pid, status, text, err := get(socket, "/agent", askTimeout)
 	if err != nil {
-		return report.Report{}, err
+		return Report{}, err
 	}
 	if status != http.StatusOK {
-		return report.Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
+		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
 			http.StatusText(status))
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
-		return report.Report{}, fmt.Errorf("read the agent's report: %w", err)
+		return Report{}, fmt.Errorf("read the agent's report: %w", err)
 	}
 	if pid != 0 { // as this process sees it
 		r.PID = pid
@@ -53,7 +52,7 @@ func Ask(socket string) (r report.Report, err error) {
 // second returns the process of another agent than the one that answers, 0 for none. It is
 // found by its lock: an agent may notice it only later. Without the lock, the agent itself
 // may be the one that has it by now.
-func second(r report.Report) int {
+func second(r Report) int {
 	other := Latecomer
 	if !r.HasLock {
 		other = Holder

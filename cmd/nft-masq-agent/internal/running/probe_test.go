@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/report"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -36,7 +35,7 @@ func serve(t *testing.T, answer http.HandlerFunc) (socket string) {
 func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/agent" {
-			_ = json.NewEncoder(w).Encode(report.Report{PID: 1, Source: "file", HasLock: true, SecondAgent: 7})
+			_ = json.NewEncoder(w).Encode(running.Report{PID: 1, Source: "file", HasLock: true, SecondAgent: 7})
 		}
 	})
 	err := nfttest.NewNS(t, "agent").Do(func() error {

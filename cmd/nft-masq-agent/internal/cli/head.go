@@ -1,6 +1,4 @@
-// Package reply is what the answers of all commands have in common: a [Head] with problems, and the
-// forms of one value, text and JSON.
-package reply
+package cli
 
 import (
 	"fmt"

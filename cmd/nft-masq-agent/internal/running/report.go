@@ -1,6 +1,4 @@
-// Package report is what a running agent tells the commands about itself. It exists so that
-// they agree on that, and the agent needs nothing of what asks for it.
-package report
+package running
 
 import (
 	"fmt"

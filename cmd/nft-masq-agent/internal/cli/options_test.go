@@ -1,4 +1,4 @@
-package options_test
+package cli_test
 
 import (
 	"flag"
@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/options"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/nfttest/script"
 )
 
@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "regenerate testdata/lines.txt")
 func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 	script.Golden(t, "testdata/lines.txt", *update, func(t *testing.T, c *script.Case) {
 		fs := flag.NewFlagSet("run", flag.ContinueOnError)
-		o := options.AddRunFlags(fs)
+		o := cli.AddRunFlags(fs)
 		if err := fs.Parse(strings.Fields(c.Text())); err != nil {
 			t.Fatal(err)
 		}
@@ -26,7 +26,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 			n.RandomFully, n.Ports, n.Marks, o.Defaults)
 		said += fmt.Sprintf("config %s, pods %v, verbosity %d, ignored log file %q\n", o.ConfigPath, o.PodCIDRs, o.Verbosity,
 			o.IgnoredLogFile())
-		c.Last().Say(said + strings.Join(options.Warnings(fs), "\n"))
+		c.Last().Say(said + strings.Join(cli.Warnings(fs), "\n"))
 	})
 }
 
@@ -64,8 +64,8 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 		"--http-address=:0",
 		"--probe-socket=/" + long(106), "--pod-cidr=10.0.0.0/8,fd00::/8", "--random-fully",
 	} {
-		if _, fs, err := parsed(arg); err != nil || options.Warnings(fs) != nil {
-			t.Errorf("%s: %v, %q", arg, err, options.Warnings(fs))
+		if _, fs, err := parsed(arg); err != nil || cli.Warnings(fs) != nil {
+			t.Errorf("%s: %v, %q", arg, err, cli.Warnings(fs))
 		}
 	}
 }
@@ -73,20 +73,20 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 func long(n int) string { return strings.Repeat("x", n) }
 
 // parsed parses the arguments of run.
-func parsed(args ...string) (*options.Options, *flag.FlagSet, error) {
+func parsed(args ...string) (*cli.Options, *flag.FlagSet, error) {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	o := options.AddRunFlags(fs)
-	_, err := options.Parse(fs, args)
+	o := cli.AddRunFlags(fs)
+	_, err := cli.Parse(fs, args)
 	return o, fs, err
 }
 
 // parsedCheck parses the command line of check.
-func parsedCheck(t *testing.T, line string) (o *options.Options, operands []string) {
+func parsedCheck(t *testing.T, line string) (o *cli.Options, operands []string) {
 	t.Helper()
 	fs := flag.NewFlagSet("check", flag.ContinueOnError)
-	o = options.AddPolicyFlags(fs)
-	operands, err := options.Parse(fs, strings.Fields(line))
+	o = cli.AddPolicyFlags(fs)
+	operands, err := cli.Parse(fs, strings.Fields(line))
 	if err != nil {
 		t.Fatalf("%q: %v", line, err)
 	}
@@ -144,7 +144,7 @@ func TestConfigIsAFlagOrAnOperand(t *testing.T) {
 			t.Errorf("%q: %s, want %s", line, got, want)
 		}
 	}
-	if err := options.AddPolicyFlags(flag.NewFlagSet("", flag.ContinueOnError)).UseFile([]string{""}); err == nil {
+	if err := cli.AddPolicyFlags(flag.NewFlagSet("", flag.ContinueOnError)).UseFile([]string{""}); err == nil {
 		t.Error("the name of a file may be empty")
 	}
 }
@@ -164,10 +164,10 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 		"--probe-socket=/b --only=x":     "[] iptables-nft A /agents [10.0.0.0/8] 0",
 	} {
 		fs := flag.NewFlagSet("status", flag.ContinueOnError)
-		o := options.AddNodeFlags(fs)
+		o := cli.AddNodeFlags(fs)
 		o.AddPodCIDRs(fs)
 		fs.String("only", "", "a flag that run does not have")
-		operands, err := options.Parse(fs, strings.Fields(line))
+		operands, err := cli.Parse(fs, strings.Fields(line))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 			t.Errorf("%q: the agent has %s", line, got)
 		}
 	}
-	o := options.AddNodeFlags(flag.NewFlagSet("", flag.ContinueOnError))
+	o := cli.AddNodeFlags(flag.NewFlagSet("", flag.ContinueOnError))
 	if _, _, err := o.Follow([]string{"--newer"}, "/a"); err == nil {
 		t.Error("an unknown flag of the agent is no error")
 	}
@@ -203,7 +203,7 @@ func TestFlagsOfOlderAgentsAreKnown(t *testing.T) {
 		"masq-chain": true, "to-ports": true, "v": true, "logtostderr": true, "log_file": true, "one_output": true,
 		"mode": false, "config": false, "takeover": false,
 	} {
-		if got := options.OfOlderAgents(name); got != want {
+		if got := cli.OfOlderAgents(name); got != want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
