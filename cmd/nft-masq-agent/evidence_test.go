@@ -74,7 +74,7 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 			continue
 		}
 		n.check(err)
-		verdict := judge.Decide(p, nft.Connection{Src: src, Dst: dst.Addr()})
+		verdict := judge.Decide(p, nft.Connection{Src: src, Dst: dst.Addr(), In: "pod0"})
 		q := conntrack.Question{From: src, To: dst, Protocol: unix.IPPROTO_UDP}
 		all = append(all, sending{q, s, address, string(verdict)})
 	}
@@ -97,10 +97,11 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 		"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7", "2001:db8:77::8",
 		"fd00:88::9", "10.1.1.5",
 	}
-	configs := []string{"enableIPv6: true\n", "enableIPv6: true\nmasqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n"}
+	const plain = "enableIPv6: true\n"
+	pods := []string{plain + "masqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n", plain + "masqueradeSrcInterfaces: [pod0]\n"}
 	agreed, contradicted := 0, 0
-	for _, dir := range dirs {
-		for _, config := range configs {
+	for i, dir := range dirs {
+		for _, config := range []string{plain, pods[i%len(pods)]} {
 			nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
 			nfttest.Run(t, n.top.Node, "", "conntrack", "-F")
 			want := n.enforce(config)
@@ -112,8 +113,8 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 				questions = append(questions, s.question)
 			}
 			e := n.gathered(want.Policy, history, questions...)
-			for i, s := range sent {
-				c := e.Answers[i]
+			for j, s := range sent {
+				c := e.Answers[j]
 				right := s.Masqueraded() == (s.verdict == string(nft.Masqueraded))
 				if c.Open() == 0 { // tracking is off, or the destination was translated
 					if e.NotJudged["service"] == 0 && !untracked(dir) {

@@ -32,6 +32,9 @@ func exampleNode() Node {
 			{Prefix: p("10.244.0.0/24"), Interface: "cni0"},
 			{Prefix: p("10.244.0.5/32"), Interface: "veth5"},
 		},
+		Toward: func(a netip.Addr) string {
+			return map[string]string{"10.244.2.2": "cni0", "10.244.2.3": "eth1"}[a.String()]
+		},
 		Timeouts: map[uint8]uint32{unix.IPPROTO_TCP: 120, unix.IPPROTO_UDP: 30, unix.IPPROTO_ICMP: 30},
 	}
 }
@@ -98,6 +101,12 @@ func TestFindings(t *testing.T) {
 		{"a pod", pods, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
 		{"left out", left, udp(pod, "", other, node), OfSource, "nonMasqueradeSrcCIDRs 10.244.1.0/24"},
 		{"perhaps no pod", received, udp(pod, "", exempt, node), OnInterface, "nonMasqueradeCIDRs 10.0.0.0/8"},
+		{
+			"received on the interface", received, udp("10.244.2.2:9", "", exempt, node), Contradicts,
+			"nonMasqueradeCIDRs 10.0.0.0/8",
+		},
+		{"masqueraded by the interface", received, udp("10.244.2.2:9", "", other, node), Agrees, "anything else"},
+		{"received on another", received, udp("10.244.2.3:9", "", exempt, node), OfSource, "masqueradeSrcInterfaces"},
 		{"on an interface", leaving, udp(pod, "", other, pod), OnInterface, "anything else"},
 		{"exempt on any interface", leaving, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
 	} {
@@ -109,6 +118,39 @@ func TestFindings(t *testing.T) {
 		if found != tt.want || by != tt.by {
 			t.Errorf("%s: %s by %q, want %s by %q", tt.name, found, by, tt.want, tt.by)
 		}
+	}
+}
+
+// The kernel is asked once for each source, and only if the policy depends on it.
+func TestRoutesAreReadOncePerSourceAndAreBounded(t *testing.T) {
+	node := exampleNode()
+	asked := 0
+	node.Toward = func(netip.Addr) string {
+		asked++
+		return "cni0"
+	}
+	c := config.Default(config.Defaults{})
+	compare := func(src netip.Addr) Finding {
+		from := netip.AddrPortFrom(src, 9).String()
+		e := entryOf(unix.IPPROTO_UDP, from, "", "203.0.113.9:53", from)
+		_, found := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), node).Compare(&e)
+		return found
+	}
+	if found := compare(netip.MustParseAddr("10.244.2.2")); found != Contradicts || asked != 0 {
+		t.Errorf("without interfaces: %s, asked %d times", found, asked)
+	}
+	c.MasqueradeSrcInterfaces = []config.Interface{{Name: "cni0"}}
+	comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), node)
+	known := 0
+	for i := range 4 * maxSources {
+		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i / 2 >> 8), byte(i / 2)}), 9).String()
+		e := entryOf(unix.IPPROTO_UDP, src, "", "203.0.113.9:53", src)
+		if _, found := comparison.Compare(&e); found == Contradicts {
+			known++
+		}
+	}
+	if asked != maxSources || known != 2*maxSources {
+		t.Errorf("asked %d times, judged %d connections", asked, known)
 	}
 }
 

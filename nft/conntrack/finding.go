@@ -1,6 +1,9 @@
 package conntrack
 
 import (
+	"slices"
+
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
@@ -37,7 +40,9 @@ const (
 	FamilyOff
 	// OfSource: the policy does not concern the source.
 	OfSource
-	// OnInterface: the verdict depends on the interfaces, which an entry does not contain.
+	// OnInterface: the verdict depends on the interface by which the packets leave, which an entry does not contain;
+	// or on that on which they are received, and the node has no route to the source, or there are more than 1,024
+	// sources.
 	OnInterface
 	// ToService: the policy exempts the connection, but its destination was translated, too. kube-proxy
 	// and portmap masquerade such connections where replies need it.
@@ -59,6 +64,8 @@ func (f Finding) String() string {
 type Comparison struct {
 	surrounding
 	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
+	// byInterface means that the policy knows pods by the interface on which they send.
+	byInterface bool
 }
 
 // NewComparison returns the comparison with a policy.
@@ -67,6 +74,7 @@ func NewComparison(p nft.Policy, n Node) *Comparison {
 	for i := range p.Families {
 		f := p.Families[i]
 		c.families[index(f.IPv6)] = &f
+		c.byInterface = slices.ContainsFunc(f.Questions, func(q nft.Question) bool { return q.Asks == config.ReceivedOn })
 	}
 	return c
 }
@@ -121,7 +129,7 @@ func (c *Comparison) spared(e *Entry) Finding {
 		return Hairpin
 	case iprange.Contains(c.local, src), iprange.Contains(c.local, dst):
 		return OfNode
-	case dst.IsMulticast(), iprange.Contains(c.received, dst):
+	case dst.IsMulticast(), iprange.Contains(c.delivered, dst):
 		return Multicast
 	case c.bridged(src, dst):
 		return Bridged
@@ -139,7 +147,11 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 	if f == nil {
 		return judge.Ruling{Entry: judge.Entry{IPv6: dst.Is6(), Verdict: nft.Exempt}}, seen == src
 	}
-	r = judge.Rule(f, nft.Connection{Src: src, Dst: dst})
+	connection := nft.Connection{Src: src, Dst: dst}
+	if c.byInterface {
+		connection.In = c.receivedOn(src)
+	}
+	r = judge.Rule(f, connection)
 	switch {
 	case r.Verdict == nft.Exempt:
 		return r, seen == src

@@ -18,6 +18,9 @@ type Node struct {
 	Local    []netip.Prefix // the node's own addresses
 	Received []netip.Prefix // those, and of broadcast and anycast
 	Networks []routes.Network
+	// Toward returns the interface by which packets to an address leave, "" if that is not known. nil: it is known
+	// of none.
+	Toward func(netip.Addr) string
 	// Timeouts are the seconds for which an entry without a reply is kept after a packet, by
 	// protocol: an entry that has less left had no packet since. One of 0 is not known.
 	Timeouts map[uint8]uint32
@@ -33,6 +36,13 @@ func ReadNode() (n Node, err error) {
 	}
 	if n.Networks, err = routes.Networks(); err != nil {
 		return n, err
+	}
+	n.Toward = func(a netip.Addr) string {
+		name, err := routes.Toward(a)
+		if err != nil {
+			return ""
+		}
+		return name
 	}
 	n.Timeouts = map[uint8]uint32{
 		unix.IPPROTO_TCP:    timeout("tcp_timeout_syn_sent"),
@@ -55,18 +65,38 @@ func timeout(name string) uint32 {
 
 // A surrounding is a [Node] in the form that is fast to ask.
 type surrounding struct {
-	local, received []iprange.Range
-	interfaces      map[netip.Prefix][]string // by network
-	lengths         []int                     // of the networks, the longest first
-	timeouts        map[uint8]uint32
+	local      []iprange.Range
+	delivered  []iprange.Range
+	interfaces map[netip.Prefix][]string // by network
+	lengths    []int                     // of the networks, the longest first
+	timeouts   map[uint8]uint32
+	toward     func(netip.Addr) string
+	received   map[netip.Addr]string // the interfaces on which packets from a source are expected
+}
+
+// maxSources is of how many sources the kernel is asked for the route back, each once.
+const maxSources = 1024
+
+// receivedOn returns the interface on which packets from a source are expected: that of the route back. It is "" if
+// that is not known.
+func (s *surrounding) receivedOn(src netip.Addr) string {
+	name, known := s.received[src]
+	if known || s.toward == nil || len(s.received) >= maxSources {
+		return name
+	}
+	name = s.toward(src)
+	s.received[src] = name
+	return name
 }
 
 func newSurrounding(n Node) surrounding {
 	s := surrounding{
 		local:      iprange.SetOf(n.Local),
-		received:   iprange.SetOf(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
+		delivered:  iprange.SetOf(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
 		interfaces: map[netip.Prefix][]string{},
 		timeouts:   n.Timeouts,
+		toward:     n.Toward,
+		received:   map[netip.Addr]string{},
 	}
 	for _, network := range n.Networks {
 		if network.Bits() == 0 { // no bridge has everything on one link

@@ -1,6 +1,9 @@
 package routes
 
 import (
+	"encoding/binary"
+	"net/netip"
+
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/node"
@@ -36,6 +39,25 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
+
+// Toward returns the name of the interface by which packets to an address leave, and on which those from it are
+// expected: "" if the node has no route to it.
+func Toward(a netip.Addr) (string, error) {
+	return read("route", func(r reader) string {
+		index := hopOf(r.route(query{dst: a})).index
+		if index == 0 {
+			return ""
+		}
+		const indexAt = 4 // struct ifinfomsg
+		head := make([]byte, unix.SizeofIfInfomsg)
+		binary.NativeEndian.PutUint32(head[indexAt:], index)
+		links := r.Request(unix.RTM_GETLINK, 0, head)
+		if len(links) == 0 {
+			return ""
+		}
+		return links[0].Str(unix.IFLA_IFNAME)
+	})
+}
 
 func (r reader) byIndex() map[uint32]Interface {
 	all := map[uint32]Interface{}

@@ -33,7 +33,7 @@ type Diff struct {
 // An Unjudged counts connections that were not judged.
 type Unjudged struct {
 	// Reason is that of the metric nft_masq_agent_unjudged_connections, such as interface: an entry does not show by which
-	// one the connection came.
+	// one the packets leave.
 	Reason string `json:"reason"`
 	// Count of connections.
 	Count int `json:"count"`
