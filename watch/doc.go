@@ -17,9 +17,11 @@
 //   - An atomic swap is delivered at once: of the "..data" link of a Kubernetes volume, of
 //     any other link on the way, or by a rename over the file.
 //   - A file that was written in place is delivered after 50 ms in which all readings
-//     agree. So is a path without a file, because many programs remove a file and then
-//     write it again. There is no upper bound: a program that writes different content
+//     agree. There is no upper bound: a program that writes different content
 //     more often than that should rename instead. A swap ends the wait.
+//   - Files that are gone or empty are a content after three seconds, because many programs
+//     remove or truncate a file and then write it: until then nothing is delivered. A swap of
+//     a link that leaves other files is delivered at once.
 //   - Anything on the path may come and go: the file, its directory, any parent, any link,
 //     a file system mounted over any of them or unmounted. What inotify does not report is
 //     found within a second.

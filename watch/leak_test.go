@@ -165,7 +165,7 @@ func TestFollowDeliversContentAndWarnings(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	reads := make(chan struct{}, 100)
-	content, warnings, reread := Follow(ctx, s.path("/file"), func() (string, string) {
+	content, warnings, reread := Follow(ctx, s.path("/file"), func() (string, string, int) {
 		reads <- struct{}{}
 		return reader(s.path("/file"))()
 	}, error.Error)

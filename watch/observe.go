@@ -14,7 +14,7 @@ import (
 // An observer checks a path, one check at a time.
 type observer struct {
 	path     string
-	read     func() (deliver func(), fingerprint string)
+	read     func() (deliver func(), fingerprint string, present int)
 	inotify  *fsnotify.Watcher     // nil if it could not be opened
 	events   <-chan fsnotify.Event // of inotify
 	requests chan struct{}         // to read the content
@@ -29,11 +29,15 @@ func (o *observer) reread() {
 	}
 }
 
-// A reading is what a path leads to, and the id of the content, "" if it was not read.
+// A reading is what a path leads to, and the content.
 type reading struct {
-	files files
-	id    string
+	files   files
+	id      string // of the content, "" if it was not read
+	present int    // how many files there are with something in them, or unknown
 }
+
+// unknown is for an error that does not tell how many files there are.
+const unknown = -1
 
 // files are the file at a path or, if that is a directory, the files in it, by the path
 // to each.
@@ -55,7 +59,7 @@ func (o *observer) check(read bool, known files) (r reading, deliver func()) {
 			"(fs.inotify.max_user_instances, fs.inotify.max_user_watches and the number of open files are limits)", err))
 	}
 	if read || !maps.Equal(r.files, known) {
-		deliver, r.id = o.read()
+		deliver, r.id, r.present = o.read()
 	}
 	return r, deliver
 }

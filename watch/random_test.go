@@ -22,7 +22,7 @@ var (
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newPlayer(t)
 	t.Chdir(s.root)
-	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, silence: time.Hour}
+	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, gap: 10 * time.Millisecond, silence: time.Hour}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
 	var readers []*lastReader
@@ -95,13 +95,13 @@ func randomOperation(r *rand.Rand) string {
 type lastReader struct {
 	*following
 	path string
-	read func() (content, fingerprint string)
+	read func() (content, fingerprint string, present int)
 	last string
 	any  bool
 }
 
 func (r *lastReader) catchUp() error {
-	want, _ := r.read()
+	want, _, _ := r.read()
 	timeout := time.After(2 * time.Minute)
 	for !r.any || r.last != want {
 		select {

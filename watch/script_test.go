@@ -73,15 +73,15 @@ type following struct {
 
 // timing is what tests change of a follower.
 type timing struct {
-	poll, quiet, silence time.Duration
-	share                int
+	poll, quiet, gap, silence time.Duration
+	share                     int
 }
 
 func start(ctx context.Context, p timing, path string) *following {
 	f := &following{content: make(chan string, 1), ended: make(chan struct{})}
 	o := newObserver(path, reader(path), f.content)
 	f.follower = newFollower(o, func(err error) { replace(f.content, err.Error()) })
-	f.poll, f.quiet, f.silence, f.share = p.poll, p.quiet, p.silence, p.share
+	f.poll, f.quiet, f.gap, f.silence, f.share = p.poll, p.quiet, p.gap, p.silence, p.share
 	go func() {
 		defer close(f.ended)
 		f.run(ctx)
@@ -101,6 +101,7 @@ func newPlayer(t *testing.T) *player {
 	if testing.Short() {
 		patient.quiet = 150 * time.Millisecond
 	}
+	patient.gap = patient.quiet
 	return &player{T: t, root: root, timing: patient}
 }
 
@@ -130,6 +131,7 @@ func (s *player) command(ctx context.Context, name, rest string) error {
 	switch name {
 	case "only-at-once":
 		s.timing.quiet = time.Hour
+		s.timing.gap = time.Hour
 	case "polls":
 		s.timing.poll = 50 * time.Millisecond
 	case "watch":
@@ -251,7 +253,7 @@ func unmountAll(t testing.TB, dir string) {
 
 // reader reads a file, or a directory of files, as one line; "nothing" if missing
 // or unreadable.
-func reader(path string) func() (content, fingerprint string) {
+func reader(path string) func() (content, fingerprint string, present int) {
 	read := func(path string) string {
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -259,11 +261,14 @@ func reader(path string) func() (content, fingerprint string) {
 		}
 		return string(b)
 	}
-	return func() (string, string) {
+	return func() (string, string, int) {
 		entries, err := os.ReadDir(path)
 		if err != nil {
 			content := read(path)
-			return content, content
+			if content == "nothing" || content == "" {
+				return content, content, 0
+			}
+			return content, content, 1
 		}
 		var all []string
 		for _, entry := range entries {
@@ -272,6 +277,6 @@ func reader(path string) func() (content, fingerprint string) {
 			}
 		}
 		content := cmp.Or(strings.Join(all, " "), "nothing")
-		return content, content
+		return content, content, len(all)
 	}
 }

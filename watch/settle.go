@@ -12,6 +12,7 @@ import (
 // and has no clock.
 type settler struct {
 	quiet    time.Duration // how long content must be the same, unless its files arrived complete
+	gap      time.Duration // how long that must be if there are fewer files than before
 	settled  reading       // the last complete one; without id for none
 	reported fsnotify.Op   // what inotify reported first about its files since: Create, Remove or Rename
 
@@ -30,43 +31,71 @@ func (s *settler) step(begin, end time.Time, r reading) (settled bool, again tim
 	if r.id != s.pending {
 		s.pending, s.since = r.id, end
 	}
-	again = s.since.Add(s.quiet)
+	complete := s.arrived(r, begin)
+	quiet := s.quiet
+	if s.isGap(r, complete) {
+		complete = false
+		quiet = s.gap
+	}
+	again = s.since.Add(quiet)
 	if s.settled.id == "" && s.limit.Before(again) {
 		again = s.limit
 	}
 	settled = r.id != s.settled.id
-	if settled && begin.Before(again) && !s.arrived(r, begin) {
+	if settled && begin.Before(again) && !complete {
 		return false, again
+	}
+	if r.present == unknown {
+		r.present = s.settled.present
 	}
 	s.settled, s.pending, s.reported = r, "", 0
 	return settled, again
 }
 
-// arrived reports whether the files differ from the settled ones, and each that does
-// was complete when it appeared, so that there is nothing to wait for.
+// isGap reports whether files are missing that may be back in a moment, because many programs remove or truncate a file
+// and then write it. A switched link that leaves some of the files is no gap, but an intended change. The first content
+// is never one.
+func (s *settler) isGap(r reading, complete bool) bool {
+	if r.present == unknown || r.present >= s.settled.present {
+		return false
+	}
+	return r.present == 0 || !complete
+}
+
+// arrived reports whether the files differ from the settled ones, and each that does was complete when it appeared, so
+// that there is nothing to wait for. Files may have vanished only if a link was switched at the same time.
 func (s *settler) arrived(r reading, t time.Time) bool {
-	for path := range s.settled.files {
-		if _, ok := r.files[path]; !ok {
+	switched := false
+	for path, f := range r.files {
+		before := s.settled.files[path]
+		if f == before || f.stat.Ino == 0 {
+			continue
+		}
+		if !s.complete(filepath.Clean(path), before, f, t) {
 			return false
 		}
+		switched = switched || isSwitched(filepath.Clean(path), before, f)
 	}
-	for path, f := range r.files {
-		if before := s.settled.files[path]; f != before && !s.complete(filepath.Clean(path), before, f, t) {
+	for path, before := range s.settled.files {
+		if before.stat.Ino != 0 && r.files[path].stat.Ino == 0 && !switched {
 			return false
 		}
 	}
 	return !maps.Equal(r.files, s.settled.files)
 }
 
+// isSwitched reports whether a link on the way to a file was switched.
+func isSwitched(path string, before, now file) bool {
+	return now.path != path && now.path != before.path && before.path != ""
+}
+
 // complete reports whether a file was complete when it replaced the one before.
 func (s *settler) complete(path string, before, now file, t time.Time) bool {
 	switch {
 	case now.stat.Ino == before.stat.Ino:
-		return now.stat.Ino == 0 // otherwise it was written in place
-	case now.stat.Ino == 0:
-		return false // it vanished
-	case now.path != path && now.path != before.path && before.path != "":
-		return true // a link was switched
+		return false // it was written in place
+	case isSwitched(path, before, now):
+		return true
 	case before.stat.Ino != 0 && s.reported == fsnotify.Create:
 		return true // the name was never missing, so this was a rename
 	default:

@@ -11,9 +11,11 @@ import (
 )
 
 // Follow follows path until ctx is done. It calls read, one call at a time, to get the
-// content and its fingerprint: equal fingerprints mean equal content. A read error and a
-// missing file are content, too. It calls silent to get the content that stands for a
-// file system that does not answer.
+// content, its fingerprint, and the number of files with something in them: equal
+// fingerprints mean equal content, and a content with fewer files than the one before
+// has to last. A read error and a missing file are content, too; the number is negative if
+// an error does not tell it. It calls silent to get the content that stands for a file
+// system that does not answer.
 //
 // The first content is delivered, and then each one that has settled; a slow receiver
 // gets the last one. Each warning is delivered once: that inotify's limits are exhausted,
@@ -21,7 +23,7 @@ import (
 // received. Neither channel is ever closed. Calling reread makes Follow read the content
 // now, even if the files seem unchanged; the call does not wait for that.
 func Follow[T any](
-	ctx context.Context, path string, read func() (T, string), silent func(error) T,
+	ctx context.Context, path string, read func() (T, string, int), silent func(error) T,
 ) (content <-chan T, warnings <-chan error, reread func()) {
 	c := make(chan T, 1)
 	o := newObserver(path, read, c)
@@ -30,13 +32,13 @@ func Follow[T any](
 }
 
 // newObserver returns an observer whose checks deliver what read returns.
-func newObserver[T any](path string, read func() (T, string), content chan T) *observer {
+func newObserver[T any](path string, read func() (T, string, int), content chan T) *observer {
 	const unread = 8
 	return &observer{
 		path: path, requests: make(chan struct{}, 1), warnings: make(chan error, unread), warned: map[string]bool{},
-		read: func() (func(), string) {
-			next, fingerprint := read()
-			return func() { replace(content, next) }, "content " + fingerprint
+		read: func() (func(), string, int) {
+			next, fingerprint, present := read()
+			return func() { replace(content, next) }, "content " + fingerprint, max(present, unknown)
 		},
 	}
 }
@@ -67,7 +69,7 @@ type follower struct {
 
 func newFollower(o *observer, silent func(error)) *follower {
 	return &follower{
-		settler: settler{quiet: 50 * time.Millisecond}, poll: time.Second, silence: 5 * time.Second, share: 200,
+		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second}, poll: time.Second, silence: 5 * time.Second, share: 200,
 		observer: o, check: o.check, silent: silent, force: true,
 	}
 }

@@ -90,9 +90,10 @@ func run(ctx context.Context, o cli.Options, e environment) (int, error) {
 func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal,
 	lostLines func() uint64,
 ) <-chan struct{} {
-	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string) {
+	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string, int) {
 		sources, err := config.Read(o.ConfigPath)
-		return agent.Files{Sources: sources, Err: err}, fingerprint(sources, err)
+		read := agent.Files{Sources: sources, Err: err}
+		return read, fingerprint(sources, err), read.Count()
 	}, func(err error) agent.Files {
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})

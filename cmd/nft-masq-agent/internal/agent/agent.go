@@ -21,12 +21,6 @@ import (
 	"nft-masq-agent/nft/node"
 )
 
-// Files is the settled content of the config, or the error of reading it.
-type Files struct {
-	Sources []config.Source
-	Err     error
-}
-
 // A Kernel is what the loop reads and writes: a [kernel.Kernel], or a fake in tests.
 type Kernel interface {
 	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
@@ -37,7 +31,7 @@ type Kernel interface {
 
 // Inputs are the events that the loop waits for, and what it reads besides rules.
 type Inputs struct {
-	Files    <-chan Files
+	Files    <-chan Files // files that are missing for a moment are no content
 	Warnings <-chan error // from the watcher
 	Reread   func()       // makes the watcher read the files now
 	Hangup   <-chan os.Signal
@@ -141,7 +135,6 @@ func (e event) checks() bool { return e.files == nil && e.moved == nil }
 // Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
 	a.second.try()
-	a.in.Files = BridgeGaps(ctx, a.in.Files)
 	var all sync.WaitGroup
 	for _, o := range a.observers {
 		all.Go(func() { o.Run(ctx) })

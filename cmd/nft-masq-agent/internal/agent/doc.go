@@ -5,7 +5,7 @@
 // Each event leads from one view to the next: decide chooses the policy, the kernel gets
 // it, and the log is the difference of the two views. The loop never ends by itself and
 // never deletes anything: if the config or the kernel rejects a policy, the rules stay as
-// they are. A config that is missing for less than three seconds changes nothing; only at
-// a start the defaults apply at once, as with the older agents, whatever a previous run left.
+// they are. At a start without a config the defaults apply at once, as with the older agents, whatever a
+// previous run left.
 // Observers read the published view, on goroutines of their own.
 package agent

@@ -90,6 +90,10 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 		l.add(zap.WarnLevel, "config_file_vanished", "the config file vanished: the built-in defaults now apply",
 			"path", path, "hash", v.policy.hash(), "error", v.content.missing)
 	}
+	if before.content.err != nil && v.content.err == nil && before.hash() == v.policy.hash() {
+		l.add(zap.InfoLevel, "config_accepted", "config accepted again: its policy is already in the kernel",
+			"source", string(v.policy.from), "hash", v.policy.hash())
+	}
 	for _, w := range v.content.remarks {
 		if slices.ContainsFunc(before.content.remarks, func(b config.Problem) bool { return b.Error() == w.Error() }) {
 			continue
@@ -132,8 +136,6 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 	case v.attempt.changed == removed:
 	case before.installed == nil:
 		l.add(zap.InfoLevel, "rules_in_place", "rules are already in place", fields...)
-	case before.content.err != nil && v.content.err == nil:
-		l.add(zap.InfoLevel, "config_accepted", "config accepted again; rules are in place", fields...)
 	default:
 		l.add(zap.DebugLevel, "rules_checked", "checked; rules are in place", fields...)
 	}
