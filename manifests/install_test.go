@@ -2,6 +2,7 @@ package manifests_test
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +27,7 @@ func newControl(t *testing.T) *cluster.Control {
 	return c
 }
 
-// commands returns the command lines of a section, except the push, which needs a registry.
+// commands returns the command lines of a section, except those that bring the image to nodes or to a registry.
 func commands(t *testing.T, file, title string) []string {
 	t.Helper()
 	_, section, found := strings.Cut(readFile(t, file), "\n## "+title+"\n")
@@ -34,7 +35,8 @@ func commands(t *testing.T, file, title string) []string {
 		t.Fatalf("%s has no section %s", file, title)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
-	return slices.DeleteFunc(shellLines(section), func(line string) bool { return strings.HasPrefix(line, "make push ") })
+	brings := regexp.MustCompile(`^(make push |make image$|ctr )`)
+	return slices.DeleteFunc(shellLines(section), brings.MatchString)
 }
 
 func TestInstallSectionWorksAsWritten(t *testing.T) {
@@ -156,4 +158,35 @@ func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
 			}
 		})
 	}
+}
+
+// With all rights, but outside of the group, nobody changes the ConfigMap, and everything else stays as it is.
+func TestInstallPolicyLetsOneGroupChangeTheConfig(t *testing.T) {
+	c := newControl(t)
+	const somebody = "kubectl -n kube-system --as=somebody --as-group=system:masters"
+	const member = somebody + " --as-group=network-admins"
+	const denied = "only network-admins may change it"
+	const annotate = " annotate --overwrite configmap ip-masq-agent changed=yes"
+	c.Sh(somebody + " create configmap ip-masq-agent --from-file=manifests/agent-config")
+	c.Sh("kubectl apply -f manifests/admission.yaml")
+	c.Await("the policy to apply", func() bool {
+		out, err := c.Try(somebody + annotate)
+		return err != nil && strings.Contains(out, denied)
+	})
+	for line, allowed := range map[string]bool{
+		member + annotate: true,
+		somebody + " delete configmap ip-masq-agent":             false,
+		somebody + " delete configmaps --all":                    false,
+		somebody + " create configmap another --from-literal=a=": true,
+	} {
+		out, err := c.Try(line + " --dry-run=server")
+		if allowed && err != nil || !allowed && !strings.Contains(out, denied) {
+			t.Errorf("%s: allowed %t, want %t\n%s", line, err == nil, allowed, out)
+		}
+	}
+	c.Sh(member + " delete configmap ip-masq-agent")
+	if out, err := c.Try(somebody + " create configmap ip-masq-agent"); err == nil || !strings.Contains(out, denied) {
+		t.Errorf("created: %v\n%s", err, out)
+	}
+	c.Sh("kubectl delete -f manifests/admission.yaml")
 }

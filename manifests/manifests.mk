@@ -10,8 +10,8 @@ PLUGIN    := $(dir $(lastword $(MAKEFILE_LIST)))kubectl-masq
 CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 && echo docker || \
 	basename "$$(command -v podman || command -v buildah)"))$(CONTAINER_TOOL)
 DOCKER = $(filter docker,$(CONTAINER_TOOL))
-# The name of the image includes the registry that push sends it to.
-IMAGE ?= nft-masq-agent
+# The name of the image includes the registry that push sends it to. Without one, the nodes import the image.
+IMAGE ?= localhost/nft-masq-agent
 TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 # For a registry without TLS: --insecure with docker, --tls-verify=false with the
 # others.
@@ -43,6 +43,16 @@ content-%: bin/linux_%/nft-masq-agent licenses
 container-%: container-tool content-%
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
 		--file manifests/Dockerfile --tag '$(IMAGE):$(TAG)-$*' bin/image_$*
+
+# An OCI image, as make release writes it: Go alone makes it.
+.PHONY: image
+image: content-$(HOST_ARCH) ## use: Write the image into the archive bin/image.tar, which nodes import: HOST_ARCH
+	rm -rf bin/oci
+	mkdir bin/oci
+	@go run ./manifests/release -dist bin/oci -version '$(TAG)' -image '$(IMAGE)' -commit '$(COMMIT)' \
+		-time '$(or $(shell git log -1 --format=%ct 2>/dev/null),0)' image $(HOST_ARCH)=bin/image_$(HOST_ARCH) >/dev/null
+	tar --directory bin/oci/image --create --file bin/image.tar .
+	@echo 'bin/image.tar: $(IMAGE):$(TAG)'
 
 # What was pushed last, by which manifest and install then name the image: NAME:TAG DIGEST. docker prints the digest,
 # the others write it.
@@ -164,7 +174,7 @@ schema-test: ## test: Check the JSON Schema of the config file with ajv (needs n
 
 .PHONY: registry
 registry:
-	@case '$(IMAGE)' in */*) ;; *) echo 'missing registry: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1;; esac
+	@case '$(IMAGE)' in localhost/*) false;; */*) ;; *) false;; esac || { echo 'missing registry: make $(MAKECMDGOALS) IMAGE=REGISTRY/nft-masq-agent' >&2; exit 1; }
 
 # Components of manifests/components that manifest and install add to the base.
 COMPONENTS ?=
@@ -184,18 +194,18 @@ DIGEST = $(shell sed -n 's|^$(IMAGE):$(TAG) ||p' $(PUSHED) 2>/dev/null)
 BUILD_INSTALL = $(if $(shell $(KUBECTL) kustomize --help 2>/dev/null),$(KUBECTL) kustomize,$(KUSTOMIZE) build) bin/install
 
 .PHONY: manifest
-manifest: registry ## use: Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
+manifest: ## use: Print the manifest with IMAGE and TAG: COMPONENTS='prometheus …'
 	$(call kustomization,base)
 	@$(BUILD_INSTALL)
 
 .PHONY: install
-install: registry ## use: Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
+install: ## use: Apply the manifest with IMAGE and TAG to the cluster: COMPONENTS
 	$(call kustomization,base)
 	$(BUILD_INSTALL) | $(KUBECTL) apply -f -
 
 .PHONY: uninstall
 uninstall: COMPONENTS =
-uninstall: registry ## use: Remove the agent, its rules on all nodes, and everything that install created
+uninstall: ## use: Remove the agent, its rules on all nodes, and everything that install created
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset $(OURS) --cascade=foreground
 	$(call kustomization,overlays/removal)
 	$(BUILD_INSTALL) | $(KUBECTL) apply -f -

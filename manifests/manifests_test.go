@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
@@ -221,6 +222,30 @@ func TestObjectsHaveTheLabelThatUninstallSelects(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The API server denies other changes: TestInstallPolicyLetsOneGroupChangeTheConfig.
+func TestAdmissionPolicyGuardsTheConfigMapOfTheBase(t *testing.T) {
+	first, second, found := strings.Cut(readFile(t, "admission.yaml"), "\n---\n")
+	if !found {
+		t.Fatal("admission.yaml has no two objects")
+	}
+	var policy admissionv1.ValidatingAdmissionPolicy
+	must(t, yaml.UnmarshalStrict([]byte(first), &policy))
+	var binding admissionv1.ValidatingAdmissionPolicyBinding
+	must(t, yaml.UnmarshalStrict([]byte(second), &binding))
+	if binding.Spec.PolicyName != policy.Name {
+		t.Errorf("the binding is of %q, the policy is %q", binding.Spec.PolicyName, policy.Name)
+	}
+	base := read(t, "base")
+	guarded := policy.Spec.MatchConstraints.ResourceRules[0].ResourceNames
+	if diff := cmp.Diff([]string{base.pod().Volumes[0].ConfigMap.Name}, guarded); diff != "" {
+		t.Errorf("ConfigMaps (-base +policy):\n%s", diff)
+	}
+	namespaces := policy.Spec.MatchConstraints.NamespaceSelector.MatchLabels
+	if got := namespaces[corev1.LabelMetadataName]; got != base.daemonSet.Namespace {
+		t.Errorf("namespace %q, want %q", got, base.daemonSet.Namespace)
+	}
 }
 
 // kubectl creates a key for each file in a directory.
