@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/layout"
@@ -125,30 +123,13 @@ func TestYAMLInDocumentsIsValid(t *testing.T) {
 	}
 }
 
-func TestDocumentsListCommandsFlagsAndKeys(t *testing.T) {
-	names := make([]string, 0, len(commands()))
-	for _, c := range commands() {
-		names = append(names, c.name)
+func TestDocumentsListTheKeys(t *testing.T) {
+	want, got := config.Keys(), firstColumn(section(t, "keys"))
+	slices.Sort(want)
+	slices.Sort(got)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-program +documents:\n%s", diff)
 	}
-	for name, want := range map[string][]string{"commands": names, "flags": policyFlags(false), "keys": config.Keys()} {
-		got := firstColumn(section(t, name))
-		slices.Sort(want)
-		slices.Sort(got)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-program +documents):\n%s", name, diff)
-		}
-	}
-}
-
-func TestDocumentsNameEachFlagOfRun(t *testing.T) {
-	flags := flag.NewFlagSet("run", flag.ContinueOnError)
-	cli.AddRunFlags(flags)
-	text := readDocument(t, "cmd/nft-masq-agent/README.md")
-	flags.VisitAll(func(f *flag.Flag) {
-		if !cli.IsKlogFlag(f.Name) && !strings.Contains(text, "`--"+f.Name) {
-			t.Errorf("--%s is not in the documents", f.Name)
-		}
-	})
 }
 
 func TestTestsNamedInDocumentsExist(t *testing.T) {

@@ -100,8 +100,7 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 }
 
 // A closed connection keeps its port to the destination for two minutes. Linux 6.5 and newer give
-// the ports of closed connections to new ones if no other is free (nf_nat_used_tuple_harder):
-// the table in config/README.md is what this test logs.
+// the ports of closed connections to new ones if no other is free (nf_nat_used_tuple_harder).
 func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 	t.Parallel()
 	evicts := !nfttest.KernelBefore(t, 6, 5)
