@@ -17,6 +17,8 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -39,7 +41,9 @@ func connectionsCommand(l look) command {
 		about:    "list connections with their translation, and stale ones",
 		details: "ADDRESS is a destination, or a CIDR of destinations. NOW is the verdict about a new connection from the " +
 			"same source to the same destination. A connection is stale if its translation contradicts that verdict, " +
-			"because existing connections keep their address when the policy changes, or because another program decides. " +
+			"because existing connections keep their address when the policy changes. One that contradicts it although it " +
+			"began under the policy is overruled by another program, and not deleted. The running agent knows which are: " +
+			"without one, or if they began before it, they count as stale. " +
 			"Connections from or to the node itself, closed ones, hairpins, bridged ones and those in a zone are never stale. " +
 			"Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address " +
 			"unless dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules " +
@@ -155,7 +159,7 @@ func (f *connectionsFlags) complete(
 	if err != nil {
 		return nil, err
 	}
-	listed, err := f.list(ctx, r, comparison)
+	found, err := f.list(ctx, r, comparison, s.history(policy))
 	if err != nil {
 		return nil, err
 	}
@@ -181,9 +185,9 @@ func (f *connectionsFlags) complete(
 		}
 		remarks, _ = r.SetBlock(*policy, f.seenAs, addresses, nil)
 	}
-	remarks = append(remarks, f.remarks(r)...)
-	if f.flush && len(listed) > 0 {
-		deleted, err := f.delete(ctx, r, s, e, listed)
+	remarks = append(remarks, f.remarks(r, found)...)
+	if f.flush && len(found.first) > 0 {
+		deleted, err := f.delete(ctx, r, s, e, found.first)
 		return append(remarks, deleted...), err
 	}
 	return remarks, nil
@@ -224,42 +228,77 @@ func (s *session) comparison(policy *nft.Policy) (*conntrack.Comparison, error) 
 	return conntrack.NewComparison(*policy, host), nil
 }
 
+// history returns which connections contradicted the policy in force when it came into force, as the agent knows.
+func (s *session) history(policy *nft.Policy) conntrack.History {
+	if policy == nil || s.agent == nil {
+		return conntrack.History{}
+	}
+	var h conntrack.History
+	err := running.Read(s.path, observe.HistoryPath, &h)
+	if err != nil || h.Hash != policy.Hash() {
+		return conntrack.History{} // nothing is known
+	}
+	return h
+}
+
+// A listing is connections that match.
+type listing struct {
+	first []conntrack.Entry // up to the limit
+	// overruled are not listed with --stale. Of undated ones it is not known when they began.
+	overruled, undated int
+}
+
 // list adds the first connections that match, in order, and how many there are.
-func (f *connectionsFlags) list(ctx context.Context, r *answer.Connections, comparison *conntrack.Comparison) (
-	listed []conntrack.Entry, err error,
-) {
+func (f *connectionsFlags) list(
+	ctx context.Context, r *answer.Connections, comparison *conntrack.Comparison, history conntrack.History,
+) (found listing, err error) {
 	begin := func() {
-		listed = nil
+		found = listing{}
 		r.Total = 0
 	}
 	err = f.each(ctx, false, begin, func(e *conntrack.Entry) {
-		if f.stale {
-			_, finding := comparison.Compare(e)
-			if finding != conntrack.Contradicts {
-				return
-			}
+		if f.stale && !found.stale(e, comparison, history) {
+			return
 		}
 		r.Total++
 		if r.Total <= f.limit {
-			listed = append(listed, *e)
+			found.first = append(found.first, *e)
 		}
 	})
-	slices.SortStableFunc(listed, func(a, b conntrack.Entry) int {
+	slices.SortStableFunc(found.first, func(a, b conntrack.Entry) int {
 		return cmp.Or(
 			a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),
 		)
 	})
-	for i := range listed {
-		r.Connections = append(r.Connections, answer.NewConnection(&listed[i], comparison))
+	for i := range found.first {
+		r.Connections = append(r.Connections, answer.NewConnection(&found.first[i], comparison, history))
 	}
 	if f.seenAs.Addr().IsValid() {
-		r.Behind(f.seenAs, listed)
+		r.Behind(f.seenAs, found.first)
 	}
-	return listed, err
+	return found, err
 }
 
-func (f *connectionsFlags) remarks(r *answer.Connections) (found config.Problems) {
+// stale reports whether a connection contradicts the policy, and did not certainly begin under it. It counts those of
+// which that is certain, or not known.
+func (l *listing) stale(e *conntrack.Entry, comparison *conntrack.Comparison, history conntrack.History) bool {
+	_, finding := comparison.Compare(e)
+	if finding != conntrack.Contradicts {
+		return false
+	}
+	switch history.Age(e) {
+	case conntrack.AgeOverruled:
+		l.overruled++
+		return false
+	case conntrack.AgeUndated:
+		l.undated++
+	case conntrack.AgeStale:
+	}
+	return true
+}
+
+func (f *connectionsFlags) remarks(r *answer.Connections, l listing) (found config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
 		found = append(found, cli.Problem(level, id, format, args...))
 	}
@@ -271,8 +310,16 @@ func (f *connectionsFlags) remarks(r *answer.Connections) (found config.Problems
 		}
 		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
 			answer.End(f.seenAs))
-	case r.Total == 0 && f.stale:
+	case r.Total == 0 && f.stale && l.overruled == 0:
 		add(config.Note, "none-stale", "no connection contradicts the policy")
+	}
+	if l.undated > 0 {
+		add(config.Note, "undated-connections", "%s began before this agent's start, or another program decided about "+
+			"them: which is not known", answer.Plural(l.undated, "connection"))
+	}
+	if l.overruled > 0 {
+		add(config.Note, "connections-overruled", "%s not listed, because they began under the policy and another program "+
+			"decided: explain ADDRESS --from SOURCE --trace names its rule", answer.Plural(l.overruled, "connection"))
 	}
 	if n := len(r.Connections); r.Total > n {
 		add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))

@@ -202,7 +202,7 @@ func (g *gathering) add(e *Entry) {
 	}
 	var age Age
 	if found == Contradicts {
-		age = g.history.age(e)
+		age = g.history.Age(e)
 	}
 	g.count(ruling.Entry).add(e, age)
 	for i, q := range g.questions {

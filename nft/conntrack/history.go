@@ -2,20 +2,23 @@ package conntrack
 
 import (
 	"context"
-	"hash/maphash"
+	"encoding/binary"
+	"hash/fnv"
+	"net/netip"
 	"time"
 )
 
 // A History tells since when a policy is in force, and which connections contradicted it then. The
-// zero History knows nothing.
+// zero History knows nothing. As JSON, an agent passes it to commands.
 type History struct {
-	Since time.Time
+	Hash  string    `json:"hash"` // of the policy
+	Since time.Time `json:"since"`
 	// Earlier remembers those that contradicted the policy when it came into force; nil: not known.
-	Earlier *Noted
+	Earlier *Noted `json:"earlier"`
 }
 
-// age returns when an entry that contradicts the policy began.
-func (h History) age(e *Entry) Age {
+// Age returns when an entry that contradicts the policy began.
+func (h History) Age(e *Entry) Age {
 	if h.Earlier == nil {
 		return h.byTime(e, AgeUndated)
 	}
@@ -42,24 +45,34 @@ func (h History) byTime(e *Entry, otherwise Age) Age {
 // maxNoted bounds the memory of noted connections: twenty bytes for each.
 const maxNoted = 1 << 16
 
-// Noted are connections that are remembered by a hash of their addresses, ports and ID, and whether it
-// is not known when they began; otherwise they are stale.
+// Noted are connections that are remembered by a hash of their addresses, ports and ID.
 type Noted struct {
-	seed    maphash.Seed
-	undated map[uint64]bool
-	limit   int
+	// Undated has each of them, and whether it is not known when it began; otherwise it is stale.
+	Undated map[uint64]bool `json:"undated"`
 	// Full says that there were more than are remembered.
-	Full bool
+	Full bool `json:"full"`
+
+	limit int
 }
 
-func newNoted(limit int) *Noted {
-	return &Noted{seed: maphash.MakeSeed(), undated: map[uint64]bool{}, limit: limit}
-}
+func newNoted(limit int) *Noted { return &Noted{Undated: map[uint64]bool{}, limit: limit} }
 
-func (n *Noted) hash(e *Entry) uint64 { return maphash.Comparable(n.seed, e.Key) }
+// hash returns the hash by which a connection is remembered, the same in each process.
+func (k Key) hash() uint64 {
+	h := fnv.New64a()
+	_ = binary.Write(h, binary.BigEndian, k.ID)
+	for _, t := range []Tuple{k.Original, k.Reply} {
+		_, _ = h.Write([]byte{t.Protocol})
+		for _, a := range []netip.AddrPort{t.Src, t.Dst} {
+			b, _ := a.MarshalBinary()
+			_, _ = h.Write(b)
+		}
+	}
+	return h.Sum64()
+}
 
 func (n *Noted) age(e *Entry) (age Age, noted bool) {
-	undated, noted := n.undated[n.hash(e)]
+	undated, noted := n.Undated[e.hash()]
 	if undated {
 		return AgeUndated, noted
 	}
@@ -67,21 +80,21 @@ func (n *Noted) age(e *Entry) (age Age, noted bool) {
 }
 
 func (n *Noted) add(e *Entry, age Age) {
-	if len(n.undated) < n.limit {
-		n.undated[n.hash(e)] = age == AgeUndated
+	if len(n.Undated) < n.limit {
+		n.Undated[e.hash()] = age == AgeUndated
 		return
 	}
 	n.Full = true
 }
 
-func (n *Noted) drop(e *Entry) { delete(n.undated, n.hash(e)) }
+func (n *Noted) drop(e *Entry) { delete(n.Undated, e.hash()) }
 
 // Len returns how many connections are remembered, none if nothing is known.
 func (n *Noted) Len() int {
 	if n == nil {
 		return 0
 	}
-	return len(n.undated)
+	return len(n.Undated)
 }
 
 // A Past is what was known and in force before a policy.
@@ -101,7 +114,7 @@ func (p Past) age(e *Entry) Age {
 			return AgeStale
 		}
 	}
-	age := p.History.age(e)
+	age := p.History.Age(e)
 	if age == AgeOverruled && p.Missing {
 		return AgeStale
 	}

@@ -52,12 +52,16 @@ type Connection struct {
 	// Now is the verdict about a new connection; absent without rules of this agent, or if it
 	// depends on the interfaces.
 	Now nft.Verdict `json:"verdict,omitempty"`
-	// Stale means that the translation contradicts that.
+	// Stale means that the translation contradicts that, and that the connection did not certainly begin under the
+	// policy.
 	Stale bool `json:"stale"`
+	// Overruled means that the translation contradicts that although the connection began under the policy: another
+	// program decided.
+	Overruled bool `json:"overruled,omitempty"`
 }
 
 // NewConnection returns an entry for output. The comparison is nil if there is no policy.
-func NewConnection(e *conntrack.Entry, with *conntrack.Comparison) Connection {
+func NewConnection(e *conntrack.Entry, with *conntrack.Comparison, history conntrack.History) Connection {
 	c := Connection{
 		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
 		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
@@ -68,7 +72,10 @@ func NewConnection(e *conntrack.Entry, with *conntrack.Comparison) Connection {
 	}
 	if with != nil {
 		ruling, finding := with.Compare(e)
-		c.Stale = finding == conntrack.Contradicts
+		if finding == conntrack.Contradicts {
+			c.Overruled = history.Age(e) == conntrack.AgeOverruled
+			c.Stale = !c.Overruled
+		}
 		if finding != conntrack.OnInterface {
 			c.Now = ruling.Verdict
 		}
@@ -115,6 +122,9 @@ func (c *Connections) String() string {
 			}
 			if c.Stale {
 				now += " (stale)"
+			}
+			if c.Overruled {
+				now += " (overruled)"
 			}
 			return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
 				c.Timeout, now)

@@ -121,7 +121,7 @@ func (o *connections) Run(ctx context.Context) {
 func newPeriod(v agent.View, before *period) *period {
 	p := &period{
 		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
-		history: conntrack.History{Since: time.Now()},
+		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now()},
 	}
 	if before == nil {
 		return p
@@ -245,8 +245,8 @@ func (o *connections) gather(ctx context.Context, questions ...conntrack.Questio
 	return e, nil
 }
 
-// ServeHTTP gathers evidence for a command, and answers its questions.
-func (o *connections) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// serveEvidence gathers evidence for a command, and answers its questions.
+func (o *connections) serveEvidence(w http.ResponseWriter, r *http.Request) {
 	questions, err := conntrack.ParseQuestions(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -257,8 +257,24 @@ func (o *connections) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
+	write(w, e)
+}
+
+// serveHistory tells a command which connections contradicted the policy when it came into force.
+func (o *connections) serveHistory(w http.ResponseWriter, _ *http.Request) {
+	o.mu.Lock()
+	p := o.current
+	o.mu.Unlock()
+	if p == nil {
+		http.Error(w, errNoPolicy.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	write(w, p.history)
+}
+
+func write(w http.ResponseWriter, answer any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(e)
+	_ = json.NewEncoder(w).Encode(answer)
 }
 
 // Collect implements [agent.Observer].

@@ -6,6 +6,7 @@ package observe
 
 import (
 	"context"
+	"net/http"
 
 	"go.uber.org/zap"
 
@@ -20,12 +21,16 @@ import (
 // it is asked for, as JSON of [conntrack.Evidence]. The query may have questions: [conntrack.Query].
 const EvidencePath = "/evidence"
 
+// HistoryPath is the path on the agent's socket of the [conntrack.History] of the policy in force, as JSON.
+const HistoryPath = "/history"
+
 // All returns the observers of an agent.
 func All(a *agent.Agent, h Host, o cli.Options, check func(nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
 	evidence := &connections{Agent: a, host: h, pass: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
-	a.ServeOnSocket("GET "+EvidencePath, evidence)
+	a.ServeOnSocket("GET "+EvidencePath, http.HandlerFunc(evidence.serveEvidence))
+	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
 		newOlderAgents(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, evidence,
 		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o}, healthy,
