@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -42,7 +41,7 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, facts.Name(r)))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, r.Name()))
 		}
 	}
 	if len(diffs) == 0 {

@@ -16,8 +16,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -31,7 +29,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	comment := func(s nfnetlink.Set) string {
-		return facts.UserData(s.UserData, byte(userdata.NFTNL_UDATA_SET_COMMENT))
+		return nfnetlink.UserData(s.UserData, byte(userdata.NFTNL_UDATA_SET_COMMENT))
 	}
 	cases.EachIn(t, nft.ModeNFTables, func(t *testing.T, c cases.Case) {
 		c.SkipIfShort(t)
@@ -69,8 +67,8 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 		s.Learned = learned
 		b := s.KernelSet(nft.Table{}, "s-a").UserData
 		got := [2]string{
-			strings.Trim(facts.UserData(b, byte(userdata.NFTNL_UDATA_SET_KEYBYTEORDER)), "\x00"),
-			strings.Trim(facts.UserData(b, byte(userdata.NFTNL_UDATA_SET_DATABYTEORDER)), "\x00"),
+			strings.Trim(nfnetlink.UserData(b, byte(userdata.NFTNL_UDATA_SET_KEYBYTEORDER)), "\x00"),
+			strings.Trim(nfnetlink.UserData(b, byte(userdata.NFTNL_UDATA_SET_DATABYTEORDER)), "\x00"),
 		}
 		if got != want {
 			t.Errorf("learned %t: %q, want %q", learned, got, want)
@@ -132,7 +130,7 @@ func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 	compile := func(m nft.Mode, chain string, list ...string) nft.Ruleset {
 		c := config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}
-		return nft.Compile(c, nft.Options{Layout: layouts.Of(m, chain)})
+		return nft.Compile(c, nft.Options{Layout: cases.Layout(m, chain)})
 	}
 	snat := func(has ...string) nft.Ruleset {
 		c := config.Config{SNATAddresses: cases.CIDRs("198.51.100.8/30"), SNATRules: []config.SNATRule{
@@ -365,7 +363,7 @@ func TestFilesWithMistakesAloneHaveARuleset(t *testing.T) {
 		{"", long, iptables, config.Note, "emptyFile", long},
 	} {
 		for _, mode := range tt.modes {
-			o := nft.Options{Layout: layouts.Of(mode, cmp.Or(tt.chain, "X"))}
+			o := nft.Options{Layout: cases.Layout(mode, cmp.Or(tt.chain, "X"))}
 			b := nft.Build(config.Defaults{}, o, config.Source{Name: "f", Data: []byte(tt.file)})
 			var ids []string
 			for _, p := range b.Problems {

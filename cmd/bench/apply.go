@@ -10,7 +10,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -125,7 +124,7 @@ func (a *applyBench) fromRuleset() contender {
 		// Inside the namespace, because the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
-			_, err := a.kernel.Apply(context.Background(), a.want, layout.Ours)
+			_, err := a.kernel.Apply(context.Background(), a.want, nft.Ours)
 			took = time.Since(start)
 			return err
 		})

@@ -14,7 +14,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -47,7 +46,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		}
 		return nil
 	}, nil)))
-	_, err = k.Apply(context.Background(), want, layout.Ours)
+	_, err = k.Apply(context.Background(), want, nft.Ours)
 	return msgs, errors.Join(err, k.Close())
 }
 

@@ -9,7 +9,8 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/xtables"
 )
 
 // The lists are between these two addresses, which the topology does not use.
@@ -118,9 +119,9 @@ func text(networks []netip.Prefix) string {
 func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
 	c := listConfig(networks)
 	if mode == nft.ModeIPTables {
-		return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, "IP-MASQ-AGENT")})
+		return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
 	}
-	return nft.Compile(c, nft.Options{Layout: layouts.Of(mode, ""), RandomFully: true})
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 }
 
 // listConfig returns the config of a list.

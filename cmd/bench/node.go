@@ -10,7 +10,6 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -74,7 +73,7 @@ func (n *node) effective(hash string) (bool, error) {
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return false, err
 	}
-	return len(rules) > 0 && facts.Comment(rules[len(rules)-1]) == "config "+hash, nil
+	return len(rules) > 0 && rules[len(rules)-1].Comment() == "config "+hash, nil
 }
 
 // await polls until the rules with this hash are effective. It does not listen,

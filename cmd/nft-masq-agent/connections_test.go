@@ -12,7 +12,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -53,7 +52,7 @@ func (n trafficNode) applied(text string, flags ...string) nft.Ruleset {
 	want := wants(n.t, text, flags...)
 	k := n.kernel()
 	defer k.Close()
-	_, err := k.Apply(n.t.Context(), want, layout.Ours)
+	_, err := k.Apply(n.t.Context(), want, nft.Ours)
 	n.check(err)
 	return want
 }

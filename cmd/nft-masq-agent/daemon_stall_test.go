@@ -13,7 +13,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -77,7 +76,7 @@ func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset) {
 	s.t.Helper()
 	for begun := time.Now(); ; {
 		k := s.kernel()
-		state, err := k.Read(s.t.Context(), want, layout.Ours)
+		state, err := k.Read(s.t.Context(), want, nft.Ours)
 		_ = k.Close()
 		if err == nil && len(state.Differences()) == 0 {
 			s.t.Logf("%s after %v", what, time.Since(begun).Round(time.Millisecond))

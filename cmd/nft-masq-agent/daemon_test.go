@@ -27,7 +27,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -203,7 +202,7 @@ func (n *testNode) generation() uint32 {
 func (n *testNode) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	s, err := k.Read(context.Background(), want, layout.Everything)
+	s, err := k.Read(context.Background(), want, nft.Everything)
 	if err != nil {
 		return []string{err.Error()}
 	}

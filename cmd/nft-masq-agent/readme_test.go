@@ -16,7 +16,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -242,7 +242,7 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 			}
 			want := wants(t, text).On(cases.Addrs("198.51.100.11", "198.51.100.21"))
 			k := n.kernel()
-			_, err := k.Apply(t.Context(), want, layout.Ours)
+			_, err := k.Apply(t.Context(), want, nft.Ours)
 			n.check(errors.Join(err, k.Close()))
 			if foreign != "" {
 				nfttest.NFT(t, n.top.Node, foreign, "-f", "-")

@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -99,7 +98,7 @@ func (s *session) candidates(yield func(*nft.Ruleset) bool) {
 
 // An inForce is what the kernel has of our rules.
 type inForce struct {
-	layout.Installed
+	nft.Installed
 	state   *kernel.State // compared with the config
 	found   bool          // there are rules of ours
 	known   *kernel.State // compared with the candidate that they are exactly; nil if they are none
@@ -113,7 +112,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if s.rejected == nil && s.Ruleset != nil {
 		want = *s.Ruleset
 	}
-	f.state, err = s.kernel.Read(ctx, want, layout.Everything)
+	f.state, err = s.kernel.Read(ctx, want, nft.Everything)
 	if err != nil {
 		return f, hinted(err)
 	}
@@ -127,11 +126,11 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 		}
 		state := f.state
 		if !r.Same(want) {
-			if state, err = s.kernel.Read(ctx, *r, layout.Everything); err != nil {
+			if state, err = s.kernel.Read(ctx, *r, nft.Everything); err != nil {
 				return f, hinted(err)
 			}
 		}
-		if !slices.ContainsFunc(state.Differences(), func(d layout.Difference) bool { return d.Kind != layout.Leftover }) {
+		if !slices.ContainsFunc(state.Differences(), func(d nft.Difference) bool { return d.Kind != nft.Leftover }) {
 			f.Layout, f.known = r.Layout, state
 			return f, nil
 		}

@@ -9,7 +9,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -114,7 +113,7 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64) {
 	nfttest.Check(problems.Err())
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 	with := without.On(cases.Addrs(onTheLink))
-	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, layout.Ours)) }
+	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, nft.Ours)) }
 	b.float(onTheLink, true)
 	apply(with)
 	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}

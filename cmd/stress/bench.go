@@ -14,7 +14,6 @@ import (
 	"nft-masq-agent/cmd/stress/knownbad"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -94,7 +93,7 @@ func (b *bench) write(p policy) {
 // inSync checks, independently of the agent, whether the kernel has the wanted
 // rules and nothing of the other mode or an older agent.
 func (b *bench) inSync(ctx context.Context, want nft.Ruleset) {
-	if diffs := nfttest.Must(b.kernel.Read(ctx, want, layout.TakeOver)).Differences(); len(diffs) > 0 {
+	if diffs := nfttest.Must(b.kernel.Read(ctx, want, nft.TakeOver)).Differences(); len(diffs) > 0 {
 		nfttest.Check(fmt.Errorf("the kernel is out of sync: %q", diffs))
 	}
 }

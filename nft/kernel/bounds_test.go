@@ -12,7 +12,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -114,7 +113,7 @@ func measure(t *testing.T, b bounded, every time.Duration) {
 	first, second := b.of(0, "198.51.100.1"), b.of(1, "198.51.100.1")
 	disturb(t, ns, every)
 	line := ""
-	operation := func(name string, bound time.Duration, want nft.Ruleset, depth layout.Depth) {
+	operation := func(name string, bound time.Duration, want nft.Ruleset, depth nft.Depth) {
 		begun := time.Now()
 		a, err := k.Apply(t.Context(), want, depth)
 		took := time.Since(begun)
@@ -123,8 +122,8 @@ func measure(t *testing.T, b bounded, every time.Duration) {
 			t.Errorf("%s took %s, want %s: %d differences, %v", name, took, bound, len(a.Differences), err)
 		}
 	}
-	operation("start", 30*time.Second, first, layout.Everything)
-	operation("change", 30*time.Second, second, layout.Ours)
+	operation("start", 30*time.Second, first, nft.Everything)
+	operation("change", 30*time.Second, second, nft.Ours)
 	heal := time.Second - polled
 	c := connect(t, ns)
 	flush := func(family nfnetlink.Family, table, chain string) {
@@ -134,25 +133,25 @@ func measure(t *testing.T, b bounded, every time.Duration) {
 	}
 	if b.mode == nft.ModeIPTables {
 		flush(nfnetlink.IPv4, "nat", second.Chain())
-		operation("heal", heal, second, layout.Frame)
+		operation("heal", heal, second, nft.Frame)
 		t.Log(line)
 		return
 	}
 	for _, chain := range second.Tables[0].Chains[:1] {
 		flush(nfnetlink.Inet, nft.TableName, chain.Name)
-		operation("heal "+chain.Name, heal, second, layout.Frame)
+		operation("heal "+chain.Name, heal, second, nft.Frame)
 	}
 	flush(nfnetlink.Inet, nft.TableName, "postrouting")
-	operation("heal postrouting", heal, second, layout.Frame)
-	line += fmt.Sprintf("  check of rules %s, of everything %s", processor(t, k, second, layout.Frame),
-		processor(t, k, second, layout.Ours))
-	operation("address", heal, b.of(1, "198.51.100.1", "198.51.100.2"), layout.Frame)
-	operation("address", heal, b.of(1, "198.51.100.3"), layout.Frame)
+	operation("heal postrouting", heal, second, nft.Frame)
+	line += fmt.Sprintf("  check of rules %s, of everything %s", processor(t, k, second, nft.Frame),
+		processor(t, k, second, nft.Ours))
+	operation("address", heal, b.of(1, "198.51.100.1", "198.51.100.2"), nft.Frame)
+	operation("address", heal, b.of(1, "198.51.100.3"), nft.Frame)
 	t.Log(line)
 }
 
 // processor returns the processor time of a check that finds nothing.
-func processor(t *testing.T, k *Kernel, want nft.Ruleset, depth layout.Depth) time.Duration {
+func processor(t *testing.T, k *Kernel, want nft.Ruleset, depth nft.Depth) time.Duration {
 	const times = 5
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

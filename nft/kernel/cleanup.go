@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 )
@@ -63,21 +62,21 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 
 // removable reads what can be removed, with the state of an earlier attempt.
 func (k *Kernel) removable(ctx context.Context, what Removal, earlier *State) (*State, error) {
-	depth := layout.TakeOver
+	depth := nft.TakeOver
 	if what == Ours {
-		depth = layout.Everything
+		depth = nft.Everything
 	}
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
 	if err == nil && what == LegacyOnly {
-		s.modes = make([]layout.State, len(s.modes))
+		s.modes = make([]nft.KernelState, len(s.modes))
 		s.left = slices.DeleteFunc(s.left, func(l older.Chain) bool { return l.Ours })
 	}
 	return s, err
 }
 
-func names(diffs []layout.Difference) (out []string) {
+func names(diffs []nft.Difference) (out []string) {
 	for _, d := range diffs {
-		if d.Kind == layout.Older {
+		if d.Kind == nft.OlderAgents {
 			out = append(out, d.String())
 		} else {
 			out = append(out, d.Text)
@@ -87,8 +86,8 @@ func names(diffs []layout.Difference) (out []string) {
 }
 
 // Installed reads our rules that the kernel has; see [State.Installed].
-func (k *Kernel) Installed(ctx context.Context) (found layout.Installed, ok bool, err error) {
-	s, err := k.Read(ctx, nft.Ruleset{}, layout.Everything)
+func (k *Kernel) Installed(ctx context.Context) (found nft.Installed, ok bool, err error) {
+	s, err := k.Read(ctx, nft.Ruleset{}, nft.Everything)
 	if err == nil {
 		found, ok = s.Installed()
 	}

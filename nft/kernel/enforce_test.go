@@ -13,7 +13,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -118,7 +117,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			if !enforced { // the control
 				c.Enforce = nil
 			}
-			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), layout.Ours)
+			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), nft.Ours)
 			kindnet(t, top.Node, "")
 			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
 			for range nfttest.FullRounds(20, 2000) {

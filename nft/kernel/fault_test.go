@@ -18,7 +18,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -285,7 +284,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 // refers to does not matter.
 func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
-	diffs, err := New(c).Diff(t.Context(), want, layout.Ours)
+	diffs, err := New(c).Diff(t.Context(), want, nft.Ours)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +335,7 @@ func (r *rig) reset(tr transition) {
 		r.Fatal(err)
 	}
 	if tr.from != nil {
-		apply(r, New(r.conn), *tr.from, layout.Ours)
+		apply(r, New(r.conn), *tr.from, nft.Ours)
 	}
 }
 
@@ -348,7 +347,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	r.reset(tr)
 	k := f.open()
 	defer r.closing.Go(func() { _ = k.Close() })
-	done, err := k.Apply(r.Context(), *tr.to, layout.Everything)
+	done, err := k.Apply(r.Context(), *tr.to, nft.Everything)
 	if gen, genErr := r.conn.Generation(); f.at == 0 && (err != nil || genErr != nil || done.Generation != gen) {
 		r.Errorf("Apply returned generation %d, %v; the kernel has %d, %v", done.Generation, err, gen, genErr)
 	}
@@ -367,7 +366,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	if restart {
 		next = New(r.conn)
 	}
-	a, err := next.Apply(r.Context(), *tr.to, layout.Everything)
+	a, err := next.Apply(r.Context(), *tr.to, nft.Everything)
 	if err != nil {
 		r.Errorf("%s: the next Apply: %v", what, err)
 	}
@@ -496,14 +495,14 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 		mode := cases.Modes()[m.IntN(len(cases.Modes()))]
 		want := nft.Compile(m.Config(), m.Options(mode)).On(m.Addresses())
 		on = true
-		a, err := k.Apply(t.Context(), want, layout.Everything)
+		a, err := k.Apply(t.Context(), want, nft.Everything)
 		on, f.at = false, 0
 		if err == nil && a.Generation != 0 && a.Generation == generation(t, ns) {
 			if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
 				t.Fatalf("said to be right at generation %d, but %q, %v", a.Generation, diffs, err)
 			}
 		}
-		apply(t, k, want, layout.Everything)
+		apply(t, k, want, nft.Everything)
 		inSync(t, ns, want)
 	}
 }
@@ -515,13 +514,13 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 func TestRequestsOfAnApplyAreFew(t *testing.T) {
 	for _, tt := range []struct {
 		mode         nft.Mode
-		depth        layout.Depth
+		depth        nft.Depth
 		change, read int
 	}{
-		{nft.ModeNFTables, layout.Ours, 13, 10},
-		{nft.ModeNFTables, layout.Everything, 15, 12},
-		{nft.ModeIPTables, layout.Ours, 20, 17},
-		{nft.ModeIPTables, layout.Everything, 29, 26},
+		{nft.ModeNFTables, nft.Ours, 13, 10},
+		{nft.ModeNFTables, nft.Everything, 15, 12},
+		{nft.ModeIPTables, nft.Ours, 20, 17},
+		{nft.ModeIPTables, nft.Everything, 29, 26},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -65,7 +64,7 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 }
 
 // Read reads the kernel, to compare it with the wanted ruleset without writing.
-func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth layout.Depth) (*State, error) {
+func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth nft.Depth) (*State, error) {
 	s, _, err := k.look(ctx, want, depth)
 	return s, err
 }
@@ -93,12 +92,12 @@ type Applied struct {
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too. After a few seconds next to programs that write all
-// the time, the error is [nfnetlink.ErrBusy]. [layout.Frame] is [layout.Ours] unless the last Apply
+// the time, the error is [nfnetlink.ErrBusy]. [nft.Frame] is [nft.Ours] unless the last Apply
 // wanted the same policy.
-func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth) (a Applied, err error) {
+func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (a Applied, err error) {
 	start := time.Now()
-	if depth == layout.Frame && !k.right.SamePolicy(want) {
-		depth = layout.Ours
+	if depth == nft.Frame && !k.right.SamePolicy(want) {
+		depth = nft.Ours
 	}
 	s, found, err := k.look(ctx, want, depth)
 	a.Differences = texts(found)
@@ -116,7 +115,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 		}
 		a.describe(found)
 	}
-	if depth >= layout.Everything {
+	if depth >= nft.Everything {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
 	k.right = want
@@ -127,8 +126,8 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth layout.Depth
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
 // if two reads agree.
-func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth) (s *State,
-	diffs []layout.Difference, err error,
+func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
+	diffs []nft.Difference, err error,
 ) {
 	var last []string
 	err = nfnetlink.Again(ctx, func() error {
@@ -154,7 +153,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth layout.Depth)
 // write removes differences. Chains that only have other rules are written again as a whole, by their names:
 // that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the
 // generation that was read.
-func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference, a *Applied) error {
+func (k *Kernel) write(ctx context.Context, s *State, found []nft.Difference, a *Applied) error {
 	if s.rewrite(found) == nil {
 		a.Generation = s.generation
 		return nil
@@ -171,7 +170,7 @@ func (k *Kernel) write(ctx context.Context, s *State, found []layout.Difference,
 type change struct {
 	kernel     *Kernel
 	state      *State
-	found      []layout.Difference
+	found      []nft.Difference
 	tries      int
 	doubts     int // reads after which the table cannot be changed as it is
 	recreated  bool
@@ -187,8 +186,8 @@ func (c *change) try(ctx context.Context) error {
 		}
 	}
 	obstacle := prevented(c.found)
-	odd := slices.ContainsFunc(c.found, func(d layout.Difference) bool { return d.Kind == layout.Odd })
-	replacer, replaceable := c.state.wanted.(layout.Replacer)
+	odd := slices.ContainsFunc(c.found, func(d nft.Difference) bool { return d.Kind == nft.Odd })
+	replacer, replaceable := c.state.wanted.(nft.Replacer)
 	switch {
 	case obstacle != nil || odd:
 		current, err := c.kernel.ended(c.found)
@@ -236,8 +235,8 @@ func (c *change) readAgain(ctx context.Context) error {
 
 // ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished
 // have ended then: the kernel counts at once what they add, and lists it from the next generation on.
-func (k *Kernel) ended(diffs []layout.Difference) (uint32, error) {
-	counted := func(d layout.Difference) bool { return d.Kind == layout.Odd || d.Kind == layout.Prevented }
+func (k *Kernel) ended(diffs []nft.Difference) (uint32, error) {
+	counted := func(d nft.Difference) bool { return d.Kind == nft.Odd || d.Kind == nft.Prevented }
 	if slices.ContainsFunc(diffs, counted) {
 		if err := k.conn.Settle(); err != nil {
 			return 0, err
@@ -254,21 +253,21 @@ func mayComeFromTheTable(err error) bool {
 }
 
 // describe adds what was done about differences.
-func (a *Applied) describe(diffs []layout.Difference) {
+func (a *Applied) describe(diffs []nft.Difference) {
 	for _, d := range diffs {
 		switch d.Kind {
-		case layout.Older:
+		case nft.OlderAgents:
 			a.TookOver = append(a.TookOver, d.Text)
-		case layout.Leftover:
+		case nft.Leftover:
 			a.Removed = append(a.Removed, d.Text)
-		case layout.Replaced:
+		case nft.Replaced:
 			a.Replaced = append(a.Replaced, d.Text)
-		case layout.Drift, layout.Rules, layout.Odd, layout.Prevented:
+		case nft.Drift, nft.OtherRules, nft.Odd, nft.Prevented:
 		}
 	}
 }
 
-func texts(diffs []layout.Difference) (out []string) {
+func texts(diffs []nft.Difference) (out []string) {
 	for _, d := range diffs {
 		out = append(out, d.String())
 	}
@@ -276,7 +275,7 @@ func texts(diffs []layout.Difference) (out []string) {
 }
 
 // prevented returns why differences cannot be removed, if so.
-func prevented(diffs []layout.Difference) error {
+func prevented(diffs []nft.Difference) error {
 	for _, d := range diffs {
 		if d.Err != nil {
 			return d.Err

@@ -16,7 +16,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -34,13 +33,13 @@ func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 	for _, restarts := range []bool{true, true, false} {
 		k := open(t, ns)
 		if !restarts {
-			apply(t, k, want, layout.Ours)
+			apply(t, k, want, nft.Ours)
 		}
 		iptables(t, ns, nfnetlink.IPv6, "-N", "X") // which may exist
 		nfttest.NFT(t, ns, "add chain ip6 nat "+cases.DefaultChain+"; flush chain ip6 nat "+cases.DefaultChain, "-f", "-")
 		iptables(t, ns, nfnetlink.IPv6, "-X", "X")
 		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
-		a, err := k.Apply(t.Context(), want, layout.Ours)
+		a, err := k.Apply(t.Context(), want, nft.Ours)
 		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
 		if diff := cmp.Diff(says, a.Replaced); err != nil || diff != "" {
 			t.Errorf("%v, replaced (-want +got):\n%s", err, diff)
@@ -67,7 +66,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 					agents.Go(func() {
 						k := open(t, r.ns)
 						for j := range 5 {
-							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], layout.Ours); err != nil {
+							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], nft.Ours); err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
 							}
 						}
@@ -77,7 +76,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 				if effective := tr.effective(t, r.conn); !tr.may(effective) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
-				apply(t, New(r.conn), a, layout.Ours)
+				apply(t, New(r.conn), a, nft.Ours)
 				inSync(t, r.ns, a)
 			}
 		})
@@ -89,12 +88,12 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
 		before := cases.Load(t, "default").Compile(m)
-		apply(t, k, before, layout.Ours)
+		apply(t, k, before, nft.Ours)
 		after := cases.Load(t, "all-policies").Compile(m)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, applied := k.Apply(ctx, after, layout.Ours)
-		_, diff := k.Diff(ctx, after, layout.Ours)
+		_, applied := k.Apply(ctx, after, nft.Ours)
+		_, diff := k.Diff(ctx, after, nft.Ours)
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
 		_, kept := k.Kept(ctx)
@@ -106,7 +105,7 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 			}
 		}
 		inSync(t, ns, before)
-		apply(t, k, after, layout.Ours)
+		apply(t, k, after, nft.Ours)
 		inSync(t, ns, after)
 	}
 }
@@ -152,7 +151,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, err := k.Apply(t.Context(), want, layout.Ours)
+		_, err := k.Apply(t.Context(), want, nft.Ours)
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
 			t.Errorf("Apply says %v; %q", err, Hint(err))
 		}
@@ -160,7 +159,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	inSync(t, ns, want)
 	chains, err := connect(t, ns).Chains(table.Family)
 	if err != nil {
@@ -214,7 +213,7 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	want = want.On(cases.Addrs("198.51.100.211", "198.51.100.212"))
 	k := open(t, ns)
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	for _, tt := range []struct{ do, finds string }{
 		{do: "flush chain TABLE postrouting", finds: "missing rule"},
 		{do: "delete table TABLE", finds: "is missing"},
@@ -222,17 +221,17 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 		{do: "add set TABLE theirs { type ipv4_addr; }", finds: "set theirs"},
 		{do: "delete element TABLE non-masq-v4-? { 10.0.0.0/24 }; add element TABLE non-masq-v4-? { 198.51.100.0/24 }"},
 	} {
-		if diffs := apply(t, k, want, layout.Ours); len(diffs) > 0 { // counts what was written
+		if diffs := apply(t, k, want, nft.Ours); len(diffs) > 0 { // counts what was written
 			t.Fatalf("before %q: %q", tt.do, diffs)
 		}
 		attack(t, ns, tt.do)
 		seen := tt.finds != ""
-		diffs := strings.Join(apply(t, k, want, layout.Frame), "\n")
+		diffs := strings.Join(apply(t, k, want, nft.Frame), "\n")
 		if seen != (diffs != "") || seen && !strings.Contains(diffs, tt.finds) {
 			t.Errorf("after %q a Frame has %q, want %q: %t", tt.do, diffs, tt.finds, seen)
 		}
 		if !seen {
-			apply(t, k, want, layout.Ours)
+			apply(t, k, want, nft.Ours)
 		}
 		inSync(t, ns, want)
 	}
@@ -240,10 +239,10 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	other := nft.Compile(tamperConfig(11), nft.Options{Layout: native.Layout{}})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := k.Apply(ended, other, layout.Ours); err == nil {
+	if _, err := k.Apply(ended, other, nft.Ours); err == nil {
 		t.Error("applied although the context has ended")
 	}
-	apply(t, k, other, layout.Frame)
+	apply(t, k, other, nft.Frame)
 	inSync(t, ns, other)
 }
 
@@ -281,7 +280,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		want := cases.Load(t, "default").Compile(m)
-		apply(t, open(t, ns), want, layout.Ours)
+		apply(t, open(t, ns), want, nft.Ours)
 		f := &faults{dial: dialIn(ns)}
 		k := f.open()
 		f.before = func(call, []netlink.Message) { // the request of a read that has begun
@@ -290,7 +289,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 				t.Errorf("mode %s: %v, %v", m, counts, err)
 			}
 		}
-		if apply(t, k, want, layout.Ours); f.before != nil {
+		if apply(t, k, want, nft.Ours); f.before != nil {
 			t.Error("nothing was read")
 		}
 		if err := k.Close(); err != nil {
@@ -320,7 +319,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 			NonMasqueradeCIDRs: cases.CIDRs(strings.Fields(list)...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 			PortsPerPod: config.PodPorts{Size: 500}, EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
 		}, nft.Options{Layout: native.Layout{}})
-		apply(t, k, want, layout.Ours)
+		apply(t, k, want, nft.Ours)
 		sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 		if err != nil {
 			t.Fatal(err)
@@ -329,7 +328,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 			t.Skip("this kernel does not count")
 		}
 		reads = 0
-		if diffs := apply(t, k, want, layout.Frame); len(diffs) > 0 || reads > 0 {
+		if diffs := apply(t, k, want, nft.Frame); len(diffs) > 0 || reads > 0 {
 			t.Errorf("%s: a frame has the differences %q after %d reads of elements", list, diffs, reads)
 		}
 		for _, does := range []string{
@@ -337,7 +336,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 			"flush set TABLE masq-src-v4-?", "delete element TABLE ports-by-pod-v4-? { 0.0.0.7 }",
 		} {
 			attack(t, ns, does)
-			if diffs := apply(t, k, want, layout.Frame); len(diffs) == 0 {
+			if diffs := apply(t, k, want, nft.Frame); len(diffs) == 0 {
 				t.Errorf("%s, %s: a frame has no difference", list, does)
 			}
 			inSync(t, ns, want)

@@ -8,7 +8,6 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -48,7 +47,7 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 }
 
 // apply applies and returns the differences that it found.
-func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth layout.Depth) []string {
+func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth nft.Depth) []string {
 	t.Helper()
 	a, err := k.Apply(t.Context(), want, depth)
 	if err != nil {
@@ -57,7 +56,7 @@ func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth layout.Depth) []stri
 	return a.Differences
 }
 
-const everything = layout.Everything
+const everything = nft.Everything
 
 // inSync fails the test unless the kernel has exactly what is wanted: a new
 // process finds no differences and writes nothing.
@@ -72,7 +71,7 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 		t.Errorf("%d differences, the first is %s", len(diffs), diffs[0])
 	}
 	before := generation(t, ns)
-	for _, look := range []layout.Depth{everything, layout.Ours} {
+	for _, look := range []nft.Depth{everything, nft.Ours} {
 		if diffs := apply(t, k, want, look); len(diffs) > 0 {
 			t.Errorf("a further Apply undid %q", diffs)
 		}
@@ -92,7 +91,7 @@ func generation(t testing.TB, ns *nfttest.NS) uint32 {
 }
 
 // Diff describes how the kernel differs from the wanted ruleset.
-func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth layout.Depth) ([]string, error) {
+func (k *Kernel) Diff(ctx context.Context, want nft.Ruleset, depth nft.Depth) ([]string, error) {
 	s, err := k.Read(ctx, want, depth)
 	if err != nil {
 		return nil, err

@@ -17,8 +17,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -64,7 +62,7 @@ func neighborConfigs(mode nft.Mode, n int) (before, after nft.Ruleset) {
 		}
 		return c
 	}
-	o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain)}
+	o := nft.Options{Layout: cases.Layout(mode, cases.DefaultChain)}
 	from := of(10)
 	if mode == nft.ModeNFTables {
 		from.SNATAddresses = cases.CIDRs("198.51.100.8/31")
@@ -88,7 +86,7 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
 				before, after := neighborConfigs(mode, n)
-				apply(t, open(t, ns), before, layout.Ours)
+				apply(t, open(t, ns), before, nft.Ours)
 				commit, switches, fills, deletions := commits(t, ns), 0, 0, 0
 				k := nextTo(t, ns, func(tr transaction) {
 					if tr.guarded() {
@@ -101,7 +99,7 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 						commit()
 					}
 				})
-				a, err := k.Apply(t.Context(), after, layout.Ours)
+				a, err := k.Apply(t.Context(), after, nft.Ours)
 				if err != nil || len(a.Differences) == 0 || a.Recreated || a.Generation == generation(t, ns) {
 					t.Errorf("%+v, %v", a, err)
 				}
@@ -130,7 +128,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(mode, 10)
-			apply(t, open(t, ns), before, layout.Ours)
+			apply(t, open(t, ns), before, nft.Ours)
 			if mode == nft.ModeIPTables { // then the jump to the old chain is deleted
 				after.Layout = xtables.Layout{Name: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
@@ -142,7 +140,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 				}
 			})
 			for _, do := range []func() error{
-				func() error { _, err := k.Apply(t.Context(), after, layout.Everything); return err },
+				func() error { _, err := k.Apply(t.Context(), after, nft.Everything); return err },
 				func() error { _, err := k.Cleanup(t.Context(), Ours); return err },
 			} {
 				err := do()
@@ -186,14 +184,14 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 					commit()
 				}
 			})
-			apply(t, k, want, layout.Ours)
+			apply(t, k, want, nft.Ours)
 			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {
 				if strings.Contains(err.Error(), "not supported") { // in sets of intervals, Linux 6.1
 					return
 				}
 				t.Fatal(err)
 			}
-			if a, err := k.Apply(t.Context(), want, layout.Ours); err != nil || a.Recreated != replaced {
+			if a, err := k.Apply(t.Context(), want, nft.Ours); err != nil || a.Recreated != replaced {
 				t.Errorf("%+v, %v", a, err)
 			}
 			inSync(t, ns, want)
@@ -210,7 +208,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(nft.ModeNFTables, 10)
-			apply(t, open(t, ns), before, layout.Ours)
+			apply(t, open(t, ns), before, nft.Ours)
 			table := before.Tables[0]
 			set := table.Sets[0].KernelSet(table, table.Sets[0].Name+nft.SideB)
 			other, staged, seen := connect(t, ns), false, 0
@@ -230,7 +228,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 					t.Error(err)
 				}
 			}}).open()
-			a, err := k.Apply(t.Context(), after, layout.Ours)
+			a, err := k.Apply(t.Context(), after, nft.Ours)
 			if err != nil || a.Recreated {
 				t.Errorf("%+v, %v", a, err)
 			}
@@ -249,7 +247,7 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(mode, 10)
 			k, other, looks := open(t, ns), connect(t, ns), connect(t, ns)
-			apply(t, k, before, layout.Ours)
+			apply(t, k, before, nft.Ours)
 			b, table := &nfnetlink.Batch{}, before.Tables[0]
 			count := func() uint32 {
 				c, err := looks.Chain(table.Family, table.Name, xtables.Postrouting)
@@ -282,7 +280,7 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 			go func() { done <- other.Commit(b, 0) }()
 			for count() == was {
 			}
-			a, err := k.Apply(t.Context(), after, layout.Ours)
+			a, err := k.Apply(t.Context(), after, nft.Ours)
 			if failed := <-done; failed != nil || err != nil || a.Recreated {
 				t.Fatalf("%v; recreated %t, %v", failed, a.Recreated, err)
 			}
@@ -322,7 +320,7 @@ type busyStep struct {
 	name  string
 	do    func()
 	want  nft.Ruleset
-	depth layout.Depth
+	depth nft.Depth
 }
 
 // areDone carries out steps, and then a removal, while another program commits. A difference
@@ -363,15 +361,15 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	ns := nfttest.NewNS(t, "node")
 	n := newBusyNode(t, ns)
 	want := compile()
-	apply(t, n.Kernel, want, layout.Ours)
+	apply(t, n.Kernel, want, nft.Ours)
 	const exchange = "delete element TABLE non-masq-v4-? { 10.0.4.0/24 }; add element TABLE non-masq-v4-? { 8.8.8.0/24 }"
 	attacks := func(script string) func() { return func() { attack(t, ns, script) } }
 	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
-		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), layout.Ours},
-		{"back, with all checks", func() {}, want, layout.TakeOver},
-		{"one CIDR is exchanged", attacks(exchange), want, layout.Ours},
-		{"one CIDR is exchanged, with all checks", attacks(exchange), want, layout.TakeOver},
-		{"the table is gone", attacks("delete table TABLE"), want, layout.Ours},
+		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), nft.Ours},
+		{"back, with all checks", func() {}, want, nft.TakeOver},
+		{"one CIDR is exchanged", attacks(exchange), want, nft.Ours},
+		{"one CIDR is exchanged, with all checks", attacks(exchange), want, nft.TakeOver},
+		{"the table is gone", attacks("delete table TABLE"), want, nft.Ours},
 	})
 }
 
@@ -384,7 +382,7 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	want, other := neighborConfigs(nft.ModeIPTables, xtables.MaxCIDRs)
 	ns := nfttest.NewNS(t, "node")
 	n := newBusyNode(t, ns)
-	apply(t, n.Kernel, want, layout.Ours)
+	apply(t, n.Kernel, want, nft.Ours)
 	script := func(text string) func() {
 		return func() { nfttest.NFT(t, ns, text, "-f", "-") }
 	}
@@ -395,16 +393,16 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 		}
 	}
 	n.areDone(t, unix.NFT_MSG_GETRULE, 2, Ours, []busyStep{
-		{"another config", func() {}, other, layout.Ours},
-		{"back, with all checks", func() {}, want, layout.TakeOver},
-		{"the chain is flushed", script("flush chain " + chain), want, layout.Ours},
-		{"a rule is deleted", first(cases.DefaultChain), want, layout.Ours},
-		{"a rule is deleted, with all checks", first(cases.DefaultChain), want, layout.TakeOver},
-		{"a rule is added", script("add rule " + chain + " accept"), want, layout.Ours},
-		{"the jump is deleted", first(xtables.Postrouting), want, layout.Ours},
-		{"the chain is renamed", script("rename chain " + chain + " x"), want, layout.Ours},
-		{"the table is gone", script("delete table ip nat"), want, layout.Ours},
-		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, layout.Ours},
+		{"another config", func() {}, other, nft.Ours},
+		{"back, with all checks", func() {}, want, nft.TakeOver},
+		{"the chain is flushed", script("flush chain " + chain), want, nft.Ours},
+		{"a rule is deleted", first(cases.DefaultChain), want, nft.Ours},
+		{"a rule is deleted, with all checks", first(cases.DefaultChain), want, nft.TakeOver},
+		{"a rule is added", script("add rule " + chain + " accept"), want, nft.Ours},
+		{"the jump is deleted", first(xtables.Postrouting), want, nft.Ours},
+		{"the chain is renamed", script("rename chain " + chain + " x"), want, nft.Ours},
+		{"the table is gone", script("delete table ip nat"), want, nft.Ours},
+		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, nft.Ours},
 	})
 }
 
@@ -416,8 +414,8 @@ func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 	for _, name := range []string{"ip-masq-agent-v2.9", "ip-masq-agent-custom-chain"} {
 		agent := loadOlder(t, name)
 		for way, do := range map[string]func(context.Context, *Kernel) ([]string, error){
-			"nftables":      applies(agent.takeOvers()[0].want, layout.TakeOver),
-			"iptables-nft":  applies(agent.takeOvers()[2].want, layout.TakeOver),
+			"nftables":      applies(agent.takeOvers()[0].want, nft.TakeOver),
+			"iptables-nft":  applies(agent.takeOvers()[2].want, nft.TakeOver),
 			"--legacy":      cleansUp(WithLegacy),
 			"--legacy-only": cleansUp(LegacyOnly),
 		} {
@@ -469,7 +467,7 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 	agent := loadOlder(t, "ip-masq-agent-v2.9")
 	agent.withIPv6()
 	takesOver := func(mode nft.Mode) func(context.Context, *Kernel) ([]string, error) {
-		return applies(nft.Compile(agent.config, nft.Options{Layout: layouts.Of(mode, "TAKES-OVER")}), layout.TakeOver)
+		return applies(nft.Compile(agent.config, nft.Options{Layout: cases.Layout(mode, "TAKES-OVER")}), nft.TakeOver)
 	}
 	// The older agent is about to come back: its chain exists, and other rules.
 	var reload strings.Builder
@@ -526,13 +524,13 @@ func TestRulesThatTookTheHandlesOfJumpsStay(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	want := xtOf(config.Default(config.Defaults{}))
-	apply(t, open(t, ns), want, layout.Ours)
+	apply(t, open(t, ns), want, nft.Ours)
 	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	reload := "delete table ip nat; table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; " +
 		strings.Repeat("meta mark 7 accept; ", 40) + "}; }"
 	once := sync.OnceFunc(func() { nfttest.NFT(t, ns, reload, "-f", "-") })
 	k := nextTo(t, ns, func(transaction) { once() })
-	if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
+	if diffs := apply(t, k, want, nft.Ours); len(diffs) == 0 {
 		t.Error("nothing was found")
 	}
 	inSync(t, ns, want)
@@ -546,9 +544,9 @@ func TestCleanupRemovesWhatComesBetweenItsAttempts(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
-	second := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: layouts.Of(nft.ModeIPTables, "SECOND")})
-	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), layout.Ours)
-	once := sync.OnceFunc(func() { apply(t, open(t, ns), second, layout.Ours) })
+	second := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: cases.Layout(nft.ModeIPTables, "SECOND")})
+	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), nft.Ours)
+	once := sync.OnceFunc(func() { apply(t, open(t, ns), second, nft.Ours) })
 	k := nextTo(t, ns, func(transaction) { once() })
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
 		t.Errorf("removed %q, %v", removed, err)

@@ -9,8 +9,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -104,9 +102,9 @@ func TestRandomPoliciesReplaceEachOther(t *testing.T) {
 					c = cases.ForView(c)
 				}
 				o := m.Options(mode)
-				o.Layout = layouts.Of(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
+				o.Layout = cases.Layout(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
 				r := nft.Compile(c, o).On(node)
-				apply(t, k, r, layout.Everything)
+				apply(t, k, r, nft.Everything)
 				isInstalled(t, ns, r)
 				for n := range 40 {
 					checkSource(t, c, r.Policy, node, m.Connection(m.Near(c, n%2 == 0), m.Near(c, n%2 == 0)))
@@ -135,7 +133,7 @@ func podsOf(m cases.Maker, c config.Config, i int) config.Config {
 func isInstalled(t *testing.T, ns *nfttest.NS, r nft.Ruleset) {
 	t.Helper()
 	got, ok, err := open(t, ns).Installed(t.Context())
-	if err != nil || !ok || got != (layout.Installed{Layout: r.Layout, Hash: r.Hash()}) {
+	if err != nil || !ok || got != (nft.Installed{Layout: r.Layout, Hash: r.Hash()}) {
 		t.Errorf("installed are %+v, %t, %v, want %s", got, ok, err, r.Hash())
 	}
 	inSync(t, ns, r)

@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -43,7 +42,7 @@ func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 			commit()
 		}
 	})
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	for _, does := range []string{
 		"flush chain TABLE postrouting", "flush chain TABLE pod-ports", "flush chain TABLE node-ports",
 		"flush chain TABLE ports-7", "add rule TABLE ports-9 accept", "insert rule TABLE postrouting accept",
@@ -51,7 +50,7 @@ func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 	} {
 		attack(t, ns, does)
 		disturbed, guarded = true, 0
-		a, err := k.Apply(t.Context(), want, layout.Frame)
+		a, err := k.Apply(t.Context(), want, nft.Frame)
 		disturbed = false
 		if err != nil || len(a.Differences) == 0 || guarded > 0 {
 			t.Errorf("%s: %q, %v, %d guarded transactions", does, a.Differences, err, guarded)
@@ -72,14 +71,14 @@ func TestTableIsReplacedAtAnyGeneration(t *testing.T) {
 			commit()
 		}
 	})
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	for _, does := range []string{
 		"add set TABLE theirs { type ipv4_addr; timeout 1h; }", "add quota TABLE theirs { 10 mbytes }",
 		"add table TABLE { flags dormant; }",
 	} {
 		attack(t, ns, does)
 		disturbed = true
-		a, err := k.Apply(t.Context(), want, layout.Frame)
+		a, err := k.Apply(t.Context(), want, nft.Frame)
 		disturbed = false
 		if err != nil || !a.Recreated {
 			t.Errorf("%s: %q, %v, recreated: %t", does, a.Differences, err, a.Recreated)
@@ -100,18 +99,18 @@ func TestAddressesChangeInAFrame(t *testing.T) {
 			}
 		}}).open()
 		const list = "198.51.100.208/29"
-		apply(t, k, withBlocks(list, size, "198.51.100.211"), layout.Ours)
+		apply(t, k, withBlocks(list, size, "198.51.100.211"), nft.Ours)
 		reads = 0
 		for _, node := range []string{
 			"198.51.100.212", "198.51.100.211 198.51.100.212", "198.51.100.211 198.51.100.213", "", "198.51.100.213",
 		} {
 			want := withBlocks(list, size, strings.Fields(node)...)
-			if diffs := apply(t, k, want, layout.Frame); len(diffs) == 0 || reads > 0 {
+			if diffs := apply(t, k, want, nft.Frame); len(diffs) == 0 || reads > 0 {
 				t.Errorf("%d ports per pod, addresses %q: %d differences, elements were read %d times", size, node, len(diffs),
 					reads)
 			}
 			inSync(t, ns, want)
-			if a, err := k.Apply(t.Context(), want, layout.Frame); err != nil || len(a.Differences) > 0 {
+			if a, err := k.Apply(t.Context(), want, nft.Frame); err != nil || len(a.Differences) > 0 {
 				t.Errorf("then there are %q, %v", a.Differences, err)
 			}
 		}

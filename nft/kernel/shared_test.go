@@ -16,8 +16,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -63,13 +61,13 @@ func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 				ns := nfttest.NewNS(t, "node")
 				loadForeign(t, ns)
 				k := open(t, ns)
-				apply(t, k, want, layout.Ours)
+				apply(t, k, want, nft.Ours)
 				load(ns)
 				others := notOurs(t, ns, cases.DefaultChain)
 				if !running {
 					k = open(t, ns)
 				}
-				a, err := k.Apply(t.Context(), want, layout.Everything)
+				a, err := k.Apply(t.Context(), want, nft.Everything)
 				if err != nil || len(a.Replaced) != 2 {
 					t.Errorf("replaced %q, %v", a.Replaced, err)
 				}
@@ -93,7 +91,7 @@ func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 	rules := rulesOf(t, c, f, xtables.NATTable, xtables.Postrouting)
 	var places []int
 	for i, r := range rules {
-		if to, _ := facts.Target(r); to == cases.DefaultChain {
+		if to, _ := r.Target(); to == cases.DefaultChain {
 			places = append(places, i)
 		}
 	}
@@ -151,12 +149,12 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	k := open(t, ns)
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
 	for i := 0; len(done) == 0; i++ {
-		apply(t, k, []nft.Ruleset{a, b}[i%2], layout.Ours)
+		apply(t, k, []nft.Ruleset{a, b}[i%2], nft.Ours)
 	}
 	if err := <-done; err != nil {
 		t.Errorf("the other writer: %v", err)
 	}
-	apply(t, k, b, layout.Ours)
+	apply(t, k, b, nft.Ours)
 	inSync(t, ns, b)
 	loop := func(line string) bool { return strings.HasPrefix(line, "ip nat LOOP") }
 	after := slices.DeleteFunc(notOurs(t, ns, cases.DefaultChain), loop)
@@ -188,12 +186,12 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)
-				diffs, err := k.Diff(t.Context(), want, layout.Ours)
+				diffs, err := k.Diff(t.Context(), want, nft.Ours)
 				if err != nil || !slices.Contains(diffs, says) {
 					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
 				}
 				for range 2 {
-					a, err := k.Apply(t.Context(), want, layout.Everything)
+					a, err := k.Apply(t.Context(), want, nft.Everything)
 					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
 						t.Errorf("Apply returned %v, error %v", a, err)
@@ -218,7 +216,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	with, none := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
-	takesOver, otherMode := applies(nf, layout.TakeOver), applies(nf, layout.Everything)
+	takesOver, otherMode := applies(nf, nft.TakeOver), applies(nf, nft.Everything)
 	const (
 		ours, theirs = cases.DefaultChain, "IP-MASQ"
 		jumpsTo      = "add rule ip nat FOREIGN goto %s"
@@ -246,7 +244,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 			if tt.before.Chain() == "" {
 				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
 			} else {
-				apply(t, k, tt.before, layout.Ours)
+				apply(t, k, tt.before, nft.Ours)
 			}
 			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
 			foreign := rulesOf(t, connect(t, ns), nfnetlink.IPv4, xtables.NATTable, "FOREIGN")
@@ -270,7 +268,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 	}
 }
 
-func applies(want nft.Ruleset, depth layout.Depth) func(context.Context, *Kernel) ([]string, error) {
+func applies(want nft.Ruleset, depth nft.Depth) func(context.Context, *Kernel) ([]string, error) {
 	return func(ctx context.Context, k *Kernel) ([]string, error) {
 		a, err := k.Apply(ctx, want, depth)
 		return append(a.Removed, a.Differences...), err
@@ -304,7 +302,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k := open(t, ns)
-			apply(t, k, full, layout.Ours)
+			apply(t, k, full, nft.Ours)
 			var tables, ruleset string
 			for _, s := range tt.Steps {
 				if strings.HasPrefix(s.Line, "-") {
@@ -323,7 +321,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			want, wanted := wants[tt.Name[strings.LastIndex(tt.Name, " ")+1:]]
 			if wanted {
 				do = func(ctx context.Context, k *Kernel) ([]string, error) {
-					a, err := k.Apply(ctx, want, layout.Everything)
+					a, err := k.Apply(ctx, want, nft.Everything)
 					return a.Removed, err
 				}
 			}
@@ -348,9 +346,9 @@ func TestChainOfADisabledFamilyGoesWithTheChange(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	apply(t, k, cases.Load(t, "both-families").Compile(nft.ModeIPTables), layout.Ours)
+	apply(t, k, cases.Load(t, "both-families").Compile(nft.ModeIPTables), nft.Ours)
 	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
-	a, err := k.Apply(t.Context(), want, layout.Ours)
+	a, err := k.Apply(t.Context(), want, nft.Ours)
 	if err != nil || len(a.Removed) == 0 {
 		t.Errorf("removed %q, %v", a.Removed, err)
 	}
@@ -395,27 +393,27 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 				}
 			}()
 			k := open(t, ns)
-			apply(t, k, wants[m.IntN(3)], layout.Ours)
+			apply(t, k, wants[m.IntN(3)], nft.Ours)
 			for range 4 {
 				m.meddle()
 				before := othersRules(t, ns)
-				want, depth := wants[m.IntN(len(wants))], layout.Ours+layout.Depth(m.IntN(3))
+				want, depth := wants[m.IntN(len(wants))], nft.Ours+nft.Depth(m.IntN(3))
 				m.done = append(m.done, fmt.Sprintf("mode %s, depth %d", want.Mode(), depth))
 				_, err := k.Apply(t.Context(), want, depth)
 				if err != nil {
 					t.Fatal(err)
 				}
-				apply(t, k, want, max(depth, layout.Everything))
+				apply(t, k, want, max(depth, nft.Everything))
 				inSync(t, ns, want)
 				if diff := cmp.Diff(before, othersRules(t, ns)); diff != "" {
 					t.Fatalf("rules of others (-before +after):\n%s", diff)
 				}
 				left, err := k.Older(t.Context(), want)
-				if err != nil || depth == layout.TakeOver && len(older.Removable(left)) > 0 {
+				if err != nil || depth == nft.TakeOver && len(older.Removable(left)) > 0 {
 					t.Fatalf("chains of older agents that are left: %v, %v", left, err)
 				}
 			}
-			apply(t, k, wants[2], layout.Ours)
+			apply(t, k, wants[2], nft.Ours)
 			iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.98", "-j", "RETURN")
 			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
 				t.Error(err)
@@ -489,7 +487,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 				err := ns.Do(func() (err error) {
 					k := New(nfnetlink.Dial())
 					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
-						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), layout.Everything)
+						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), nft.Everything)
 						if (len(diffs) > 0) != differs {
 							t.Errorf("differences are %v, want some: %t", diffs, differs)
 						}
@@ -530,7 +528,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "view")
 			want := nft.Compile(tt.config, tt.options)
-			apply(t, open(t, ns), want, layout.Ours)
+			apply(t, open(t, ns), want, nft.Ours)
 			program := "iptables-nft"
 			if tt.config.EnableIPv6 {
 				program = "ip6tables-nft"

@@ -15,7 +15,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -59,7 +58,7 @@ func TestChangeOfAddressesKeepsTheOtherSets(t *testing.T) {
 		{},
 	} {
 		want := fixed(node...)
-		if diffs := apply(t, k, want, layout.Ours); len(diffs) == 0 {
+		if diffs := apply(t, k, want, nft.Ours); len(diffs) == 0 {
 			t.Errorf("%v: nothing was written", node)
 		}
 		inSync(t, ns, want)
@@ -112,7 +111,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				apply(t, open(t, top.Node), nft.Compile(config.Config{
 					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
 					PortsPerPod: config.PodPorts{Size: size},
-				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), layout.Ours)
+				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), nft.Ours)
 				for _, state := range []string{"time_wait", "last_ack", "close", "close_wait", "fin_wait"} {
 					// For slow machines: none expires meanwhile.
 					_ = top.Node.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_"+state, "3600")
@@ -199,7 +198,7 @@ func TestBlocksAreRightAfterEachChange(t *testing.T) {
 			NonMasqueradeCIDRs: cases.CIDRs(step.exempt...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 			PortsPerPod: config.PodPorts{Size: step.size},
 		}, nft.Options{Layout: native.Layout{}})
-		apply(t, k, want, layout.Ours)
+		apply(t, k, want, nft.Ours)
 		inSync(t, ns, want)
 		before := handle
 		for _, r := range rulesOf(t, c, nfnetlink.Inet, nft.TableName, "ports-7") {

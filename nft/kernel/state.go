@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
@@ -19,20 +18,20 @@ import (
 // ones.
 type State struct {
 	Want       nft.Ruleset
-	depth      layout.Depth
+	depth      nft.Depth
 	conn       *nfnetlink.Conn
 	generation uint32
-	modes      []layout.State // those of the readers, nil if not read
-	wanted     layout.State   // nil: no rules are wanted
-	left       []older.Chain  // chains that go: ours that are not wanted, and with [layout.TakeOver] older agents'
-	stale      bool           // left has changed since it was read
+	modes      []nft.KernelState // those of the readers, nil if not read
+	wanted     nft.KernelState   // nil: no rules are wanted
+	left       []older.Chain     // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
+	stale      bool              // left has changed since it was read
 }
 
 // A reader reads the rules of a mode.
 type reader struct {
 	mode nft.Mode
-	// read reads the state. last is the ruleset that the last Apply left; at a [layout.Frame] it has the wanted policy.
-	read func(c *nfnetlink.Conn, want, last nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error)
+	// read reads the state. last is the ruleset that the last Apply left; at a [nft.Frame] it has the wanted policy.
+	read func(c *nfnetlink.Conn, want, last nft.Ruleset, depth nft.Depth, staged nft.KernelState) (nft.KernelState, error)
 }
 
 func readers() []reader {
@@ -41,7 +40,7 @@ func readers() []reader {
 
 // read reads the kernel's state. With the one of an earlier attempt to write, it reads no rules and no
 // elements: they were compared then, or written.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth, staged *State) (*State, error) {
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, staged *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
@@ -54,11 +53,11 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	}
 	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
-		var earlier, current layout.State
+		var earlier, current nft.KernelState
 		if staged != nil {
 			earlier = staged.modes[i]
 		}
-		if r.mode == want.Mode() || depth > layout.Ours {
+		if r.mode == want.Mode() || depth > nft.Ours {
 			current, err = r.read(c, want, k.right, depth, earlier)
 			if err != nil {
 				return nil, err
@@ -71,7 +70,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 	}
 	// In mode iptables-nft, a policy without IPv6 leaves the chain of one with it.
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
-	if depth > layout.Ours || depth == layout.Ours && withoutIPv6 {
+	if depth > nft.Ours || depth == nft.Ours && withoutIPv6 {
 		if staged != nil && !staged.stale {
 			s.left = staged.left
 			return s, nil
@@ -81,7 +80,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 			return nil, err
 		}
 		s.left = slices.DeleteFunc(found, func(l older.Chain) bool {
-			return !l.Ours && (depth < layout.TakeOver || l.Kept != "")
+			return !l.Ours && (depth < nft.TakeOver || l.Kept != "")
 		})
 	}
 	return s, nil
@@ -89,7 +88,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth layout.Depth,
 
 // Installed returns our rules that the kernel has, of any mode and whatever other programs
 // have done to them since; false if there are none.
-func (s *State) Installed() (found layout.Installed, ok bool) {
+func (s *State) Installed() (found nft.Installed, ok bool) {
 	for _, m := range s.modes {
 		if m == nil {
 			continue
@@ -100,20 +99,20 @@ func (s *State) Installed() (found layout.Installed, ok bool) {
 	}
 	for _, l := range s.left {
 		if l.Ours && l.Reached() {
-			return layout.Installed{Layout: xtables.Layout{Name: l.Name}, Hash: l.Hash}, true
+			return nft.Installed{Layout: xtables.Layout{Name: l.Name}, Hash: l.Hash}, true
 		}
 	}
-	return layout.Installed{}, false
+	return nft.Installed{}, false
 }
 
 // Differences describes how the state differs from the wanted one.
-func (s *State) Differences() (diffs []layout.Difference) {
+func (s *State) Differences() (diffs []nft.Difference) {
 	for _, l := range s.left {
-		kind := layout.Older
+		kind := nft.OlderAgents
 		if l.Ours {
-			kind = layout.Leftover
+			kind = nft.Leftover
 		}
-		diffs = append(diffs, layout.Difference{Kind: kind, Text: l.String()})
+		diffs = append(diffs, nft.Difference{Kind: kind, Text: l.String()})
 	}
 	for _, m := range s.modes {
 		if m != nil {
@@ -124,9 +123,9 @@ func (s *State) Differences() (diffs []layout.Difference) {
 }
 
 // rewrite writes chains again that only have other rules. It fails if there are other differences.
-func (s *State) rewrite(diffs []layout.Difference) error {
-	r, ok := s.wanted.(layout.Rewriter)
-	if !ok || slices.ContainsFunc(diffs, func(d layout.Difference) bool { return d.Kind != layout.Rules }) {
+func (s *State) rewrite(diffs []nft.Difference) error {
+	r, ok := s.wanted.(nft.Rewriter)
+	if !ok || slices.ContainsFunc(diffs, func(d nft.Difference) bool { return d.Kind != nft.OtherRules }) {
 		return errors.ErrUnsupported
 	}
 	b := &nfnetlink.Batch{}

@@ -18,9 +18,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -139,9 +136,9 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 			}
 		}
 		for _, r := range rulesOf(t, c, f, "", "") {
-			to, _ := facts.Target(r)
+			to, _ := r.Target()
 			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
-				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, facts.Name(r)))
+				all = append(all, fmt.Sprintf("%s %s %s %d: %s", f, r.Table, r.Chain, r.Handle, r.Name()))
 			}
 		}
 	}
@@ -152,18 +149,18 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 type takeOver struct {
 	name  string
 	want  nft.Ruleset
-	depth layout.Depth
+	depth nft.Depth
 }
 
 func (a olderAgent) takeOvers() []takeOver {
 	of := func(mode nft.Mode, chain string) nft.Ruleset {
-		return nft.Compile(a.config, nft.Options{Layout: layouts.Of(mode, chain), RandomFully: true})
+		return nft.Compile(a.config, nft.Options{Layout: cases.Layout(mode, chain), RandomFully: true})
 	}
 	return []takeOver{
-		{"nftables", of(nft.ModeNFTables, ""), layout.TakeOver},
+		{"nftables", of(nft.ModeNFTables, ""), nft.TakeOver},
 		// The chain with our own name is changed to ours without a request.
-		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), layout.Everything},
-		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), layout.TakeOver},
+		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), nft.Everything},
+		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), nft.TakeOver},
 	}
 }
 
@@ -230,9 +227,9 @@ func TestOnlyNATReportsOtherNATChains(t *testing.T) {
 		}
 	}
 	want(false, "without rules")
-	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
+	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), nft.Ours)
 	want(true, "with only ours")
-	apply(t, k, cases.Load(t, "enforce").Compile(nft.ModeNFTables), layout.Ours)
+	apply(t, k, cases.Load(t, "enforce").Compile(nft.ModeNFTables), nft.Ours)
 	want(true, "with two of ours")
 	nfttest.NFT(t, ns, "add table inet other; add chain inet other c { type filter hook forward priority 0; }", "-f", "-")
 	want(true, "next to a filter")
@@ -264,7 +261,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("a previous run left them: %t, %v", found, err)
 			}
 			native := nft.Compile(agent.config, nft.Options{Layout: native.Layout{}})
-			a, err := k.Apply(t.Context(), native, layout.Everything)
+			a, err := k.Apply(t.Context(), native, nft.Everything)
 			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
 				t.Errorf("%+v, %v", a, err)
 			}
@@ -276,7 +273,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("removed %q, %v", removed, err)
 			}
 			stay("after Cleanup")
-			apply(t, k, native, layout.TakeOver)
+			apply(t, k, native, nft.TakeOver)
 			if diff := cmp.Diff(empty, notOurs(t, ns, "")); diff != "" {
 				t.Errorf("after the take-over:\n%s", diff)
 			}
@@ -291,7 +288,7 @@ func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	agent.config.EnableIPv6 = false
 	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 	k := open(t, ns)
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	if installed, err := k.Removable(t.Context(), Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
@@ -323,7 +320,7 @@ func TestRestoredRulesAreSignedAgain(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
 	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
-	apply(t, k, want, layout.Ours)
+	apply(t, k, want, nft.Ours)
 	nfttest.Run(t, ns, nfttest.Save(t, ns, "iptables-nft-save", "nat"), "iptables-nft-restore")
 	saved := nfttest.Save(t, ns, "iptables-nft-save", "nat")
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
@@ -355,14 +352,14 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
-		apply(t, k, want, layout.Everything)
+		apply(t, k, want, nft.Everything)
 		if diff := cmp.Diff(six, nfttest.Save(t, ns, "ip6tables-nft-save", "nat")); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}
 		if found, err := k.Older(t.Context(), want); err != nil || len(found) != 1 || found[0].Family != nfnetlink.IPv6 {
 			t.Errorf("%s: %v, %v", name, found, err)
 		}
-		if a, err := k.Apply(t.Context(), want, layout.TakeOver); err != nil || len(a.TookOver) != 1 {
+		if a, err := k.Apply(t.Context(), want, nft.TakeOver); err != nil || len(a.TookOver) != 1 {
 			t.Errorf("%s: %+v, %v", name, a, err)
 		}
 	}

@@ -10,8 +10,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/layout"
-	"nft-masq-agent/nft/layouts"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -193,7 +191,7 @@ func TestLoopbackWorks(t *testing.T) {
 				"default": config.Default(config.Defaults{EnableIPv6: true}), "nothing": nothing, "node exempt": exempt,
 				"forced": forced, "sources": sources,
 			} {
-				o := nft.Options{Layout: layouts.Of(mode, cases.DefaultChain), RandomFully: true}
+				o := nft.Options{Layout: cases.Layout(mode, cases.DefaultChain), RandomFully: true}
 				apply(t, k, nft.Compile(c, o), everything)
 				for _, dst := range []string{"127.0.0.1:8080", "127.9.9.9:8080", "[::1]:8080"} {
 					for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {
@@ -221,7 +219,7 @@ func TestCountersSurviveChanges(t *testing.T) {
 	want := map[nft.Counts]uint64{}
 	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
 		c := cases.Load(t, name)
-		apply(t, k, c.Compile(nft.ModeNFTables), layout.Ours)
+		apply(t, k, c.Compile(nft.ModeNFTables), nft.Ours)
 		for _, p := range c.Packets {
 			wire.send(t, p)
 			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++

@@ -9,34 +9,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Differences implements [layout.State].
-func (s *State) Differences() []layout.Difference {
-	var out []layout.Difference
-	add := func(kind layout.Kind, format string, args ...any) {
-		out = append(out, layout.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
+// Differences implements [nft.KernelState].
+func (s *State) Differences() []nft.Difference {
+	var out []nft.Difference
+	add := func(kind nft.DifferenceKind, format string, args ...any) {
+		out = append(out, nft.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
 	}
 	name := fmt.Sprintf("table %s %s", nfnetlink.Inet, nft.TableName)
 	switch t := s.table; {
 	case !t.exists && s.want == nil:
 		return nil
 	case !t.exists:
-		add(layout.Drift, "%s is missing", name)
+		add(nft.Drift, "%s is missing", name)
 		return out
 	case s.want == nil:
-		add(layout.Leftover, "%s", name)
+		add(nft.Leftover, "%s", name)
 		return out
 	case t.Dormant():
-		add(layout.Odd, "%s is dormant", name)
+		add(nft.Odd, "%s is dormant", name)
 	case t.Flags != 0:
-		add(layout.Odd, "%s has the flag owner or persist", name)
+		add(nft.Odd, "%s has the flag owner or persist", name)
 	case t.flooded:
-		add(layout.Drift, "%s has more than %d rules that are not in the config", name, slack)
+		add(nft.Drift, "%s has more than %d rules that are not in the config", name, slack)
 	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
-		add(layout.Odd, "%s has something that is not in the config, such as a flowtable", name)
+		add(nft.Odd, "%s has something that is not in the config, such as a flowtable", name)
 	}
 	s.chainDifferences(add)
 	s.setDifferences(add)
@@ -44,12 +43,12 @@ func (s *State) Differences() []layout.Difference {
 	return out
 }
 
-func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
+func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	s.broken = nil
 	for _, w := range s.want.Chains {
 		got, ok := s.table.chain(w.Name)
 		if ok && !got.Hook.Equal(w.Hook) {
-			add(layout.Drift, "chain %s has %s, not %s", w.Name, got.Hook, w.Hook)
+			add(nft.Drift, "chain %s has %s, not %s", w.Name, got.Hook, w.Hook)
 		}
 		var found []string
 		switch {
@@ -67,7 +66,7 @@ func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 			found = append(found, fmt.Sprintf("chain %s is to be written again", w.Name))
 		}
 		for _, text := range found {
-			add(layout.Rules, "%s", text)
+			add(nft.OtherRules, "%s", text)
 		}
 		if len(found) > 0 {
 			s.broken = append(s.broken, w)
@@ -76,7 +75,7 @@ func (s *State) chainDifferences(add func(layout.Kind, string, ...any)) {
 	wants := chainNames(s.want)
 	for _, c := range s.table.chains {
 		if !wants[c.Name] && !(stays(c) && len(s.table.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
-			add(layout.Drift, "chain %s is not in the config", nfnetlink.Printable(c.Name))
+			add(nft.Drift, "chain %s is not in the config", nfnetlink.Printable(c.Name))
 		}
 	}
 }
@@ -96,23 +95,23 @@ func stays(c nfnetlink.Chain) bool {
 	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }
 
-func (s *State) setDifferences(add func(layout.Kind, string, ...any)) {
+func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	wanted := map[string]bool{}
 	for _, w := range s.want.Sets {
 		name, ok := s.live[w.Name]
 		if !ok {
-			add(layout.Drift, "set %s is missing", w.Name)
+			add(nft.Drift, "set %s is missing", w.Name)
 			continue
 		}
 		wanted[name] = true
 	}
 	for _, text := range s.diffs {
-		add(layout.Drift, "%s", text)
+		add(nft.Drift, "%s", text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.table.sets)) {
-		kind := layout.Drift
+		kind := nft.Drift
 		if !likeOurs(s.table.sets[name]) {
-			kind = layout.Odd
+			kind = nft.Odd
 		}
 		if !wanted[name] {
 			add(kind, "set %s is not in the config", nfnetlink.Printable(name))
@@ -120,20 +119,20 @@ func (s *State) setDifferences(add func(layout.Kind, string, ...any)) {
 	}
 }
 
-func (s *State) objectDifferences(add func(layout.Kind, string, ...any)) {
+func (s *State) objectDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	lacking := slices.Clone(s.want.Counters)
 	for _, x := range s.table.objects {
 		at := slices.Index(lacking, x.Name)
 		switch {
 		case x.Type != unix.NFT_OBJECT_COUNTER:
-			add(layout.Odd, "object %s is not in the config", nfnetlink.Printable(x.Name))
+			add(nft.Odd, "object %s is not in the config", nfnetlink.Printable(x.Name))
 		case at < 0:
-			add(layout.Drift, "object %s is not in the config", nfnetlink.Printable(x.Name))
+			add(nft.Drift, "object %s is not in the config", nfnetlink.Printable(x.Name))
 		default:
 			lacking = slices.Delete(lacking, at, at+1)
 		}
 	}
 	if len(lacking) > 0 {
-		add(layout.Drift, "counters are missing: %s", strings.Join(lacking, ", "))
+		add(nft.Drift, "counters are missing: %s", strings.Join(lacking, ", "))
 	}
 }

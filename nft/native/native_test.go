@@ -21,7 +21,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -67,15 +66,15 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
 		}
 		theirs.Load(t, "flush ruleset\n"+want.String())
-		s := theirs.Read(t, want, layout.Ours)
+		s := theirs.Read(t, want, nft.Ours)
 		if diffs := modes.Texts(s); len(diffs) > 0 {
 			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)
 		}
 		installed, ok := s.Installed()
-		if installed != (layout.Installed{Layout: native.Layout{}, Hash: want.Hash()}) || !ok {
+		if installed != (nft.Installed{Layout: native.Layout{}, Hash: want.Hash()}) || !ok {
 			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
 		}
-		if found := n.Apply(t, want, layout.Ours); len(found) == 0 {
+		if found := n.Apply(t, want, nft.Ours); len(found) == 0 {
 			t.Errorf("%s: there were no differences", c.Name)
 		}
 		if diff := cmp.Diff(listing(t, theirs), listing(t, n)); diff != "" {
@@ -112,13 +111,13 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	}
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	n := modes.New(t, native.Read)
-	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), layout.Ours)
+	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), nft.Ours)
 	var sizes []int
 	broken := errors.New("broken")
 	stage := func(at int, err error) error {
 		sizes = nil
 		commit := n.Commit(t)
-		return n.Read(t, want, layout.Ours).Stage(t.Context(), func(b *nfnetlink.Batch) error {
+		return n.Read(t, want, nft.Ours).Stage(t.Context(), func(b *nfnetlink.Batch) error {
 			if len(sizes) == at && err != nil {
 				defer func() { err = nil }()
 				return err
@@ -135,19 +134,19 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	if err := stage(0, nil); err != nil || !slices.Equal(sizes, []int{1_000, 10_500, 9_500}) {
 		t.Errorf("sent %v: %v", sizes, err)
 	}
-	n.Apply(t, want, layout.Ours)
+	n.Apply(t, want, nft.Ours)
 	for _, at := range []int{0, 1} {
 		n.Load(t, "flush ruleset")
 		if err := stage(at, unix.EMSGSIZE); err != nil || len(sizes) != 6+at || slices.Max(sizes) != 4_000 {
 			t.Errorf("sent %v: %v", sizes, err)
 		}
-		n.Apply(t, want, layout.Ours)
+		n.Apply(t, want, nft.Ours)
 	}
 
 	n.Load(t, "flush ruleset")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Read(t, want, layout.Ours).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
+	if err := n.Read(t, want, nft.Ours).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
@@ -170,7 +169,7 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 		n := modes.New(t, native.Read)
 		check := func(found []string, inNow, inAfter int) {
 			t.Helper()
-			s, now, after := n.Read(t, tt.want, layout.Everything), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+			s, now, after := n.Read(t, tt.want, nft.Everything), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 			if err := s.Stage(t.Context(), func(*nfnetlink.Batch) error { return errors.New("it writes") }); err != nil {
 				t.Error(err)
 			}
@@ -185,11 +184,11 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 			}
 		}
 		check(nil, 0, 0)
-		if _, ok := n.Read(t, tt.want, layout.Ours).Installed(); ok {
+		if _, ok := n.Read(t, tt.want, nft.Ours).Installed(); ok {
 			t.Error("installed without a table")
 		}
-		n.Apply(t, small(), layout.Ours)
-		if _, ok := n.Read(t, tt.want, layout.Ours).Installed(); !ok {
+		n.Apply(t, small(), nft.Ours)
+		if _, ok := n.Read(t, tt.want, nft.Ours).Installed(); !ok {
 			t.Error("not installed")
 		}
 		check([]string{"leftover: table inet nft-masq-agent"}, tt.now*deletion, tt.after*deletion)
@@ -222,12 +221,12 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 		{"a base chain", ports, []string{"chain postrouting-before {", "goto to-ports comment"}, true},
 	} {
 		n := modes.New(t, native.Read)
-		n.Apply(t, tt.before, layout.Ours)
+		n.Apply(t, tt.before, nft.Ours)
 		n.Load(t, "add map inet nft-masq-agent unused { type ipv4_addr : ipv4_addr; }")
 		if tt.name == "a base chain" {
 			n.Load(t, "rename chain inet nft-masq-agent postrouting postrouting-before")
 		}
-		s, now, after := n.Read(t, plain, layout.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		s, now, after := n.Read(t, plain, nft.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 		commit := n.Commit(t)
 		if err := s.Stage(t.Context(), commit); err != nil {
 			t.Fatal(err)
@@ -248,7 +247,7 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 		}
 		n.Load(t, "delete table inet neighbor")
 		expected := modes.New(t, native.Read)
-		expected.Apply(t, plain, layout.Ours)
+		expected.Apply(t, plain, nft.Ours)
 		if diff := cmp.Diff(listing(t, expected), listing(t, n)); diff != "" {
 			t.Errorf("%s: left (-want +got):\n%s", tt.name, diff)
 		}
@@ -260,25 +259,25 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 func TestBaseChainsStayEmpty(t *testing.T) {
 	t.Parallel()
 	n := modes.New(t, native.Read)
-	n.Apply(t, small(), layout.Ours)
+	n.Apply(t, small(), nft.Ours)
 	handle := func() string {
 		text := nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset")
 		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(text)
 	}
 	before := handle()
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	n.Apply(t, plain, layout.Ours)
+	n.Apply(t, plain, nft.Ours)
 	for _, does := range []string{"add rule TABLE enforce accept", "add chain TABLE enforce { policy drop; }"} {
 		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
-		if found := n.Apply(t, plain, layout.Ours); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
+		if found := n.Apply(t, plain, nft.Ours); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
 			t.Errorf("%s: found %q", does, found)
 		}
 	}
-	n.Apply(t, small(), layout.Ours)
+	n.Apply(t, small(), nft.Ours)
 	if after := handle(); before == "" || after != before {
 		t.Errorf("before it was %q, now %q", before, after)
 	}
-	n.Apply(t, nft.Ruleset{}, layout.Everything)
+	n.Apply(t, nft.Ruleset{}, nft.Everything)
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
 		t.Errorf("left\n%s", left)
 	}
@@ -289,10 +288,10 @@ func TestBaseChainsStayEmpty(t *testing.T) {
 func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	t.Parallel()
 	n, want := modes.New(t, native.Read), small()
-	n.Apply(t, want, layout.Ours)
+	n.Apply(t, want, nft.Ours)
 	const set = "inet nft-masq-agent non-masq-v4-a "
 	n.Load(t, "delete element "+set+"{ 10.1.0.0/24 }; add element "+set+"{ 9.0.0.0/8 }") // as many as before
-	differs := func(want nft.Ruleset, depth layout.Depth, staged layout.State) bool {
+	differs := func(want nft.Ruleset, depth nft.Depth, staged nft.KernelState) bool {
 		t.Helper()
 		s, err := native.Read(n.Conn, want, want, depth, staged)
 		if err != nil {
@@ -301,11 +300,11 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	if !differs(want, layout.Ours, nil) || differs(want, layout.Frame, nil) || differs(other, layout.Ours, nil) {
+	if !differs(want, nft.Ours, nil) || differs(want, nft.Frame, nil) || differs(other, nft.Ours, nil) {
 		t.Error("elements are read in a Frame or of another policy, or not at all")
 	}
 
-	filled := func(s layout.State) (elements int) {
+	filled := func(s nft.KernelState) (elements int) {
 		t.Helper()
 		if err := s.Stage(t.Context(), func(b *nfnetlink.Batch) error {
 			elements += b.Elements
@@ -315,9 +314,9 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		}
 		return elements
 	}
-	staged := n.Read(t, other, layout.Ours)
-	again := func() layout.State {
-		s, err := native.Read(n.Conn, other, nft.Ruleset{}, layout.Ours, staged)
+	staged := n.Read(t, other, nft.Ours)
+	again := func() nft.KernelState {
+		s, err := native.Read(n.Conn, other, nft.Ruleset{}, nft.Ours, staged)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,13 +343,13 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		"add set TABLE x { type ipv4_addr; flags interval; counter; }": 2,
 	} {
 		n, want := modes.New(t, native.Read), small()
-		n.Apply(t, want, layout.Ours)
+		n.Apply(t, want, nft.Ours)
 		before := listing(t, n)
 		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
 		wrong, calls := errors.New("wrong"), 0
 		broken := listing(t, n)
 		reject := func(*nfnetlink.Batch) error { return wrong }
-		if err := n.Read(t, want, layout.Ours).(layout.Replacer).Replace(reject); !errors.Is(err, wrong) {
+		if err := n.Read(t, want, nft.Ours).(nft.Replacer).Replace(reject); !errors.Is(err, wrong) {
 			t.Errorf("%s: %v", does, err)
 		}
 		if diff := cmp.Diff(broken, listing(t, n)); diff != "" {
@@ -362,15 +361,15 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 			}
 			return n.Commit(t)(b)
 		}
-		s := n.Read(t, want, layout.Ours)
-		if err := s.(layout.Replacer).Replace(commit); err != nil {
+		s := n.Read(t, want, nft.Ours)
+		if err := s.(nft.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
-		s, err := native.Read(n.Conn, want, nft.Ruleset{}, layout.Ours, s)
+		s, err := native.Read(n.Conn, want, nft.Ruleset{}, nft.Ours, s)
 		if err != nil || len(s.Differences()) > 0 != (most > 1) {
 			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
 		}
-		n.Apply(t, want, layout.Ours)
+		n.Apply(t, want, nft.Ours)
 		if diff := cmp.Diff(before, listing(t, n)); diff != "" || calls != 1 {
 			t.Errorf("%s: %d transactions; listing (-before +after):\n%s", does, calls, diff)
 		}
@@ -645,7 +644,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 			t.Run(file, func(t *testing.T) {
 				t.Parallel()
 				n := modes.New(t, native.Read)
-				n.Apply(t, want, layout.Ours)
+				n.Apply(t, want, nft.Ours)
 				before := listing(t, n)
 				for _, c := range part {
 					t.Run(c.Name, func(t *testing.T) {
@@ -653,7 +652,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 						finds := a.named(strings.Join(append(c.All('>'), c.All('~')...), "\n"))
 						exactly := len(c.All('>')) > 0
 						a.run(c.Text())
-						s := n.Read(t, want, layout.Ours)
+						s := n.Read(t, want, nft.Ours)
 						found := modes.Texts(s)
 						ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
 						if exactly {
@@ -669,7 +668,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 						if odd || !exactly { // what is listed in full can be written over
 							revert(t, n, s, odd)
 						}
-						n.Apply(t, want, layout.Ours)
+						n.Apply(t, want, nft.Ours)
 						if diff := cmp.Diff(before, listing(t, n)); diff != "" {
 							t.Errorf("listing (-before +after):\n%s", diff)
 						}
@@ -681,13 +680,13 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 }
 
 // revert replaces the table if it has something odd, or if the kernel rejects to write it.
-func revert(t *testing.T, n *modes.Node, s layout.State, odd bool) {
+func revert(t *testing.T, n *modes.Node, s nft.KernelState, odd bool) {
 	t.Helper()
 	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	err := s.Stage(t.Context(), commit)
 	s.Switch(now, after)
 	if odd || errors.Join(err, commit(now), commit(after)) != nil {
-		if err := s.(layout.Replacer).Replace(commit); err != nil {
+		if err := s.(nft.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
 	}

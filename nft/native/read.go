@@ -10,14 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/iprange"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A State is our table as the kernel has it, and the wanted one. It implements
-// [layout.State], [layout.Rewriter] and [layout.Replacer].
+// [nft.KernelState], [nft.Rewriter] and [nft.Replacer].
 type State struct {
 	conn  *nfnetlink.Conn
 	want  *nft.Table // nil: none
@@ -35,12 +33,12 @@ type State struct {
 	encodedFor nft.Sides                   // with these sets
 }
 
-// Read reads our table. In a [layout.Frame], the elements of sets and the rules of chains that only maps lead to
+// Read reads our table. In a [nft.Frame], the elements of sets and the rules of chains that only maps lead to
 // are those of the ruleset that the last Apply left, as far as that wants the same. Deeper, elements are read if the
 // policy in force is the wanted one: otherwise sets are filled anew. Maps are always compared then: they are small,
 // few changes concern them, and what goes with an old one waits for packets. With the state of an earlier attempt,
 // which has compared elements and filled sets, only what tells whether these are still there is read.
-func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State) (layout.State, error) {
+func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.KernelState) (nft.KernelState, error) {
 	s := &State{
 		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
 		live: nft.Sides{}, right: map[string]nfnetlink.Set{}, unread: map[string]bool{},
@@ -49,7 +47,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged l
 		s.want = &want.Tables[0]
 	}
 	earlier, _ := staged.(*State)
-	frame := depth == layout.Frame && want.SamePolicy(has)
+	frame := depth == nft.Frame && want.SamePolicy(has)
 	unchanged := frame && want.Same(has)
 	if err := s.readTable(earlier, frame, unchanged); err != nil || s.want == nil {
 		return s, err
@@ -147,12 +145,12 @@ func (s *State) compareSets(hash string) error {
 	return nil
 }
 
-// Installed implements [layout.State]. The comment of the last rule has the hash.
-func (s *State) Installed() (found layout.Installed, ok bool) {
+// Installed implements [nft.KernelState]. The comment of the last rule has the hash.
+func (s *State) Installed() (found nft.Installed, ok bool) {
 	rules := s.table.rules[BaseChain]
 	found.Layout = Layout{}
 	for _, r := range rules {
-		if hash, is := strings.CutPrefix(facts.Comment(r), hashComment); is {
+		if hash, is := strings.CutPrefix(r.Comment(), hashComment); is {
 			found.Hash = hash
 		}
 	}
@@ -362,7 +360,7 @@ func (t *ourTable) chain(name string) (nfnetlink.Chain, bool) {
 
 // refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
 func (t *ourTable) refersTo(set, chain string) bool {
-	refers := func(r nfnetlink.Rule) bool { return slices.Contains(facts.Sets(r), set) }
+	refers := func(r nfnetlink.Rule) bool { return slices.Contains(r.Sets(), set) }
 	if chain != "" {
 		return slices.ContainsFunc(t.rules[chain], refers)
 	}
@@ -402,7 +400,7 @@ func sameDeclaration(a, b nfnetlink.Set) bool {
 	return a.Flags == b.Flags && a.KeyType == b.KeyType && a.KeyLen == b.KeyLen &&
 		a.DataType == b.DataType && (a.DataLen == b.DataLen || a.DataType == unix.NFT_DATA_VERDICT) && a.Size == b.Size &&
 		slices.Equal(a.Special, b.Special) &&
-		facts.UserData(a.UserData, comment) == facts.UserData(b.UserData, comment)
+		nfnetlink.UserData(a.UserData, comment) == nfnetlink.UserData(b.UserData, comment)
 }
 
 // Counters reads the number of connections by verdict; nothing if there are no rules.

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -31,8 +30,8 @@ const (
 	largeBatch = 100_000 // 6.4 MB
 )
 
-// Stage implements [layout.State]: it fills the sets that are to be used.
-func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
+// Stage implements [nft.KernelState]: it fills the sets that are to be used.
+func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	if s.want == nil {
 		return nil
 	}
@@ -60,7 +59,7 @@ func (s *State) lacking() []nft.Set {
 }
 
 // fill fills sets in transactions of at most so many elements.
-func (s *State) fill(ctx context.Context, commit layout.Commit, most int) error {
+func (s *State) fill(ctx context.Context, commit nft.Commit, most int) error {
 	lacking, b := s.lacking(), &nfnetlink.Batch{}
 	s.create(b)
 	first := b // it creates the sets

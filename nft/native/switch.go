@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Switch implements [layout.State]. If another mode is wanted, our table is
+// Switch implements [nft.KernelState]. If another mode is wanted, our table is
 // deleted in a later transaction: otherwise a packet that has passed the still
 // empty iptables chain could reach our own chain when it is empty already,
 // because each base chain determines separately which rules are current. Until
@@ -138,7 +137,7 @@ func (s *State) rulesOf(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
 	return b
 }
 
-// Rewrite implements [layout.Rewriter].
+// Rewrite implements [nft.Rewriter].
 func (s *State) Rewrite(b *nfnetlink.Batch) (enough bool) {
 	if s.want == nil || len(s.lacking()) > 0 {
 		return false
@@ -147,10 +146,10 @@ func (s *State) Rewrite(b *nfnetlink.Batch) (enough bool) {
 	return true
 }
 
-// Replace implements [layout.Replacer]: other programs' maps, objects and chains in our
+// Replace implements [nft.Replacer]: other programs' maps, objects and chains in our
 // table may refer to what has to go, and flags of the table cannot be changed. Packets of
 // that moment may find the new sets empty.
-func (s *State) Replace(commit layout.Commit) error {
+func (s *State) Replace(commit nft.Commit) error {
 	b := &nfnetlink.Batch{}
 	if s.table.exists {
 		b.DelTable(s.want.Family, s.want.Name)

@@ -20,7 +20,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/iprange"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -210,7 +209,7 @@ func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 			c.Enforce, c.MasqueradeSrcCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/8")
 		}
 		for mode, n := range nodes {
-			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), layout.Everything)
+			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), nft.Everything)
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 )
@@ -36,8 +35,8 @@ func (r reader) rule(e event) Rule {
 	if err != nil {
 		return out
 	}
-	out.Comment = facts.Comment(rule)
-	if facts.Signed(rule) {
+	out.Comment = rule.Comment()
+	if rule.Signed() {
 		out.Owner = Agent
 	} else if out.Owner != Agent && older.Wrote(rule) {
 		out.Owner = Older

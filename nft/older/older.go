@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -38,11 +37,11 @@ var (
 
 // comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
 // v2.12.1 put literal ones around it.
-func comment(r nfnetlink.Rule) string { return strings.Trim(facts.Comment(r), `"\ `) }
+func comment(r nfnetlink.Rule) string { return strings.Trim(r.Comment(), `"\ `) }
 
 // Leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
 func Leads(r nfnetlink.Rule) bool {
-	target, ok := facts.Target(r)
+	target, ok := r.Target()
 	return ok && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
 }
 
@@ -155,7 +154,7 @@ func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []Chain) bool {
 func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, error) {
 	jumps := map[string][]uint64{}
 	err := c.EachRule(table.Family, table.Name, postrouting, func(r nfnetlink.Rule) error {
-		target, _ := facts.Target(r)
+		target, _ := r.Target()
 		if Leads(r) {
 			jumps[target] = append(jumps[target], r.Handle)
 		}
@@ -178,12 +177,12 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 	uncommented := uint64(0)
 	err = c.EachRule(table.Family, table.Name, name, func(r nfnetlink.Rule) error {
 		chain.rules = append(chain.rules, r.Handle)
-		chain.RandomFully = chain.RandomFully || facts.RandomFully(r)
-		chain.Ours = chain.Ours || facts.Signed(r)
-		if hash := facts.Hash(r); hash != "" {
+		chain.RandomFully = chain.RandomFully || r.RandomFully()
+		chain.Ours = chain.Ours || r.Signed()
+		if hash := r.Hash(); hash != "" {
 			chain.Hash = hash
 		}
-		if target, ok := facts.Target(r); ok {
+		if target, ok := r.Target(); ok {
 			chain.targets = append(chain.targets, target)
 		}
 		if agentRule.MatchString(comment(r)) {
@@ -283,7 +282,7 @@ func (l Chain) checkJumps(c *nfnetlink.Conn) error {
 		if err != nil {
 			return err
 		}
-		target, _ := facts.Target(r)
+		target, _ := r.Target()
 		if target != l.Name || !Leads(r) {
 			return nfnetlink.ErrInterrupted
 		}

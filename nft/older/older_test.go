@@ -13,8 +13,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
@@ -76,7 +74,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 			t.Fatal(err)
 		}
 		for _, r := range rules {
-			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + facts.Name(r)
+			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + r.Name()
 		}
 	}
 	return handles
@@ -319,7 +317,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 		return nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: chain}})
 	}
 	n := modes.New(t, xtables.Read)
-	n.Apply(t, of("IP-MASQ"), layout.Ours)
+	n.Apply(t, of("IP-MASQ"), nft.Ours)
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "IP-MASQ", "-j", "RETURN")
 	install(t, n.NS, "ip-masq-agent-two-jumps")
 	for ours, others := range map[string]string{"IP-MASQ": "IP-MASQ-AGENT", "IP-MASQ-AGENT": "IP-MASQ"} {

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nftrace"
 )
@@ -98,11 +97,11 @@ type search struct {
 
 // add looks at a rule.
 func (s *search) add(r nfnetlink.Rule) error {
-	ours := r.Family == nfnetlink.Inet && r.Table == nft.TableName || facts.Signed(r)
+	ours := r.Family == nfnetlink.Inet && r.Table == nft.TableName || r.Signed()
 	if ours {
 		return nil
 	}
-	if source, _ := facts.NAT(r); source {
+	if source, _ := r.NAT(); source {
 		s.translates(r)
 	}
 	m, err := s.match(r)

@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -19,10 +18,10 @@ func Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error) {
 		for _, name := range WithSubchains(chain) {
 			err := c.EachRule(f, NATTable, name, func(r nfnetlink.Rule) error {
 				present = true
-				packets, _ := facts.Packets(r)
-				if masquerades, _ := facts.NAT(r); masquerades {
+				packets, _ := r.Packets()
+				if masquerades, _ := r.NAT(); masquerades {
 					masqueraded.Packets += packets
-				} else if facts.Returns(r) {
+				} else if r.Returns() {
 					exempt.Packets += packets
 				}
 				return nil

@@ -5,48 +5,46 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Differences implements [layout.State].
-func (s *State) Differences() (out []layout.Difference) {
+// Differences implements [nft.KernelState].
+func (s *State) Differences() (out []nft.Difference) {
 	for _, n := range s.shared {
 		out = append(out, n.prevented()...)
 		for _, text := range s.drift(n) {
-			out = append(out, layout.Difference{Text: text})
+			out = append(out, nft.Difference{Text: text})
 		}
 		main := n.chains[s.chain]
 		switch {
 		case main == nil || main.total == 0:
 		case !main.signed:
-			out = append(out, layout.Difference{
-				Kind: layout.Replaced,
+			out = append(out, nft.Difference{
+				Kind: nft.Replaced,
 				Text: fmt.Sprintf("table %s nat: chain %s has %d rules, none of which this agent wrote", n.want.Family, s.chain,
 					main.total),
 			})
 		case main.hash != s.hash:
 			text := fmt.Sprintf("table %s nat: chain %s does not have the hash of the policy", n.want.Family, s.chain)
-			out = append(out, layout.Difference{Text: text})
+			out = append(out, nft.Difference{Text: text})
 		}
 	}
 	return out
 }
 
 // prevented returns what prevents writing.
-func (n *shared) prevented() []layout.Difference {
+func (n *shared) prevented() []nft.Difference {
 	where := fmt.Sprintf("table %s nat", n.want.Family)
 	if n.hides() {
 		err := fmt.Errorf("%s: POSTROUTING has a rule that is too large for the kernel to list (32 KiB), "+
 			"which hides those after it; only flushing the chain removes it", where)
-		return []layout.Difference{{Kind: layout.Prevented, Text: err.Error(), Err: err}}
+		return []nft.Difference{{Kind: nft.Prevented, Text: err.Error(), Err: err}}
 	}
 	if n.post != nil && !n.post.Hook.Equal(postroutingHook()) { // our jump would be in a chain that iptables does not use
 		text := fmt.Sprintf("%s: chain POSTROUTING has %s, not %s", where, n.post.Hook, postroutingHook())
 		err := fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
 			text, nft.ErrForeignPostrouting, n.Family, NATTable, Postrouting, nft.ModeNFTables)
-		return []layout.Difference{{Kind: layout.Prevented, Text: text, Err: err}}
+		return []nft.Difference{{Kind: nft.Prevented, Text: text, Err: err}}
 	}
 	return nil
 }
@@ -99,7 +97,7 @@ func (s *State) drift(n *shared) (diffs []string) {
 func (s *State) splitJumps(n *shared) (exact, others []nfnetlink.Rule) {
 	jump := n.want.Chain(Postrouting).Bytecode(n.want, nil)[0]
 	for _, r := range n.jumps {
-		target, _ := facts.Target(r)
+		target, _ := r.Target()
 		named, _ := JumpOf(r)
 		switch {
 		case sameText(r, jump):

@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 
-	"nft-masq-agent/nft/layout"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Stage implements [layout.State]: it wakes dormant tables. The kernel does not wake a table and
+// Stage implements [nft.KernelState]: it wakes dormant tables. The kernel does not wake a table and
 // create a base chain in it in one transaction.
-func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
+func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	wake := &nfnetlink.Batch{}
 	for _, n := range s.shared {
 		if n.Dormant() {
@@ -20,7 +20,7 @@ func (s *State) Stage(ctx context.Context, commit layout.Commit) error {
 	return errors.Join(ctx.Err(), commit(wake))
 }
 
-// Switch implements [layout.State]. If anything differs, our chains are written again as a whole, in both
+// Switch implements [nft.KernelState]. If anything differs, our chains are written again as a whole, in both
 // families: another agent may have written the one that was right. That is right at any generation: chains
 // are named, and the jumps that are deleted by their handles have to be as they were found.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {

@@ -5,13 +5,11 @@ import (
 	"slices"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A State is our chains in the shared tables of iptables-nft, as the kernel has them, and
-// the wanted ones. It implements [layout.State].
+// the wanted ones. It implements [nft.KernelState].
 type State struct {
 	chain  string    // the wanted one
 	hash   string    // of the wanted policy
@@ -49,7 +47,7 @@ const slack = 5_000
 
 // Read reads the chains that have the names of the wanted ones. What we left under other names is
 // the matter of package older.
-func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ layout.Depth, _ layout.State) (layout.State, error) {
+func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ nft.Depth, _ nft.KernelState) (nft.KernelState, error) {
 	s := &State{}
 	if want.Mode() != nft.ModeIPTables {
 		return s, nil
@@ -98,7 +96,7 @@ func (s *State) readPostrouting(c *nfnetlink.Conn, n *shared) error {
 	n.post = &post
 	names := WithSubchains(s.chain)
 	return c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
-		target, _ := facts.Target(r)
+		target, _ := r.Target()
 		named, jumps := JumpOf(r)
 		if slices.Contains(names, target) || jumps && named == s.chain {
 			n.jumps = append(n.jumps, r)
@@ -129,11 +127,11 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string) error {
 			return nfnetlink.ErrEnough
 		}
 		found.rules = append(found.rules, r)
-		found.signed = found.signed || facts.Signed(r)
-		if hash := facts.Hash(r); hash != "" {
+		found.signed = found.signed || r.Signed()
+		if hash := r.Hash(); hash != "" {
 			found.hash = hash
 		}
-		if target, ok := facts.Target(r); ok {
+		if target, ok := r.Target(); ok {
 			found.targets[target]++
 		}
 		return nil
@@ -145,17 +143,17 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string) error {
 	return nil
 }
 
-// Installed implements [layout.State].
-func (s *State) Installed() (layout.Installed, bool) {
+// Installed implements [nft.KernelState].
+func (s *State) Installed() (nft.Installed, bool) {
 	for _, n := range s.shared {
 		main := n.chains[s.chain]
 		if main == nil || !main.signed {
 			continue
 		}
-		leads := func(r nfnetlink.Rule) bool { target, _ := facts.Target(r); return target == s.chain }
+		leads := func(r nfnetlink.Rule) bool { target, _ := r.Target(); return target == s.chain }
 		if slices.ContainsFunc(n.jumps, leads) {
-			return layout.Installed{Layout: Layout{Name: s.chain}, Hash: main.hash}, true
+			return nft.Installed{Layout: Layout{Name: s.chain}, Hash: main.hash}, true
 		}
 	}
-	return layout.Installed{}, false
+	return nft.Installed{}, false
 }

@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/facts"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -11,10 +10,10 @@ import (
 func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 	rules := t.Chain(chain).Bytecode(t, nil)
 	for i := range rules {
-		rules[i].UserData = facts.Signature()
+		rules[i].UserData = nfnetlink.Signature()
 	}
 	if chain == s.chain && len(rules) > 0 {
-		rules[len(rules)-1].UserData = facts.SignatureWith(s.hash)
+		rules[len(rules)-1].UserData = nfnetlink.SignatureWith(s.hash)
 	}
 	return rules
 }
@@ -26,7 +25,7 @@ func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs
 // JumpOf returns the chain that a jump's comment names, in any version. The kernel allows
 // longer names than iptables, and than fit our comment.
 func JumpOf(r nfnetlink.Rule) (chain string, ok bool) {
-	_, jumps := facts.Target(r)
-	chain, ours := chainInComment(facts.Comment(r))
+	_, jumps := r.Target()
+	chain, ours := chainInComment(r.Comment())
 	return chain, jumps && ours && len(chain) <= maxChainName
 }

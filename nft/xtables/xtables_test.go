@@ -15,7 +15,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -82,7 +81,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if len(want.Tables) > 1 {
 			nfttest.Run(t, theirs.NS, want.String(), "ip6tables-nft-restore", "--noflush")
 		}
-		s := theirs.Read(t, want, layout.Everything)
+		s := theirs.Read(t, want, nft.Everything)
 		for _, diff := range modes.Texts(s) {
 			if !strings.HasPrefix(diff, "replaced: ") {
 				t.Errorf("%s: of what iptables wrote differs %s", c.Name, diff)
@@ -94,15 +93,15 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if len(want.Tables) == 1 { // what is left of IPv6 is a matter of package older
 			n.Load(t, "table ip6 nat\ndelete table ip6 nat")
 		}
-		n.Apply(t, want, layout.Everything)
-		installed, ok := n.Read(t, want, layout.Ours).Installed()
-		if !ok || installed != (layout.Installed{Layout: want.Layout, Hash: want.Hash()}) {
+		n.Apply(t, want, nft.Everything)
+		installed, ok := n.Read(t, want, nft.Ours).Installed()
+		if !ok || installed != (nft.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
 		}
 		if diff := cmp.Diff(rawRules(t, theirs), rawRules(t, n)); diff != "" {
 			t.Errorf("%s: rules (-iptables +ours):\n%s", c.Name, diff)
 		}
-		theirs.Apply(t, want, layout.Ours)
+		theirs.Apply(t, want, nft.Ours)
 	}
 }
 
@@ -186,18 +185,18 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			t.Parallel()
 			n, want := modes.New(t, xtables.Read), wanted("A", nil)
 			restore(t, n, ofOthers)
-			n.Apply(t, want, layout.Ours)
+			n.Apply(t, want, nft.Ours)
 			before, six := save(t, n), rawRules(t, n)
 			tt.do(t, n)
-			found := modes.Texts(n.Read(t, want, layout.Ours))
+			found := modes.Texts(n.Read(t, want, nft.Ours))
 			if !modes.Match(found, tt.finds) || len(found) == 0 && len(tt.finds) > 0 {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
-			n.Apply(t, want, layout.Ours)
+			n.Apply(t, want, nft.Ours)
 			if strings.HasPrefix(tt.nft, "delete table") { // with the rules of others
 				n.Load(t, "delete table ip nat; delete table ip6 nat")
 				restore(t, n, ofOthers)
-				n.Apply(t, want, layout.Ours)
+				n.Apply(t, want, nft.Ours)
 			}
 			if diff := cmp.Diff(before, save(t, n)); diff != "" {
 				t.Errorf("saved (-before +after):\n%s", diff)
@@ -236,7 +235,7 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	n := modes.New(t, xtables.Read)
-	n.Apply(t, wanted("B", nil), layout.Ours)
+	n.Apply(t, wanted("B", nil), nft.Ours)
 	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B-SRC\nCOMMIT\n") // another program's
 	count(t, n)
 	before := counted(t, n, "B-SRC")
@@ -258,7 +257,7 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	}
 	others := counted(t, n, "X")
 	for _, cidrs := range [][]string{{"10.1.0.0/16", "10.9.0.0/16"}, {"10.3.0.0/16", "10.1.0.0/16", "10.1.0.0/16"}} {
-		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }), layout.Ours)
+		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }), nft.Ours)
 		want := []string{"0 -d 10.1.1.0/24"}
 		for _, c := range cidrs {
 			want = append(want, "0 -d "+c)
@@ -284,9 +283,9 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 			n, clean := modes.New(t, xtables.Read), modes.New(t, xtables.Read)
 			restore(t, n, ofOthers)
 			restore(t, clean, ofOthers)
-			clean.Apply(t, want, layout.Ours)
+			clean.Apply(t, want, nft.Ours)
 			tt.do(t, n)
-			s := n.Read(t, want, layout.Ours)
+			s := n.Read(t, want, nft.Ours)
 			if found := modes.Texts(s); !modes.Match(found, tt.finds) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
@@ -299,7 +298,7 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 				}
 				return
 			}
-			n.Apply(t, want, layout.Ours)
+			n.Apply(t, want, nft.Ours)
 			if diff := cmp.Diff(save(t, clean), save(t, n)); diff != "" {
 				t.Errorf("saved (-in a clean table +here):\n%s", diff)
 			}
@@ -313,9 +312,9 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 // Rules of ours for another policy are not another agent's.
 func TestRulesOfAnotherPolicyAreOurs(t *testing.T) {
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
-	n.Apply(t, want, layout.Ours)
+	n.Apply(t, want, nft.Ours)
 	another := wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil })
-	found := modes.Texts(n.Read(t, another, layout.Ours))
+	found := modes.Texts(n.Read(t, another, nft.Ours))
 	replaced := func(d string) bool { return strings.HasPrefix(d, "replaced: ") }
 	if !slices.Contains(found, "table ip nat: chain A does not have the hash of the policy") ||
 		slices.ContainsFunc(found, replaced) {
@@ -335,19 +334,19 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 		nfttest.Run(t, n.NS, "", "iptables-nft", append(args, "-j", "ACCEPT")...)
 	}
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
-	n.Apply(t, want, layout.Ours)
+	n.Apply(t, want, nft.Ours)
 	before := rawRules(t, n)
 	insert(n, "A-SRC")
-	if found := n.Apply(t, want, layout.Ours); len(found) == 0 {
+	if found := n.Apply(t, want, nft.Ours); len(found) == 0 {
 		t.Error("nothing differs")
 	}
 	if diff := cmp.Diff(before, rawRules(t, n)); diff != "" {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
 	insert(n, xtables.Postrouting)
-	found := n.Read(t, want, layout.Ours).Differences()
-	if !slices.ContainsFunc(found, func(d layout.Difference) bool {
-		return d.Kind == layout.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
+	found := n.Read(t, want, nft.Ours).Differences()
+	if !slices.ContainsFunc(found, func(d nft.Difference) bool {
+		return d.Kind == nft.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
 	}) {
 		t.Errorf("found %v", found)
 	}

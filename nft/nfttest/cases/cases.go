@@ -13,8 +13,9 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/xtables"
 )
 
 // DefaultChain is the chain of mode iptables-nft unless the flags set another.
@@ -206,7 +207,7 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	}
 	return d, func(m nft.Mode) nft.Options {
 		random := *randomFully && (m == nft.ModeNFTables || given)
-		return nft.Options{Layout: layouts.Of(m, *chain), RandomFully: random, Ports: ranges, Marks: Marks()}
+		return nft.Options{Layout: Layout(m, *chain), RandomFully: random, Ports: ranges, Marks: Marks()}
 	}
 }
 
@@ -230,4 +231,12 @@ func parsePacket(t testing.TB, line string) Packet {
 // plugin portmap.
 func Marks() []nft.Mark {
 	return []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}}
+}
+
+// Layout returns the layout of a mode. The chain is used by those that have one.
+func Layout(m nft.Mode, chain string) nft.Layout {
+	if m == nft.ModeIPTables {
+		return xtables.Layout{Name: chain}
+	}
+	return native.Layout{}
 }

@@ -9,7 +9,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layouts"
 )
 
 // Specified returns the verdict of the policy, as specified.
@@ -259,7 +258,7 @@ func ForView(c config.Config) config.Config {
 // Options generates options for a mode.
 func (m Maker) Options(mode nft.Mode) nft.Options {
 	return nft.Options{
-		Layout: layouts.Of(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Ports: m.ports(), Marks: Marks()[:1+m.IntN(2)],
+		Layout: Layout(mode, DefaultChain), RandomFully: m.IntN(2) == 0, Ports: m.ports(), Marks: Marks()[:1+m.IntN(2)],
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -173,7 +172,7 @@ var steps = Steps{
 	"left": func(w *World, hash string) string {
 		w.Locked(func() {
 			if w.Left = nil; hash != "" {
-				w.Held, w.Left = hash, &layout.Installed{Layout: w.Options.Layout, Hash: hash}
+				w.Held, w.Left = hash, &nft.Installed{Layout: w.Options.Layout, Hash: hash}
 			}
 		})
 		return ""

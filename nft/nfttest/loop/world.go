@@ -25,7 +25,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest/logged"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/older"
@@ -55,7 +54,7 @@ type World struct {
 	Exchanged bool   // an element of a set was
 	Writes    []string
 	Rejects   error
-	Left      *layout.Installed // by a previous run
+	Left      *nft.Installed // by a previous run
 	Older     []older.Chain
 	Listed    []netip.Addr // addresses of the node, unless Unlisted is an error
 	Unlisted  error
@@ -66,7 +65,7 @@ type World struct {
 
 	Looks, Frames, Deep int // checks with the elements of sets, without, and of more than our rules
 	Rereads, Follows    int
-	Last                layout.Depth
+	Last                nft.Depth
 	Cost, FrameCost     time.Duration // of these checks
 	Stall               time.Duration // of each check, without processor time
 	Used                time.Duration // processor time
@@ -114,14 +113,14 @@ func (w *World) Locked(use func()) {
 }
 
 // Apply is that of a [kernel.Kernel].
-func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a kernel.Applied, err error) {
+func (w *World) Apply(_ context.Context, r nft.Ruleset, depth nft.Depth) (a kernel.Applied, err error) {
 	w.mu.Lock()
 	cost := w.Cost
 	switch w.Last = depth; {
-	case depth == layout.Frame:
+	case depth == nft.Frame:
 		cost = w.FrameCost
 		w.Frames++
-	case depth > layout.Ours:
+	case depth > nft.Ours:
 		w.Deep++
 		fallthrough
 	default:
@@ -143,7 +142,7 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a k
 		return a, w.Rejects
 	}
 	a.Read = w.ruleset
-	if depth == layout.TakeOver {
+	if depth == nft.TakeOver {
 		for _, c := range w.Older {
 			a.TookOver = append(a.TookOver, c.String())
 		}
@@ -154,7 +153,7 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a k
 	if present := r.Policy.SNATOf(false).Present; len(present) > 0 {
 		holds += fmt.Sprint(" ", present)
 	}
-	if w.Held != holds || w.Exchanged && depth > layout.Frame {
+	if w.Held != holds || w.Exchanged && depth > nft.Frame {
 		w.Held, w.Exchanged = holds, false
 		w.Writes = append(w.Writes, holds)
 		w.ruleset++
@@ -165,7 +164,7 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth layout.Depth) (a k
 }
 
 // Installed is that of a [kernel.Kernel].
-func (w *World) Installed(context.Context) (left layout.Installed, found bool, err error) {
+func (w *World) Installed(context.Context) (left nft.Installed, found bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.Left == nil {

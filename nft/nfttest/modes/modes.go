@@ -12,15 +12,14 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
 // A Reader reads the state of a mode.
 type Reader func(
-	c *nfnetlink.Conn, want, has nft.Ruleset, depth layout.Depth, staged layout.State,
-) (layout.State, error)
+	c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.KernelState,
+) (nft.KernelState, error)
 
 // A Node is a network namespace with rules of a mode.
 type Node struct {
@@ -45,7 +44,7 @@ func (n *Node) Load(t testing.TB, text string) {
 }
 
 // Read reads the state.
-func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.State {
+func (n *Node) Read(t testing.TB, want nft.Ruleset, depth nft.Depth) nft.KernelState {
 	t.Helper()
 	s, err := n.read(n.Conn, want, nft.Ruleset{}, depth, nil)
 	if err != nil {
@@ -55,14 +54,14 @@ func (n *Node) Read(t testing.TB, want nft.Ruleset, depth layout.Depth) layout.S
 }
 
 // kinds are the kinds of differences, as [Texts] begins with them.
-var kinds = map[layout.Kind]string{
-	layout.Drift: "", layout.Rules: "", layout.Odd: "odd: ", layout.Leftover: "leftover: ", layout.Replaced: "replaced: ",
-	layout.Prevented: "prevented: ",
+var kinds = map[nft.DifferenceKind]string{
+	nft.Drift: "", nft.OtherRules: "", nft.Odd: "odd: ", nft.Leftover: "leftover: ", nft.Replaced: "replaced: ",
+	nft.Prevented: "prevented: ",
 }
 
 // Texts returns the differences of a state: the kind, unless rules are written again, and
 // the text.
-func Texts(s layout.State) (all []string) {
+func Texts(s nft.KernelState) (all []string) {
 	for _, d := range s.Differences() {
 		all = append(all, kinds[d.Kind]+d.Text)
 	}
@@ -70,7 +69,7 @@ func Texts(s layout.State) (all []string) {
 }
 
 // Commit returns what sends a transaction, if it has anything.
-func (n *Node) Commit(t testing.TB) layout.Commit {
+func (n *Node) Commit(t testing.TB) nft.Commit {
 	t.Helper()
 	return func(b *nfnetlink.Batch) error {
 		if b.Len() == 0 {
@@ -86,7 +85,7 @@ func (n *Node) Commit(t testing.TB) layout.Commit {
 
 // Apply writes what is wanted, and returns the differences that there were. Afterwards there
 // must be none.
-func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth layout.Depth) (found []string) {
+func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth nft.Depth) (found []string) {
 	t.Helper()
 	s := n.Read(t, want, depth)
 	found = Texts(s)
@@ -98,7 +97,7 @@ func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth layout.Depth) (found 
 }
 
 // Write carries out a state.
-func (n *Node) Write(t testing.TB, s layout.State) {
+func (n *Node) Write(t testing.TB, s nft.KernelState) {
 	t.Helper()
 	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	if err := s.Stage(t.Context(), commit); err != nil {

@@ -17,14 +17,13 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/node"
 )
 
 // A Kernel is what the loop reads and writes: a [kernel.Kernel], or a fake in tests.
 type Kernel interface {
-	Apply(context.Context, nft.Ruleset, layout.Depth) (kernel.Applied, error)
-	Installed(context.Context) (layout.Installed, bool, error)
+	Apply(context.Context, nft.Ruleset, nft.Depth) (kernel.Applied, error)
+	Installed(context.Context) (nft.Installed, bool, error)
 	OlderDecides(context.Context) (bool, error)
 	Counters(nft.Layout) ([]nft.Counts, error)
 }
@@ -124,7 +123,7 @@ type event struct {
 	reason string
 	files  *Files       // a new content of the config
 	moved  *node.Change // of the addresses of the node
-	depth  layout.Depth // what to compare
+	depth  nft.Depth    // what to compare
 }
 
 func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
@@ -155,7 +154,7 @@ func (a *Agent) Run(ctx context.Context) {
 
 // wait returns the next event, or false if ctx is done.
 func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
-	if v.attempt.reason == onDrift && v.attempt.depth == layout.Frame {
+	if v.attempt.reason == onDrift && v.attempt.depth == nft.Frame {
 		if e, due := a.compareElements(v, a.schedule.rules.seen); due {
 			return e, true
 		}
@@ -169,16 +168,16 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 		case <-ctx.Done():
 			return event{}, false
 		case f := <-a.in.Files:
-			return event{reason: onConfig, files: &f, depth: layout.Ours}, true
+			return event{reason: onConfig, files: &f, depth: nft.Ours}, true
 		case c := <-moves:
-			return event{reason: onAddresses, moved: &c, depth: layout.Frame}, true
+			return event{reason: onAddresses, moved: &c, depth: nft.Frame}, true
 		case <-a.in.Hangup:
 			a.in.Reread()
-			return event{reason: onHangup, depth: layout.TakeOver}, true
+			return event{reason: onHangup, depth: nft.TakeOver}, true
 		case <-a.schedule.timer.C:
 			a.in.Reread()
 			if v.failure != nil {
-				return event{reason: onRetry, depth: layout.Ours}, true
+				return event{reason: onRetry, depth: nft.Ours}, true
 			}
 			return event{reason: onResync, depth: a.resyncDepth()}, true
 		case <-a.schedule.ticker.C:
@@ -244,7 +243,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 }
 
 // apply makes the kernel have what is wanted.
-func (a *Agent) apply(ctx context.Context, v *view, depth layout.Depth) error {
+func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 	applied, err := a.kernel.Apply(ctx, *v.policy.want, depth)
 	if err != nil {
 		v.attempt.differs = len(applied.Differences) > 0

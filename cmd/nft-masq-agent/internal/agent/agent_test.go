@@ -13,7 +13,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest/loop"
 )
@@ -199,11 +198,11 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 		looks := 0
 		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
 			synctest.Wait()
-			w.Locked(func() { w.Last = layout.Ours })
+			w.Locked(func() { w.Last = nft.Ours })
 			w.Commit()
 			synctest.Wait()
 			w.Locked(func() {
-				if w.Last == layout.TakeOver {
+				if w.Last == nft.TakeOver {
 					looks++
 				}
 			})

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 )
 
 // A Source is the source of the policy enforced on this node.
@@ -30,13 +29,13 @@ type policy struct {
 	accepted bool         // from a config that was accepted in this run
 	// left is the rules of a previous run, which stay as they are: of the source
 	// FromPrevious, unless a config was accepted in this run.
-	left *layout.Installed
+	left *nft.Installed
 }
 
 // A situation is the state of a node on which no config was accepted in this run.
 type situation struct {
-	previous *layout.Installed // what a previous run left in the kernel, nil for nothing
-	older    bool              // rules of an iptables-based agent are active
+	previous *nft.Installed // what a previous run left in the kernel, nil for nothing
+	older    bool           // rules of an iptables-based agent are active
 	defaults content
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layout"
 	"nft-masq-agent/nft/nfttest/loop"
 )
 
@@ -15,7 +14,7 @@ func rulesetOf(cidrs string) *nft.Ruleset {
 }
 
 func TestPolicyIsDecidedInThisOrder(t *testing.T) {
-	left := &layout.Installed{Hash: "12345678"}
+	left := &nft.Installed{Hash: "12345678"}
 	bad := errors.New("bad")
 	compiled := func(err error, cidr string) content {
 		return content{files: loop.File(cidr), err: err, want: rulesetOf(cidr)}

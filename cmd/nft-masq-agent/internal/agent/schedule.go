@@ -3,8 +3,8 @@ package agent
 import (
 	"time"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 )
 
 // compareEvery is how often the generation of the ruleset is compared. Joining the
@@ -82,11 +82,11 @@ func (a *Agent) compare(v view) (e event, due bool) {
 	case v.inForce() && generation != s.rules.seen && !s.rules.ready(now) && !overdue:
 		return e, false
 	case v.inForce() && (generation != s.rules.seen || overdue):
-		s.saw(layout.Frame, 0, generation, now)
-		return event{reason: onDrift, depth: layout.Frame}, true
+		s.saw(nft.Frame, 0, generation, now)
+		return event{reason: onDrift, depth: nft.Frame}, true
 	case v.policy.want != nil && overdue:
-		s.saw(layout.Ours, 0, generation, now)
-		return event{reason: onDrift, depth: layout.Ours}, true
+		s.saw(nft.Ours, 0, generation, now)
+		return event{reason: onDrift, depth: nft.Ours}, true
 	}
 	return a.compareElements(v, generation)
 }
@@ -97,35 +97,35 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 	if !s.elements.due(generation, now) {
 		return e, false
 	}
-	e = event{reason: onDrift, depth: layout.Ours}
+	e = event{reason: onDrift, depth: nft.Ours}
 	if a.takesOver(v) {
-		e.depth = layout.TakeOver
+		e.depth = nft.TakeOver
 	}
 	s.saw(e.depth, 0, generation, now)
 	return e, true
 }
 
 // resyncDepth returns what a resync compares.
-func (a *Agent) resyncDepth() layout.Depth {
+func (a *Agent) resyncDepth() nft.Depth {
 	s := &a.schedule
 	if time.Now().Before(s.deep) {
-		return layout.Frame
+		return nft.Frame
 	}
 	generation, err := a.in.Generation()
 	if err == nil && generation == s.everything && generation == s.elements.seen {
-		return layout.Frame
+		return nft.Frame
 	}
-	return layout.TakeOver
+	return nft.TakeOver
 }
 
 // saw records at which generation something was right. What was right at the generation that was read, and was not
 // compared, is so, too.
-func (s *schedule) saw(depth layout.Depth, read, generation uint32, now time.Time) {
+func (s *schedule) saw(depth nft.Depth, read, generation uint32, now time.Time) {
 	s.rules.seen, s.checked = generation, now
-	if depth > layout.Frame || read != 0 && read == s.elements.seen {
+	if depth > nft.Frame || read != 0 && read == s.elements.seen {
 		s.elements.seen = generation
 	}
-	if depth > layout.Ours || read != 0 && read == s.everything {
+	if depth > nft.Ours || read != 0 && read == s.everything {
 		s.everything = generation
 	}
 }
@@ -136,19 +136,19 @@ func (a *Agent) takesOver(v view) bool { return a.settings.TakeOver && v.policy.
 
 // depth returns what is checked at an event. With the first accepted config that is
 // everything, so that its rules replace all others in one transaction.
-func (a *Agent) depth(v view, e event) layout.Depth {
+func (a *Agent) depth(v view, e event) nft.Depth {
 	depth := e.depth
 	if v.policy.accepted && !v.accepted {
-		depth = layout.TakeOver
+		depth = nft.TakeOver
 	}
-	if depth == layout.TakeOver && !a.takesOver(v) {
-		return layout.Everything
+	if depth == nft.TakeOver && !a.takesOver(v) {
+		return nft.Everything
 	}
 	return depth
 }
 
 // plan plans the next checks after an attempt.
-func (a *Agent) plan(v *view, before view, depth layout.Depth) {
+func (a *Agent) plan(v *view, before view, depth nft.Depth) {
 	s, now := &a.schedule, time.Now()
 	switch {
 	case v.attempt.applied != nil:
@@ -164,7 +164,7 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
 	if v.failure == nil && (full || v.full.IsZero()) {
 		v.full = now
-		if depth > layout.Ours {
+		if depth > nft.Ours {
 			s.deep = now.Add(min(elementsShare*v.attempt.cost, elementsPause))
 		}
 	}
@@ -184,15 +184,15 @@ func (a *Agent) plan(v *view, before view, depth layout.Depth) {
 
 // charge charges what others have caused to the pace of its depth. It reports whether repairs are slowed down from now
 // on.
-func (s *schedule) charge(v view, depth layout.Depth, now time.Time) (slowed bool) {
+func (s *schedule) charge(v view, depth nft.Depth, now time.Time) (slowed bool) {
 	repaired := v.attempt.changed == restored || v.attempt.changed == removed
 	switch {
 	case v.attempt.reason == onAddresses:
 		s.addresses.repaired(now, v.attempt.cost) // observers look at the new rules, too
 	case v.attempt.reason != onDrift && v.attempt.reason != onResync:
-	case depth == layout.Frame && repaired:
+	case depth == nft.Frame && repaired:
 		return s.rules.repaired(now, v.attempt.cost)
-	case depth == layout.Frame:
+	case depth == nft.Frame:
 		s.rules.spend(now, v.attempt.cost)
 	case repaired:
 		s.elements.repaired(now, v.attempt.cost)

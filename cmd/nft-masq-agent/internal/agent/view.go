@@ -10,7 +10,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/layout"
 )
 
 // A view has the decisions of the loop and its knowledge. It is a value: each event
@@ -42,7 +41,7 @@ type view struct {
 // An attempt is what an event led to.
 type attempt struct {
 	reason  string
-	depth   layout.Depth    // of what was compared
+	depth   nft.Depth       // of what was compared
 	read    bool            // a new content of the config
 	took    time.Duration   // including everything that was read
 	cost    time.Duration   // processor time

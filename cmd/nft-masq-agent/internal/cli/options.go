@@ -15,7 +15,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/layouts"
+	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -120,8 +120,12 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 
 // NFT returns the options of the compiler.
 func (o Options) NFT() nft.Options {
-	n := nft.Options{Layout: layouts.Of(o.Mode, o.Chain), Ports: o.Ports, Marks: o.Marks}
-	if n.RandomFully = o.Mode != nft.ModeIPTables; o.RandomFully != nil {
+	n := nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: o.Ports, Marks: o.Marks}
+	if o.Mode == nft.ModeIPTables {
+		n.Layout = xtables.Layout{Name: o.Chain}
+		n.RandomFully = false
+	}
+	if o.RandomFully != nil {
 		n.RandomFully = *o.RandomFully
 	}
 	return n

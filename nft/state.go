@@ -1,11 +1,8 @@
-// Package layout is the interface between package kernel and a mode: a [State], which
-// reads nothing by itself, compares the kernel's rules with the wanted ones, and plans.
-package layout
+package nft
 
 import (
 	"context"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -14,8 +11,8 @@ type Depth int
 
 // The depths.
 const (
-	// None is not a depth: whoever asks for a check says how deep it is.
-	None Depth = iota
+	// NoDepth is not a depth: whoever asks for a check says how deep it is.
+	NoDepth Depth = iota
 	// Frame is the wanted mode's table, or chain, without the elements of sets and the rules of chains to which
 	// only maps lead. These are taken to be as the last Apply left them.
 	Frame
@@ -27,9 +24,9 @@ const (
 	TakeOver
 )
 
-// A State is what the kernel has of one mode, at one generation of the ruleset,
+// A KernelState is what the kernel has of one mode, at one generation of the ruleset,
 // compared with the ruleset that is wanted: of this mode, of another one, or none.
-type State interface {
+type KernelState interface {
 	// Differences returns why Stage and Switch are needed, or not possible.
 	Differences() []Difference
 	// Stage writes what no rule refers to yet.
@@ -43,9 +40,9 @@ type State interface {
 	Installed() (Installed, bool)
 }
 
-// A Rewriter is a [State] that can write chains again by their names.
+// A Rewriter is a [KernelState] that can write chains again by their names.
 type Rewriter interface {
-	// Rewrite adds the chains that have differences of the kind Rules to a transaction that is right at any
+	// Rewrite adds the chains that have differences of the kind OtherRules to a transaction that is right at any
 	// generation of the ruleset. It reports whether that is enough: not if their sets have to change.
 	Rewrite(b *nfnetlink.Batch) (enough bool)
 }
@@ -53,7 +50,7 @@ type Rewriter interface {
 // A Commit sends a transaction.
 type Commit func(*nfnetlink.Batch) error
 
-// A Replacer is a [State] of a table that is only ours.
+// A Replacer is a [KernelState] of a table that is only ours.
 type Replacer interface {
 	// Replace deletes the table and creates the wanted one, in one transaction unless the
 	// kernel needs two. Then the state must be read again.
@@ -62,27 +59,27 @@ type Replacer interface {
 
 // Installed identifies rules of ours.
 type Installed struct {
-	Layout nft.Layout
+	Layout Layout
 	Hash   string // of their policy, "" if another program changed the rule that has it
 }
 
-// A Kind is what is to be done about a difference.
-type Kind int
+// A DifferenceKind is what is to be done about a difference.
+type DifferenceKind int
 
 // The kinds of differences.
 const (
-	Drift     Kind = iota // rules, sets and counters of ours are written again
-	Rules                 // a chain of ours has other rules, or is missing: it is written again by its name
-	Odd                   // our table has something else: it is replaced
-	Leftover              // it is removed
-	Older                 // rules of an iptables-based agent, which are removed
-	Replaced              // what has our chain's name, which we did not write, is replaced
-	Prevented             // nothing can be written
+	Drift       DifferenceKind = iota // rules, sets and counters of ours are written again
+	OtherRules                        // a chain of ours has other rules, or is missing: it is written again by its name
+	Odd                               // our table has something else: it is replaced
+	Leftover                          // it is removed
+	OlderAgents                       // rules of an iptables-based agent, which are removed
+	Replaced                          // what has our chain's name, which we did not write, is replaced
+	Prevented                         // nothing can be written
 )
 
 // A Difference is one difference between the kernel and what is wanted.
 type Difference struct {
-	Kind Kind
+	Kind DifferenceKind
 	Text string
 	Err  error // of kind Prevented
 }
@@ -92,9 +89,9 @@ func (d Difference) String() string {
 	switch d.Kind {
 	case Leftover:
 		return "leftover " + d.Text
-	case Older:
+	case OlderAgents:
 		return "another agent's " + d.Text
-	case Drift, Rules, Odd, Replaced, Prevented:
+	case Drift, OtherRules, Odd, Replaced, Prevented:
 	}
 	return d.Text
 }

@@ -1,6 +1,4 @@
-// Package facts reads single facts of rules, ours and those of other programs, as far as the
-// agent needs them.
-package facts
+package nfnetlink
 
 import (
 	"encoding/binary"
@@ -9,12 +7,10 @@ import (
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
-
-	"nft-masq-agent/nft/nfnetlink"
 )
 
 // Target returns the chain that a rule jumps or goes to.
-func Target(r nfnetlink.Rule) (chain string, ok bool) {
+func (r Rule) Target() (chain string, ok bool) {
 	for _, e := range r.Exprs {
 		if _, chain, ok := e.Verdict(); ok && chain != "" {
 			return chain, true
@@ -24,7 +20,7 @@ func Target(r nfnetlink.Rule) (chain string, ok bool) {
 }
 
 // Returns reports whether a rule returns to the calling chain.
-func Returns(r nfnetlink.Rule) bool {
+func (r Rule) Returns() bool {
 	for _, e := range r.Exprs {
 		if code, _, ok := e.Verdict(); ok && code == unix.NFT_RETURN {
 			return true
@@ -34,7 +30,7 @@ func Returns(r nfnetlink.Rule) bool {
 }
 
 // Packets returns what the rule's own counter has counted; false if it has none.
-func Packets(r nfnetlink.Rule) (uint64, bool) {
+func (r Rule) Packets() (uint64, bool) {
 	for _, e := range r.Exprs {
 		if e.Name == "counter" {
 			return e.Uint64(unix.NFTA_COUNTER_PACKETS), true
@@ -45,7 +41,7 @@ func Packets(r nfnetlink.Rule) (uint64, bool) {
 
 // Sets names the sets that a rule refers to: whose elements it asks for, adds, or
 // takes an object from.
-func Sets(r nfnetlink.Rule) []string {
+func (r Rule) Sets() []string {
 	var names []string
 	for _, e := range r.Exprs {
 		if set := e.Set(); set != "" {
@@ -57,7 +53,7 @@ func Sets(r nfnetlink.Rule) []string {
 
 // NAT returns whether a rule translates source addresses, and whether it takes any free port for
 // that.
-func NAT(r nfnetlink.Rule) (source, randomFully bool) {
+func (r Rule) NAT() (source, randomFully bool) {
 	for _, e := range r.Exprs {
 		var flags uint32
 		switch name, info := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO); {
@@ -73,37 +69,37 @@ func NAT(r nfnetlink.Rule) (source, randomFully bool) {
 		case len(info) >= 20: // struct nf_nat_ipv4_multi_range_compat with one range
 			flags = binary.NativeEndian.Uint32(info[4:])
 		}
-		return true, flags&nfnetlink.NATRandomFully != 0
+		return true, flags&NATRandomFully != 0
 	}
 	return false, false
 }
 
 // RandomFully reports whether a rule translates source addresses and takes any free port for it.
-func RandomFully(r nfnetlink.Rule) bool {
-	_, fully := NAT(r)
+func (r Rule) RandomFully() bool {
+	_, fully := r.NAT()
 	return fully
 }
 
 // Name names a rule in messages: by its handle, and by its comment if it has one.
-func Name(r nfnetlink.Rule) string {
+func (r Rule) Name() string {
 	name := fmt.Sprintf("handle %d", r.Handle)
-	if comment := Comment(r); comment != "" {
-		name += ", comment " + nfnetlink.Printable(comment)
+	if comment := r.Comment(); comment != "" {
+		name += ", comment " + Printable(comment)
 	}
 	return name
 }
 
-// Comments is the type of nft's comment in the user data of a rule.
-const Comments = 0 // NFTNL_UDATA_RULE_COMMENT
+// CommentData is the type of nft's comment in the user data of a rule.
+const CommentData = 0 // NFTNL_UDATA_RULE_COMMENT
 
 // Comment returns what -m comment has, or else nft's comment.
-func Comment(r nfnetlink.Rule) string {
+func (r Rule) Comment() string {
 	for _, e := range r.Exprs {
 		if e.Name == "match" && e.Str(unix.NFTA_MATCH_NAME) == "comment" {
 			return e.Str(unix.NFTA_MATCH_INFO)
 		}
 	}
-	return UserData(r.UserData, Comments)
+	return UserData(r.UserData, CommentData)
 }
 
 // Signature is the user data of each rule that we write into a table which other programs use,
@@ -121,10 +117,10 @@ const (
 )
 
 // Hash returns the hash of the policy that a rule of ours has, or "".
-func Hash(r nfnetlink.Rule) string { return UserData(r.UserData, hashType) }
+func (r Rule) Hash() string { return UserData(r.UserData, hashType) }
 
 // Signed reports whether a rule has our [Signature].
-func Signed(r nfnetlink.Rule) bool { return UserData(r.UserData, signatureType) == signature }
+func (r Rule) Signed() bool { return UserData(r.UserData, signatureType) == signature }
 
 // UserData returns a string from the type, length, value entries that
 // programs attach to an object. Any program may have written them: the library's
