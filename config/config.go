@@ -53,9 +53,10 @@ type Config struct {
 	ResyncInterval time.Duration // from a file: 1s to 24h
 
 	StaleConnections Stale
-	staleAt          *Position // its position; nil if it is keep
 
 	CIDRLimit int // of NonMasqueradeCIDRs
+
+	given map[string]Position // of the keys that the files set
 }
 
 // Stale selects the connections to delete if their translation contradicts a
@@ -85,15 +86,15 @@ type Row struct {
 	Asks       Subject // "": it is not a condition
 	Outside    bool    // matches whatever is not in the list
 	Masquerade bool    // the verdict if it matches; false: exempt
-	View       string  // comment of its rules in mode iptables-nft; empty: mode nftables only
 	WinBridge  bool    // win-bridge can express it
+	// BothModes means that the older agents have the key, or as a flag toPorts and randomFully. All others need
+	// mode nftables.
+	BothModes bool
 
 	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
 	// bool, *bool, *[]PortRange, PodPorts, int, time.Duration, Stale, or *Position for that of an explicit true or false.
 	field    string
 	explicit bool // which of these
-	nftables bool // needs mode nftables
-	older    bool // it is a list that the older agents have, too
 
 	*entryKind // of a list
 }
@@ -116,83 +117,79 @@ const (
 // parsing, names, texts and rules are derived from these rows. It is never changed.
 var table = []Row{
 	{
-		Key: "masqueradeHost", Asks: SentByNode, nftables: true,
+		Key: "masqueradeHost", Asks: SentByNode,
 		Means: "what this node itself sends keeps its address",
 		field: "ExemptHost",
 	},
 	{
-		Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true, nftables: true,
+		Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true,
 		Means: "only what was received on one of these interfaces is masqueraded",
 		field: "MasqueradeSrcInterfaces", entryKind: &interfaces,
 	},
 	{
 		Key: KeyMasqueradeSrcCIDRs, Asks: SourceAddress, Outside: true, Set: "masq-src",
 		Means: "the only sources that are masqueraded",
-		View:  "only traffic of these sources should be subject to MASQUERADE",
 		field: "MasqueradeSrcCIDRs", entryKind: &cidrs,
 	},
 	{
 		Key: KeyNonMasqueradeSrcCIDRs, Asks: SourceAddress, Set: "non-masq-src",
 		Means: "sources that keep their own address",
-		View:  "traffic of this source should not be subject to MASQUERADE",
 		field: "NonMasqueradeSrcCIDRs", entryKind: &cidrs,
 	},
 	{
-		Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy, nftables: true,
+		Key: "nonMasqueradeOutInterfaces", Asks: LeavingBy,
 		Means: "what leaves by one of these interfaces keeps its address",
 		field: "NonMasqueradeOutInterfaces", entryKind: &interfaces,
 	},
 	{
-		Key: keyMasqueradeOutInterfaces, Asks: LeavingBy, Outside: true, nftables: true,
+		Key: keyMasqueradeOutInterfaces, Asks: LeavingBy, Outside: true,
 		Means: "only what leaves by one of these interfaces is masqueraded",
 		field: "MasqueradeOutInterfaces", entryKind: &interfaces,
 	},
 	{
 		Key: KeyForceMasqueradeCIDRs, Asks: DestinationAddress, Masquerade: true, Set: "force-masq",
 		Means: "destinations that always see the node's address",
-		View:  "traffic to this destination should always be subject to MASQUERADE",
 		field: "ForceMasqueradeCIDRs", entryKind: &cidrs,
 	},
 	{
 		Key: KeyNonMasqueradeCIDRs, Asks: DestinationAddress, Set: "non-masq", WinBridge: true,
 		Means: "destinations that see the pod's own address",
-		View:  "cluster-local traffic should not be subject to MASQUERADE",
-		field: "NonMasqueradeCIDRs", entryKind: &cidrs, older: true,
+		field: "NonMasqueradeCIDRs", entryKind: &cidrs, BothModes: true,
 	},
 	{
-		Key: KeyEnforceNonMasquerade, explicit: true, nftables: true,
+		Key: KeyEnforceNonMasquerade, explicit: true,
 		Means: "no other program translates what pods send to exempt destinations",
 		field: "Enforce",
 	},
 	{
-		Key: KeySNATAddresses, Set: "snat", nftables: true,
+		Key: KeySNATAddresses, Set: "snat",
 		Means: "masqueraded connections leave from one of these that the node has",
 		field: "SNATAddresses", entryKind: &addresses,
 	},
 	{
-		Key: KeySNATRules, nftables: true,
+		Key:   KeySNATRules,
 		Means: "masqueraded connections leave from an address of the first entry that matches and has one on the node",
 		field: "SNATRules",
 	},
 	{
-		Key: KeyDropInvalid, explicit: true, nftables: true,
+		Key: KeyDropInvalid, explicit: true,
 		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
 		field: "DropInvalid",
 	},
 	{
-		Key: KeyPortsPerPod, nftables: true,
+		Key:   KeyPortsPerPod,
 		Means: "masqueraded connections of a pod get their source ports from a block of this size, by the low bits of its IP",
 		field: "PortsPerPod",
 	},
-	{Key: keyMasqLinkLocal, field: "MasqLinkLocal"},
-	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6"},
+	{Key: keyMasqLinkLocal, field: "MasqLinkLocal", BothModes: true},
+	{Key: keyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6", BothModes: true},
 	{Key: keyEnableIPv6, field: "EnableIPv6"},
-	{Key: KeyToPorts, field: "ToPorts"},
-	{Key: keyRandomFully, field: "RandomFully"},
-	{Key: keyLinkLocal, field: "MasqLinkLocal"},
-	{Key: keyResyncInterval, field: "ResyncInterval"},
-	{Key: keyCIDRLimit, field: "CIDRLimit"},
-	{Key: keyStaleConnections, nftables: true, field: "StaleConnections"},
+	{Key: KeyToPorts, field: "ToPorts", BothModes: true},
+	{Key: keyRandomFully, field: "RandomFully", BothModes: true},
+	{Key: keyLinkLocal, field: "MasqLinkLocal", BothModes: true},
+	{Key: keyResyncInterval, field: "ResyncInterval", BothModes: true},
+	{Key: keyCIDRLimit, field: "CIDRLimit", BothModes: true},
+	{Key: keyStaleConnections, field: "StaleConnections"},
 }
 
 // Conditions returns the rows of the conditions in evaluation order.
@@ -209,12 +206,11 @@ func Translations() []Row {
 // SNATAddresses returns the row of that key.
 func SNATAddresses() Row { return *knownKey(KeySNATAddresses) }
 
-// NeedsNFTables returns an error for each key of a config that only mode nftables
-// supports.
+// NeedsNFTables returns an error for each key that the files of a config set and only mode nftables supports.
 func NeedsNFTables(c Config) (problems Problems) {
 	for _, row := range table {
-		if values := row.Values(c); row.nftables && len(values) > 0 {
-			problems = append(problems, Problem{ID: "needsNFTables", Pos: values[0].Pos, Msg: row.Key + " needs mode nftables"})
+		if position, given := c.given[row.Key]; given && !row.BothModes {
+			problems = append(problems, Problem{ID: "needsNFTables", Pos: position, Msg: row.Key + " needs mode nftables"})
 		}
 	}
 	return problems
@@ -317,7 +313,7 @@ func (r Row) Values(from Config) (out []Value) {
 		}
 	case *Stale:
 		if *of != StaleKeep {
-			out = append(out, Value{string(*of), *from.staleAt})
+			out = append(out, Value{string(*of), from.given[r.Key]})
 		}
 	}
 	return out

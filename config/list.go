@@ -78,7 +78,7 @@ func (f *file) noList(row *Row, n *yaml.Node) {
 
 // text reports whether an entry is text for the older agents, if they have the key.
 func (r *Row) text(n *yaml.Node) bool {
-	return n.Kind == yaml.ScalarNode && !isNull(n) && (!r.older || !isNumber(n) && n.Tag != "!!bool")
+	return n.Kind == yaml.ScalarNode && !isNull(n) && (!r.BothModes || !isNumber(n) && n.Tag != "!!bool")
 }
 
 // wrongEntry describes an entry that is not text.
@@ -146,9 +146,9 @@ func (f *file) octal(row *Row, item *yaml.Node) (p netip.Prefix, msg string) {
 	decimal, msg := row.parse(leadingZeros.ReplaceAllString(written, "/$1"))
 	bits, err := strconv.ParseUint(written[1+strings.IndexByte(written, '/'):], 8, 8)
 	switch octal := netip.PrefixFrom(decimal.Addr(), int(bits)).Masked(); {
-	case msg != "" || row.older && octal == decimal:
+	case msg != "" || row.BothModes && octal == decimal:
 		return decimal, msg
-	case err != nil || !row.older:
+	case err != nil || !row.BothModes:
 		return p, fmt.Sprintf("%q has a leading zero in its prefix length, which iptables reads as octal: write %q",
 			written, decimal)
 	default:

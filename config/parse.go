@@ -31,6 +31,7 @@ func Parse(d Defaults, sources ...Source) (Config, Problems) {
 	for i := range table {
 		p.merge(&table[i])
 	}
+	p.config.given = p.set
 	p.checkDirectory(sources)
 	p.checkLists()
 	p.checkNeedsPods(KeyEnforceNonMasquerade, p.config.Enforce, "turn off masquerading for")
@@ -96,9 +97,6 @@ func (p *parser) merge(row *Row) {
 	case *Stale:
 		more := func(a, b Stale) bool { return a == StaleAll || b == StaleKeep }
 		scalar(p, row, to, (*file).staleConnections, more)
-		if at := p.set[row.Key]; *to != StaleKeep {
-			p.config.staleAt = &at
-		}
 	}
 }
 

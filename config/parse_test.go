@@ -38,7 +38,7 @@ func TestDefaultsApplyWithoutSources(t *testing.T) {
 		if got != want || len(problems) > 0 || c.NonMasqueradeCIDRs[0].Pos != (Position{}) {
 			t.Errorf("%+v: %s, want %s; %v", d, got, want, problems)
 		}
-		c.NonMasqueradeCIDRs, c.EnableIPv6, c.ResyncInterval, c.CIDRLimit = nil, false, 0, 0
+		c.NonMasqueradeCIDRs, c.EnableIPv6, c.ResyncInterval, c.CIDRLimit, c.given = nil, false, 0, 0, nil
 		if !reflect.DeepEqual(c, Config{}) {
 			t.Errorf("%+v: more is set: %+v", d, c)
 		}

@@ -51,8 +51,9 @@ func changes(d Defaults, files []string, manifests bool) string {
 	c, problems := Parse(d, sources...)
 	for i := range reflect.TypeFor[Config]().NumField() {
 		field := func(c Config) string { return fmt.Sprint(reflect.Indirect(reflect.ValueOf(c).Field(i))) }
-		if problems.Worst() != Error && field(was) != field(c) {
-			b.WriteString(reflect.TypeFor[Config]().Field(i).Name + ": " + field(c) + "\n")
+		key := reflect.TypeFor[Config]().Field(i)
+		if key.IsExported() && problems.Worst() != Error && field(was) != field(c) {
+			b.WriteString(key.Name + ": " + field(c) + "\n")
 		}
 	}
 	b.WriteString(lines(NeedsNFTables(c)) + lines(problems))

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -264,7 +265,7 @@ func TestSampleConfigMeansTheDefaults(t *testing.T) {
 	}
 	want := config.Default(config.Defaults{})
 	noPlaces := cmp.Transformer("text", func(c config.CIDR) string { return c.Prefix.String() })
-	if diff := cmp.Diff(want, got, noPlaces, cmp.AllowUnexported(config.Config{})); diff != "" {
+	if diff := cmp.Diff(want, got, noPlaces, cmpopts.IgnoreUnexported(config.Config{})); diff != "" {
 		t.Errorf("-defaults +sample:\n%s", diff)
 	}
 }

@@ -33,10 +33,6 @@ func Build(d config.Defaults, o Options, files ...config.Source) (b Built) {
 		return b
 	}
 	r := Compile(b.Config, o)
-	if err := o.Layout.CheckTables(r.Tables); err != nil {
-		b.Problems = append(b.Problems, config.Problem{ID: "kernel", Msg: err.Error()})
-		return b
-	}
 	b.Ruleset = &r
 	return b
 }

@@ -15,10 +15,6 @@ const (
 	ModeIPTables Mode = "iptables-nft" // the chain that iptables lists
 )
 
-// Supports reports whether rules of the mode can express a key of [config.Conditions] or
-// [config.Translations].
-func (m Mode) Supports(row config.Row) bool { return m != ModeIPTables || row.View != "" }
-
 // A Layout is a mode with what it needs to write a policy into the kernel. Equal layouts
 // write a policy alike.
 type Layout interface {
@@ -30,9 +26,6 @@ type Layout interface {
 	Check(c config.Config) config.Problems
 	// Compile returns the tables for a policy with this hash.
 	Compile(p Policy, hash string) []Table
-	// CheckTables returns an error if the kernel cannot have the tables that
-	// Compile returned.
-	CheckTables(tables []Table) error
 	// Text returns the tables as a file for the program of the mode.
 	Text(tables []Table) string
 }

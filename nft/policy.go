@@ -119,7 +119,7 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 		f.SNATRules = newSNATRules(c.SNATRules, ipv6)
 	}
 	for _, row := range config.Conditions() {
-		if !m.Supports(row) {
+		if m != ModeNFTables && !row.BothModes {
 			continue
 		}
 		cidrs := ofFamily(row.Entries(c), ipv6)

@@ -61,8 +61,6 @@ func TestHashCoversThePolicy(t *testing.T) {
 			c.NonMasqueradeCIDRs, c.MasqLinkLocal = append(c.NonMasqueradeCIDRs, cases.CIDRs("169.254.0.0/16")...), true
 		},
 		"resync interval": func(c *config.Config, _ *nft.Options) { c.ResyncInterval = 7 },
-		"mode":            func(_ *config.Config, o *nft.Options) { o.Layout = xtables.Layout{Name: cases.DefaultChain} },
-		"chain":           func(_ *config.Config, o *nft.Options) { o.Layout = xtables.Layout{Name: "OTHER"} },
 	} {
 		c, o := full()
 		change(&c, &o)
@@ -70,7 +68,16 @@ func TestHashCoversThePolicy(t *testing.T) {
 			t.Errorf("%s: hash %s became %s", name, hash, got)
 		}
 	}
-	hashes := map[string]string{hash: "the original"}
+	original := hash
+	older := config.Config{NonMasqueradeCIDRs: c.NonMasqueradeCIDRs, EnableIPv6: true}
+	hash = nft.Compile(older, o).Hash()
+	for _, chain := range []string{cases.DefaultChain, "OTHER"} {
+		o.Layout = xtables.Layout{Name: chain}
+		if got := nft.Compile(older, o).Hash(); got != hash {
+			t.Errorf("mode iptables-nft, chain %s: hash %s became %s", chain, hash, got)
+		}
+	}
+	hashes := map[string]string{original: "the original"}
 	for name, change := range map[string]func(*config.Config, *nft.Options){
 		"halves of one": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(cases.CIDRs("10.0.0.0/9", "10.128.0.0/9"), c.NonMasqueradeCIDRs[1:]...)
@@ -410,4 +417,32 @@ func TestBlocksNeedRoom(t *testing.T) {
 			t.Errorf("%q: %q, want %q", tt.file, got, tt.want)
 		}
 	}
+}
+
+// The older agents have four keys, non-masquerade-daemon a fifth one, and two flags that are keys here. Mode
+// iptables-nft is the view of these alone, whatever the value is.
+func TestModeIPTablesHasTheKeysOfOlderAgents(t *testing.T) {
+	t.Parallel()
+	older := []string{
+		config.KeyNonMasqueradeCIDRs, "masqLinkLocal", "masqLinkLocalIPv6", "resyncInterval", "cidrLimit", "linkLocal",
+		config.KeyToPorts, "randomFully",
+	}
+	cases.EachKey(t, func(t *testing.T, k cases.Key) {
+		for _, value := range k.Values {
+			text := k.Name + ": " + value + "\n"
+			b := nft.Build(config.Defaults{Chain: "NON-MASQUERADE-DAEMON"}, nft.Options{Layout: xtables.Layout{Name: "X"}},
+				config.Source{Name: "f", Data: []byte(text)})
+			rejected := slices.ContainsFunc(b.Problems, func(p config.Problem) bool {
+				return p.Level == config.Error && p.Pos.Line == 1 && p.Msg == k.Name+" needs mode nftables"
+			})
+			accepted := b.Ruleset != nil && b.Problems.Err() == nil
+			if slices.Contains(older, k.Name) {
+				if !accepted {
+					t.Errorf("%s: %v", text, b.Problems)
+				}
+			} else if accepted || !rejected && !strings.Contains(b.Problems.Error(), " needs masqueradeSrc") {
+				t.Errorf("%s: %v", text, b.Problems)
+			}
+		}
+	})
 }

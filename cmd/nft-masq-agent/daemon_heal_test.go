@@ -32,10 +32,10 @@ func (n *testNode) set() string {
 	return ""
 }
 
-// slash24s returns a config that exempts n networks, starting with 10.0.0.0/24.
+// slash24s returns a config that exempts n networks, starting with 10.0.0.0/24, and one of IPv6.
 func slash24s(n int) string {
 	var b strings.Builder
-	b.WriteString("enableIPv6: true\nnonMasqueradeCIDRs:\n- fd00::/8\n")
+	b.WriteString("nonMasqueradeCIDRs:\n- fd00::/8\n")
 	for i := range n {
 		fmt.Fprintf(&b, "- 10.%d.%d.0/24\n", i>>7, i<<1&0xff)
 	}
@@ -84,8 +84,8 @@ func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		n.swap(slash24s(100))
-		d := n.start(flag, "--resync-interval=3600", "--http-address", httpAddress)
-		want := wants(t, slash24s(100), flag)
+		d := n.start(flag, "--enable-ipv6", "--resync-interval=3600", "--http-address", httpAddress)
+		want := wants(t, slash24s(100), flag, "--enable-ipv6")
 		d.began(want)
 		c := n.connect()
 		defer c.Close()

@@ -26,6 +26,7 @@ type meddler struct {
 	*rand.Rand
 	node  *testNode
 	dir   string // of the config
+	mode  nft.Mode
 	count int    // of contents written, all different
 }
 
@@ -44,8 +45,12 @@ func (m *meddler) content() string {
 
 func (m *meddler) good() string {
 	m.count++
+	key := "enableIPv6"
+	if m.mode == nft.ModeIPTables { // which has not that key
+		key = "masqLinkLocalIPv6"
+	}
 	return exempting(fmt.Sprintf("10.%d.%d.0/24", m.count>>8&0xff, m.count&0xff), fmt.Sprintf("fd00:%x::/32", m.count)) +
-		fmt.Sprintf("enableIPv6: %t\n", m.IntN(2) == 0)
+		fmt.Sprintf("%s: %t\n", key, m.IntN(2) == 0)
 }
 
 // put writes a new file, or an existing one in place.
@@ -208,9 +213,11 @@ func TestRulesFollowTheLastValidContentAfterRandomOperations(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 0)), node: n, dir: filepath.Dir(n.path)}
+			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 0)), node: n, dir: filepath.Dir(n.path), mode: mode}
 			// No timer may help.
-			flags := []string{"--mode=" + string(mode), "--http-address", httpAddress, "--resync-interval=3600"}
+			flags := []string{
+				"--mode=" + string(mode), "--enable-ipv6", "--http-address", httpAddress, "--resync-interval=3600",
+			}
 			d := n.start(flags...)
 			want := wants(t, "", flags...)
 			d.began(want)

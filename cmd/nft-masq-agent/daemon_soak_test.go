@@ -213,7 +213,7 @@ func (a *assailant) relent() nft.Ruleset {
 	_ = os.RemoveAll(a.path)
 	a.check(a.swapFile(a.good()))
 	_ = a.Signal(unix.SIGHUP) // reads what belongs to the other mode, too
-	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode)})
+	want, err := a.settles(nft.Ruleset{}, []string{"--mode=" + string(a.mode), "--enable-ipv6"})
 	a.check(err)
 	return want
 }
@@ -303,10 +303,10 @@ func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path)}
+			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 1)), node: n, dir: filepath.Dir(n.path), mode: mode}
 			a := &assailant{meddler: m, test: t, mode: mode, done: map[string]int{}}
 			args := []string{
-				"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--http-address",
+				"run", "--log-format", "json", "--config", n.path, "--mode", string(mode), "--enable-ipv6", "--http-address",
 				httpAddress, "--probe-socket", a.socket(),
 			}
 			cmd, limit := n.limited(t, args...)

@@ -236,11 +236,11 @@ func optionsOf(t testing.TB, args ...string) cli.Options {
 func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
-	c, problems := config.Parse(o.Defaults, config.Source{Name: "config", Data: []byte(text)})
-	if err := problems.Err(); err != nil {
+	b := nft.Build(o.Defaults, o.NFT(), config.Source{Name: "config", Data: []byte(text)})
+	if err := b.Problems.Err(); err != nil {
 		t.Fatal(err)
 	}
-	return nft.Compile(c, o.NFT())
+	return *b.Ruleset
 }
 
 // command returns the command that runs the program.

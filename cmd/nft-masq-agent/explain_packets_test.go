@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -44,6 +43,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	n := newTrafficNode(t)
 	configs := []string{
 		"", "nonMasqueradeCIDRs: []\n",
+		"nonMasqueradeCIDRs: [203.0.113.0/24, 10.9.0.0/16, '2001:db8:77::/48']\n",
 		"nonMasqueradeCIDRs: [203.0.113.0/24, 10.9.0.0/16, '2001:db8:77::/48']\nenableIPv6: true\n",
 		"enableIPv6: true\nforceMasqueradeCIDRs: [10.9.0.0/16]\n", "masqueradeSrcCIDRs: [10.244.1.0/24]\n",
 		"nonMasqueradeSrcCIDRs: [10.244.1.2/32]\n",
@@ -56,7 +56,11 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	for sent := 0; sent < packets; {
 		nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
 		dir, config := dirs[r.IntN(len(dirs))], configs[r.IntN(len(configs))]
-		mode := "--mode=" + string([]nft.Mode{nft.ModeNFTables, nft.ModeIPTables}[r.IntN(2)])
+		mode := "--mode=nftables"
+		if r.IntN(2) == 0 { // the first configs have no key of this agent alone
+			mode = "--mode=iptables-nft"
+			config = configs[r.IntN(3)]
+		}
 		first := r.IntN(2) == 0
 		if first {
 			n.enforce(config, mode)

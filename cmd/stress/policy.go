@@ -71,14 +71,14 @@ func policies(n int, keys ...string) [2]policy {
 func policiesWith(n int, keys [2][]string) (both [2]policy) {
 	for i, list := range lists(n) {
 		var b strings.Builder
-		b.WriteString("enableIPv6: true\nmasqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
+		b.WriteString("masqLinkLocal: true\nmasqLinkLocalIPv6: true\nnonMasqueradeCIDRs:\n")
 		for _, p := range list {
 			fmt.Fprintf(&b, "- %q\n", p)
 		}
 		for _, key := range keys[i] {
 			b.WriteString(key + "\n")
 		}
-		c, problems := config.Parse(config.Defaults{}, config.Source{Name: "stress", Data: []byte(b.String())})
+		c, problems := config.Parse(config.Defaults{EnableIPv6: true}, config.Source{Name: "stress", Data: []byte(b.String())})
 		nfttest.Check(problems.Err())
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
 			nft.ModeNFTables: nft.Compile(c,

@@ -147,8 +147,11 @@ func (p policy) masquerade(f family) netip.Addr {
 	return f.node1
 }
 
+// exemptCIDRs is the plain policy with the flag --enable-ipv6: mode iptables-nft has not the key.
+const exemptCIDRs = "nonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\n"
+
 var policies = []policy{
-	{name: "plain", config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\n"},
+	{name: "plain", config: "enableIPv6: true\n" + exemptCIDRs},
 	{
 		name: "enforceNonMasquerade", native: true, foreign: true,
 		config: "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8]\nenforceNonMasquerade: " +
@@ -191,7 +194,7 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 		w.startProxies(proxyMode)
 		for _, mode := range []string{"nftables", "iptables-nft"} {
 			// The other policies are errors in mode iptables-nft.
-			w.apply(policies[0].config)
+			w.apply(map[string]string{"nftables": policies[0].config, "iptables-nft": exemptCIDRs}[mode])
 			w.install(mode)
 			for _, p := range policies {
 				if p.native && mode != "nftables" {
@@ -287,7 +290,16 @@ func (w *world) install(mode string, components ...string) {
 		components = append(components, mode)
 	}
 	w.Sh("make -s install" + w.imageFlags() + " COMPONENTS='" + strings.Join(components, " ") + "'")
+	if mode != "nftables" {
+		w.Sh(enableIPv6("nft-masq-agent"))
+	}
 	w.Sh(rollout("nft-masq-agent"))
+}
+
+// enableIPv6 is the command that gives a DaemonSet's agents the flag.
+func enableIPv6(name string) string {
+	return "kubectl -n kube-system patch daemonset " + name + " --type=json -p '[{\"op\": \"add\", " +
+		"\"path\": \"/spec/template/spec/containers/0/args/-\", \"value\": \"--enable-ipv6\"}]'"
 }
 
 // rollout is the command that waits until the pods of a DaemonSet are as it says.

@@ -32,6 +32,7 @@ type way struct {
 
 func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	w := newCluster(t)
+	w.apply(exemptCIDRs)
 	w.Sh("kubectl -n kube-system create configmap non-masquerade-daemon --from-file=" + w.Dir + "/config")
 	w.Sh("kubectl label node node1 node.kubernetes.io/masq-agent-ds-ready=true")
 	w.Sh("kubectl apply -f " + w.Write("kinds.yaml", fmt.Sprintf(operatorKinds, "PodMonitor", "podmonitors", "podmonitor")+
@@ -45,7 +46,7 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	components := func(name, daemonSet, shows string, some bool) way {
 		return way{
 			"overlay " + name,
-			[]string{"make -s install" + flags + " COMPONENTS=" + name, rollout(daemonSet)},
+			[]string{"make -s install" + flags + " COMPONENTS=" + name, enableIPv6(daemonSet), rollout(daemonSet)},
 			uninstall, shows, some,
 		}
 	}
@@ -56,7 +57,10 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 		}
 		return way{
 			"chart, " + name,
-			[]string{helm("install", " --set image.repository="+repository+",image.tag="+tag+" "+values), rollout(daemonSet)},
+			[]string{
+				helm("install", " --set image.repository="+repository+",image.tag="+tag+" "+values), enableIPv6(daemonSet),
+				rollout(daemonSet),
+			},
 			[]string{
 				helm("upgrade", " --reuse-values --set removal=true"), rollout(daemonSet),
 				"$HELM -n kube-system uninstall nft-masq-agent --wait",
@@ -66,7 +70,10 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	}
 	var names []string
 	for _, way := range []way{
-		{"base", []string{"make -s install" + flags, rollout("nft-masq-agent")}, uninstall, table, false},
+		{
+			"base", []string{"make -s install" + flags, enableIPv6("nft-masq-agent"), rollout("nft-masq-agent")},
+			uninstall, table, false,
+		},
 		components("iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT", false),
 		components("labelled-nodes", "nft-masq-agent", table, true),
 		components("non-masquerade-daemon", "non-masquerade-daemon", "chain NON-MASQUERADE-DAEMON", false),

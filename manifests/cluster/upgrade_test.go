@@ -101,7 +101,7 @@ func (u *updater) configure(text string) {
 
 func (w *world) upgrade(t *testing.T) {
 	older, newer := olderProgram(t), agent.Program(t)
-	const lists = "enableIPv6: true\nnonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8%s]\n"
+	const lists = "nonMasqueradeCIDRs: [10.0.0.0/8, fd00::/8%s]\n"
 	for _, tt := range []struct {
 		name, config, mode string
 		same               bool // the rules of both versions; in mode iptables-nft the older one's lack the hash
@@ -116,7 +116,7 @@ func (w *world) upgrade(t *testing.T) {
 		for name, both := range map[string]bool{"one after the other": false, "next to each other": true} {
 			name := tt.name + ", " + name
 			t.Run(name, func(t *testing.T) {
-				u := &updater{t: t, top: nfttest.NewTopology(t), dir: t.TempDir(), args: []string{"--mode", tt.mode}}
+				u := &updater{t: t, top: nfttest.NewTopology(t), dir: t.TempDir(), args: []string{"--mode", tt.mode, "--enable-ipv6"}}
 				must(t, os.WriteFile(filepath.Join(u.dir, "config"), fmt.Appendf(nil, tt.config, ""), 0o600))
 				running := u.start(older)
 				h := nfttest.StartHammer(t, u.top, nfttest.TargetsOfBothKinds()...)

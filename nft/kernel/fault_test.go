@@ -519,8 +519,8 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 	}{
 		{nft.ModeNFTables, nft.Ours, 13, 10},
 		{nft.ModeNFTables, nft.Everything, 15, 12},
-		{nft.ModeIPTables, nft.Ours, 20, 17},
-		{nft.ModeIPTables, nft.Everything, 29, 26},
+		{nft.ModeIPTables, nft.Ours, 16, 13},
+		{nft.ModeIPTables, nft.Everything, 25, 22},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

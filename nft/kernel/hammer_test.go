@@ -8,6 +8,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/xtables"
 )
 
 // halves returns two configs with the same verdicts and no common set: a wide
@@ -31,13 +32,14 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: ports})
 	}
 	ports := nft.PortRange{Min: 1024, Max: 65535}
+	xtPorts := nft.Compile(whole, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: []nft.PortRange{ports}})
 	tests := []struct {
 		name     string
 		reloads  int
 		rulesets []nft.Ruleset
 	}{
 		{"policies", 200, []nft.Ruleset{nf(whole), nf(policies), nf(halved, ports), nf(policies, ports)}},
-		{"iptables-nft", 100, []nft.Ruleset{xtOf(whole), xtOf(halved), xtOf(policies)}},
+		{"iptables-nft", 100, []nft.Ruleset{xtOf(whole), xtOf(halved), xtPorts}},
 		{"halves", 200, []nft.Ruleset{nf(whole), nf(halved)}},
 		{"both modes", 100, []nft.Ruleset{nf(whole), xtOf(halved), nf(policies), xtOf(whole)}},
 	}

@@ -147,7 +147,7 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 		done <- err
 	}()
 	k := open(t, ns)
-	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "all-policies").Compile(nft.ModeIPTables)
+	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "to-ports-several").Compile(nft.ModeIPTables)
 	for i := 0; len(done) == 0; i++ {
 		apply(t, k, []nft.Ruleset{a, b}[i%2], nft.Ours)
 	}
@@ -214,7 +214,7 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 func TestChainInUseByOthersIsEmptied(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
-	with, none := cases.Load(t, "sources-only").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
+	with, none := cases.Load(t, "ipv6").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
 	takesOver, otherMode := applies(nf, nft.TakeOver), applies(nf, nft.Everything)
 	const (
@@ -229,8 +229,8 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 		before nft.Ruleset
 		do     func(context.Context, *Kernel) ([]string, error)
 	}{
-		{"cleanup", ours + "-SRC", "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours)},
-		{"cleanup of the chain itself", ours, jumpsTo, with, cleansUp(Ours)},
+		{"cleanup", ours, "add rule ip nat FOREIGN ip daddr 192.0.2.1 jump %s", with, cleansUp(Ours)},
+		{"cleanup with a goto", ours, jumpsTo, with, cleansUp(Ours)},
 		{"cleanup with a map", ours, mapped, with, cleansUp(Ours)},
 		{"take-over", theirs, jumpsTo, none, takesOver},
 		{"take-over with a map", theirs, mapped, none, takesOver},
@@ -292,8 +292,6 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 		"(native)": nft.Compile(config.Config{}, nft.Options{Layout: native.Layout{}}),
 	}
 	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true}
-	c.ForceMasqueradeCIDRs = cases.CIDRs("10.1.1.0/24", "fd00::/8")
-	c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
 	full := nft.Compile(c, nft.Options{
 		Layout: xtables.Layout{Name: "A"}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}},
 	})
@@ -361,14 +359,14 @@ func TestChainOfADisabledFamilyGoesWithTheChange(t *testing.T) {
 // What others may do to the shared table, as commands of iptables-nft; RULES is our chain. Those that
 // the state of the table does not allow fail.
 var meddling = []string{
-	"-E RULES FOO", "-E RULES IP-MASQ", "-E RULES-SRC FOO", "-E RULES-MASQ FOO-SRC", "-E FOO RULES", "-E FOO BAR",
-	"-F POSTROUTING", "-F RULES", "-F RULES-SRC", "-F FOO", "-X", "-X FOO", "-X IP-MASQ",
-	"-D POSTROUTING 1", "-D POSTROUTING 2", "-D RULES 1", "-D RULES-SRC 1", "-D FOO 1",
-	"-A POSTROUTING -j RULES", "-I POSTROUTING -j RULES-SRC", "-A POSTROUTING -j FOO", "-A POSTROUTING -g RULES",
-	"-N FOO", "-N IP-MASQ", "-A POSTROUTING -j IP-MASQ", "-A IP-MASQ -j RULES-SRC",
+	"-E RULES FOO", "-E RULES IP-MASQ", "-E FOO RULES", "-E FOO BAR",
+	"-F POSTROUTING", "-F RULES", "-F FOO", "-X", "-X FOO", "-X IP-MASQ",
+	"-D POSTROUTING 1", "-D POSTROUTING 2", "-D RULES 1", "-D FOO 1",
+	"-A POSTROUTING -j RULES", "-A POSTROUTING -j FOO", "-A POSTROUTING -g RULES",
+	"-N FOO", "-N IP-MASQ", "-A POSTROUTING -j IP-MASQ", "-A IP-MASQ -j FOO",
 	"-A IP-MASQ -j MASQUERADE -m comment --comment ip-masq:_outbound", "-A RULES -d 192.0.2.98 -j RETURN",
-	"-A RULES-SRC -d 192.0.2.98 -j RETURN", "-A FOO -d 192.0.2.98 -j RETURN", "-A FOO -j RULES-SRC",
-	"-A FOO -j RULES-MASQ", "-N OTHER", "-A OTHER -d 192.0.2.99 -j RULES-SRC", "-A OTHER -d 192.0.2.99 -j RETURN",
+	"-A FOO -d 192.0.2.98 -j RETURN", "-A RULES -j FOO",
+	"-N OTHER", "-A OTHER -d 192.0.2.99 -j RULES", "-A OTHER -d 192.0.2.99 -j RETURN",
 	"-A POSTROUTING -d 192.0.2.99 -j OTHER",
 	"-A POSTROUTING -d 192.0.2.99 -j ACCEPT", "-I POSTROUTING -d 192.0.2.99 -j RETURN",
 }
@@ -380,7 +378,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft")
 	wants := []nft.Ruleset{
-		cases.Load(t, "to-ports-force").Compile(nft.ModeIPTables), cases.Load(t, "sources-only").Compile(nft.ModeIPTables),
+		cases.Load(t, "to-ports-several").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables),
 		cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "default").Compile(nft.ModeNFTables),
 	}
 	for seed := range uint64(nfttest.Rounds(3, 12, 1000)) {

@@ -123,7 +123,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 	c := connect(t, ns)
 	ours := func(family nfnetlink.Family, table, name string) bool {
 		return family == nfnetlink.Inet && table == nft.TableName || chain != "" && family != nfnetlink.Inet &&
-			table == xtables.NATTable && slices.Contains(xtables.WithSubchains(chain), name)
+			table == xtables.NATTable && name == chain
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		chains, err := c.Chains(f)

@@ -20,9 +20,6 @@ func (Layout) Chain() string { return "" }
 // Check implements [nft.Layout]: it can express everything.
 func (Layout) Check(config.Config) config.Problems { return nil }
 
-// CheckTables implements [nft.Layout].
-func (Layout) CheckTables([]nft.Table) error { return nil }
-
 // BaseChain is the chain that masquerades.
 const BaseChain = "postrouting"
 

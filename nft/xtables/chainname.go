@@ -5,17 +5,10 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-
-	"nft-masq-agent/nft"
 )
 
-// The longest names of chains, in bytes. XT_EXTENSION_MAXNAMELEN is 29 including
-// the NUL; if a policy needs additional chains, their names are the name plus
-// "-MASQ".
-const (
-	maxChainName       = 28
-	maxChainNamePrefix = maxChainName - len(xtMasqChain)
-)
+// maxChainName is the longest name of a chain, in bytes: XT_EXTENSION_MAXNAMELEN is 29 with the NUL.
+const maxChainName = 28
 
 // CheckChain returns an error if iptables does not accept a name for a
 // user-defined chain, or cannot load what it saves of it. iptables compares names
@@ -36,24 +29,6 @@ func CheckChain(name string) error {
 		return fmt.Errorf("chain name %q: is a built-in chain", name)
 	case slices.Contains(builtInTargets(), name):
 		return fmt.Errorf("chain name %q: is a target of iptables", name)
-	}
-	return nil
-}
-
-// CheckTables implements [nft.Layout]: a policy that needs additional chains,
-// <chain>-SRC or <chain>-MASQ, leaves less room for the name. This is known only
-// after compiling.
-func (l Layout) CheckTables(tables []nft.Table) error {
-	if len(l.Name) <= maxChainNamePrefix {
-		return nil
-	}
-	for _, t := range tables {
-		for _, c := range t.Chains {
-			if c.Hook == nil && c.Name != l.Name {
-				return fmt.Errorf("chain name %q: has %d characters, at most %d if the config needs a further chain (%s)",
-					l.Name, len(l.Name), maxChainNamePrefix, c.Name)
-			}
-		}
 	}
 	return nil
 }

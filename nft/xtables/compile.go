@@ -22,45 +22,30 @@ func (Layout) Mode() nft.Mode { return nft.ModeIPTables }
 // Chain implements [nft.Layout].
 func (l Layout) Chain() string { return l.Name }
 
-// MaxCIDRs is how many entries of a family the lists of a config may have: each is a
+// MaxCIDRs is how many entries of a family nonMasqueradeCIDRs may have: each is a
 // rule, which every new connection passes.
 const MaxCIDRs = 1_000
 
 // Check implements [nft.Layout].
 func (Layout) Check(c config.Config) config.Problems {
 	problems := config.NeedsNFTables(c)
-	for i, family := range []string{"IPv4", "IPv6"} {
-		var all []config.CIDR
-		for _, row := range config.Conditions() {
-			for _, entry := range row.Entries(c) {
-				if entry.Addr().Is6() == (i == 1) {
-					all = append(all, entry)
-				}
+	for _, family := range []string{"IPv4", "IPv6"} {
+		var entries []config.CIDR
+		for _, entry := range c.NonMasqueradeCIDRs {
+			if entry.Addr().Is6() == (family == "IPv6") {
+				entries = append(entries, entry)
 			}
 		}
-		if len(all) > MaxCIDRs {
+		if len(entries) > MaxCIDRs {
 			problems = append(problems, config.Problem{
-				ID: "tooManyCIDRs", Level: config.Error, Pos: all[MaxCIDRs].Pos,
+				ID: "tooManyCIDRs", Level: config.Error, Pos: entries[MaxCIDRs].Pos,
 				Msg: fmt.Sprintf(
-					"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(all), family, MaxCIDRs,
+					"%d %s CIDRs, mode iptables-nft takes at most %d: use mode nftables", len(entries), family, MaxCIDRs,
 				),
 			})
 		}
 	}
 	return problems
-}
-
-// Compile implements [nft.Layout]: for each family the chain in the documentation of
-// ip-masq-agent, and one jump to it.
-func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
-	for _, f := range p.Families {
-		x := xtCompiler{family: f, policy: p, chain: l.Name}
-		to := x.node("-j "+l.Name, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.Name})
-		jump := x.rule(xtJumpComment+l.Name+xtJumpCommentEnd, to)
-		chains := append(x.chains(), nft.Chain{Name: Postrouting, Hook: postroutingHook(), Rules: []nft.Rule{jump}})
-		tables = append(tables, nft.Table{Family: f.Family(), Name: NATTable, Chains: chains})
-	}
-	return tables
 }
 
 // The table and base chain that iptables-nft shares with all programs.
@@ -69,33 +54,42 @@ const (
 	Postrouting = "POSTROUTING"
 )
 
-// Suffixes of additional chains, for policies that need more than one.
-const (
-	xtSourceChain = "-SRC"
-	xtMasqChain   = "-MASQ"
-)
+func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
 
-// WithSubchains returns the chains that a policy may need, each before those
-// whose rules refer to it.
-func WithSubchains(chain string) []string {
-	return []string{chain + xtMasqChain, chain + xtSourceChain, chain}
-}
-
-// The comment of the jump, before and after the chain's name.
+// Comments describe the purpose of a rule, as in the documentation of ip-masq-agent.
 const (
-	xtJumpComment    = "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "
-	xtJumpCommentEnd = " chain"
+	commentExempt = "cluster-local traffic should not be subject to MASQUERADE"
+	commentMasq   = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local " +
+		"CIDR matches)"
+	// The comment of the jump, before and after the chain's name.
+	commentJump    = "ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom "
+	commentJumpEnd = " chain"
 )
 
 // chainInComment returns the chain's name in the comment of such a jump, of any version.
 func chainInComment(comment string) (chain string, ok bool) {
-	_, chain, _ = strings.Cut(comment, xtJumpComment)
-	return strings.CutSuffix(chain, xtJumpCommentEnd)
+	_, chain, _ = strings.Cut(comment, commentJump)
+	return strings.CutSuffix(chain, commentJumpEnd)
 }
 
-func postroutingHook() *nfnetlink.Hook { return nft.NATHook(nft.SrcNAT) }
+// Compile implements [nft.Layout]: for each family the chain in the documentation of
+// ip-masq-agent, and one jump to it.
+func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
+	for _, f := range p.Families {
+		c := compiler{family: f, policy: p, chain: l.Name}
+		jump := c.node("-j "+l.Name, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.Name})
+		tables = append(tables, nft.Table{Family: f.Family(), Name: NATTable, Chains: []nft.Chain{
+			{Name: l.Name, Rules: append(c.exempts(), c.masquerades()...)},
+			{
+				Name: Postrouting, Hook: postroutingHook(),
+				Rules: []nft.Rule{c.rule(commentJump+l.Name+commentJumpEnd, jump)},
+			},
+		}})
+	}
+	return tables
+}
 
-type xtCompiler struct {
+type compiler struct {
 	family nft.FamilyPolicy
 	policy nft.Policy
 	chain  string
@@ -103,113 +97,53 @@ type xtCompiler struct {
 
 // rule returns a rule. ip-masq-agent begins comments with its own name regardless of the
 // chain, and its predecessor with the predecessor's name.
-func (x xtCompiler) rule(comment string, verdict nft.Node) nft.Rule {
+func (c compiler) rule(comment string, verdict nft.Node) nft.Rule {
 	prefix := "ip-masq-agent: "
-	if x.chain == "NON-MASQUERADE-DAEMON" {
+	if c.chain == "NON-MASQUERADE-DAEMON" {
 		prefix = "non-masquerade-daemon: "
 	}
-	counter := x.node("", &expr.Counter{}) // which iptables adds to every rule
-	return nft.Rule{Nodes: []nft.Node{x.comment(prefix + comment), x.notLocal(), counter, verdict}}
+	counter := c.node("", &expr.Counter{}) // which iptables adds to every rule
+	return nft.Rule{Nodes: []nft.Node{c.comment(prefix + comment), c.notLocal(), counter, verdict}}
 }
 
-func (x xtCompiler) chains() []nft.Chain {
-	f := x.family
-	main := nft.Chain{Name: x.chain}
-	var others []nft.Chain
-	masq := x.masquerades()
-	force := x.masquerade(nil)
-	if len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0 && len(x.policy.Ports) > 0 {
-		others = append(others, nft.Chain{Name: x.chain + xtMasqChain, Rules: masq})
-		force = x.goTo(x.chain + xtMasqChain)
-		masq = []nft.Rule{x.rule(commentMasq, force)}
-	}
-	rules := append(x.lists(force), masq...)
-	for _, q := range f.Questions {
-		if q.Outside {
-			main.Rules = append(main.Rules, x.list(q, x.goTo(x.chain+xtSourceChain))...)
-		}
-	}
-	if len(main.Rules) == 0 {
-		main.Rules = rules
-		return append(others, main)
-	}
-	return append(others, nft.Chain{Name: x.chain + xtSourceChain, Rules: rules}, main)
-}
-
-// commentMasq is the comment of the last rule. Comments describe the purpose of a rule;
-// those of the lists are in the table of conditions. For a plain config they are those in
-// the documentation of ip-masq-agent.
-const commentMasq = "outbound traffic should be subject to MASQUERADE (this match must come after cluster-local " +
-	"CIDR matches)"
-
-// lists returns the rules before the masquerade, except for lists that decide
-// about what they do not contain: their rules jump to these.
-func (x xtCompiler) lists(force nft.Node) []nft.Rule {
-	var rules []nft.Rule
-	for _, q := range x.family.Questions {
-		switch {
-		case q.Masquerade:
-			rules = append(rules, x.list(q, force)...)
-		case !q.Outside:
-			rules = append(rules, x.list(q, x.node("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))...)
-		}
-	}
-	return rules
-}
-
-func (x xtCompiler) list(q nft.Question, verdict nft.Node) []nft.Rule {
-	rules, same := make([]nft.Rule, len(q.Written)), x.rule(q.View, verdict).Nodes
-	if q.Asks != config.SourceAddress && q.Asks != config.DestinationAddress {
-		q.Unknown()
-	}
-	for i, c := range q.Written {
-		rules[i].Nodes = append([]nft.Node{x.ofPrefix(c.Prefix, q.Asks == config.SourceAddress)}, same...)
+// exempts returns a rule for each entry of nonMasqueradeCIDRs.
+func (c compiler) exempts() []nft.Rule {
+	entries := c.family.List(config.KeyNonMasqueradeCIDRs).Written
+	exempt := c.rule(commentExempt, c.node("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))
+	rules := make([]nft.Rule, len(entries))
+	for i, entry := range entries {
+		rules[i].Nodes = append([]nft.Node{c.destination(entry.Prefix)}, exempt.Nodes...)
 	}
 	return rules
 }
 
 // masquerades returns the last rules: to the port ranges, each with a probability
 // proportional to its size, and without ports for other protocols.
-func (x xtCompiler) masquerades() []nft.Rule {
+func (c compiler) masquerades() []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range nft.PortProtocols() {
-		for _, choice := range nft.PortChoices(x.policy.Ports) {
-			r := x.rule(commentMasq, x.masquerade(&choice.PortRange))
+		for _, choice := range nft.PortChoices(c.policy.Ports) {
+			r := c.rule(commentMasq, c.masquerade(&choice.PortRange))
 			if !choice.Last() {
-				r.Nodes = slices.Insert(r.Nodes, len(r.Nodes)-2, x.byChance(choice)) // before the counter
+				r.Nodes = slices.Insert(r.Nodes, len(r.Nodes)-2, c.byChance(choice)) // before the counter
 			}
-			r.Nodes = slices.Insert(r.Nodes, 0, x.node("-p "+proto.String(), proto.Match()...))
+			r.Nodes = slices.Insert(r.Nodes, 0, c.node("-p "+proto.String(), proto.Match()...))
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, x.rule(commentMasq, x.masquerade(nil)))
+	return append(rules, c.rule(commentMasq, c.masquerade(nil)))
 }
 
 // Text implements [nft.Layout]: it prints the rules like iptables-save. The file
 // has the rules of both families, marked -4 and -6: each program ignores those of
-// the other family. Chains cannot be marked; one that a family does not need is
-// created and deleted.
-func (Layout) Text(tables []nft.Table) string {
+// the other family.
+func (l Layout) Text(tables []nft.Table) string {
 	var b strings.Builder
-	b.WriteString("*nat\n")
-	var declared []string
-	for _, t := range tables {
-		for _, c := range t.Chains {
-			if c.Hook == nil && !slices.Contains(declared, c.Name) {
-				declared = append(declared, c.Name)
-				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
-			}
-		}
-	}
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", NATTable, l.Name)
 	for _, t := range tables {
 		family := ""
 		if len(tables) > 1 {
 			family = map[nfnetlink.Family]string{nfnetlink.IPv4: "-4 ", nfnetlink.IPv6: "-6 "}[t.Family]
-		}
-		for _, name := range declared {
-			if len(t.Chain(name).Rules) == 0 {
-				fmt.Fprintf(&b, "%s-X %s\n", family, name)
-			}
 		}
 		for _, c := range t.Chains {
 			for _, r := range c.Rules {

@@ -12,74 +12,58 @@ import (
 // create a base chain in it in one transaction.
 func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	wake := &nfnetlink.Batch{}
-	for _, n := range s.shared {
-		if n.Dormant() {
-			wake.WakeTable(n.Table)
+	for _, t := range s.tables {
+		if t.Dormant() {
+			wake.WakeTable(t.Table)
 		}
 	}
 	return errors.Join(ctx.Err(), commit(wake))
 }
 
-// Switch implements [nft.KernelState]. If anything differs, our chains are written again as a whole, in both
-// families: another agent may have written the one that was right. That is right at any generation: chains
-// are named, and the jumps that are deleted by their handles have to be as they were found.
+// Switch implements [nft.KernelState]. If anything differs, our chain is written again as a whole, in both
+// families: another agent may have written the one that was right. That is right at any generation: the chain
+// is named, and the jumps that are deleted by their handles have to be as they were found.
 func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
 	if len(s.Differences()) > 0 {
-		for _, n := range s.shared {
-			s.write(now, n)
-			s.writeJump(now, n)
+		for _, t := range s.tables {
+			s.writeChain(now, t)
+			s.writeJump(now, t)
 		}
 	}
 	return true
 }
 
-// write writes our chains in a shared table again. What other programs have there is not touched.
-func (s *State) write(b *nfnetlink.Batch, n *shared) {
-	if !n.exists {
-		b.AddTable(n.want.Family, NATTable)
+// writeChain writes our chain in a shared table again. What other programs have there is not touched.
+func (s *State) writeChain(b *nfnetlink.Batch, t *table) {
+	chain := nfnetlink.Chain{Family: t.want.Family, Table: NATTable, Name: s.name}
+	if !t.exists {
+		b.AddTable(t.want.Family, NATTable)
 	}
-	names := WithSubchains(s.chain)
-	for _, name := range names {
-		if n.chains[name] != nil {
-			b.FlushChain(n.id(name))
-		}
+	if t.chain != nil && t.chain.Hook != nil { // nothing can jump to a base chain
+		b.FlushChain(chain.ID())
+		b.DelChain(chain.ID())
 	}
-	// Chains before the rules that refer to them, in the order of WithSubchains.
-	for _, name := range names {
-		found := n.chains[name]
-		wanted := len(n.want.Chain(name).Rules) > 0
-		// Nothing can jump to a base chain. An empty chain to which others refer stays.
-		if found != nil && (found.Hook != nil || !wanted && !n.inUse(found)) {
-			b.DelChain(n.id(name))
-		}
-		if !wanted {
-			continue
-		}
-		b.AddChain(nfnetlink.Chain{Family: n.want.Family, Table: NATTable, Name: name})
-		if found == nil { // another agent may have created it since
-			b.FlushChain(n.id(name))
-		}
-	}
-	for _, name := range names {
-		for _, r := range s.bytecode(n.want, name) {
-			b.AddRule(r)
-		}
+	b.AddChain(chain)
+	b.FlushChain(chain.ID()) // another agent may have created it since
+	for _, r := range s.bytecode(t.want) {
+		b.AddRule(r)
 	}
 }
 
 // writeJump leaves one jump to our chain in POSTROUTING.
-func (s *State) writeJump(b *nfnetlink.Batch, n *shared) {
-	if n.post == nil {
-		b.AddChain(n.want.Chain(Postrouting).KernelChain(n.want))
+func (s *State) writeJump(b *nfnetlink.Batch, t *table) {
+	post := t.want.Chain(Postrouting)
+	if t.post == nil {
+		b.AddChain(post.KernelChain(t.want))
 	}
-	exact, others := s.splitJumps(n)
+	exact, others := t.splitJumps()
 	if len(exact) == 0 {
-		b.AddRule(n.want.Chain(Postrouting).Bytecode(n.want, nil)[0])
+		b.AddRule(post.Bytecode(t.want, nil)[0])
 	} else {
 		others = append(others, exact[1:]...)
 	}
 	for _, r := range others {
-		b.Require(foundRule{n.Table, r})
+		b.Require(foundRule{t.Table, r})
 		b.DelRule(r)
 	}
 }

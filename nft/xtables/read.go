@@ -8,120 +8,113 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A State is our chains in the shared tables of iptables-nft, as the kernel has them, and
-// the wanted ones. It implements [nft.KernelState].
+// A State is our chain in the shared tables of iptables-nft, as the kernel has it, and
+// the wanted one. It implements [nft.KernelState].
 type State struct {
-	chain  string    // the wanted one
-	hash   string    // of the wanted policy
-	shared []*shared // for each wanted table; none in another mode
+	name   string   // of the wanted chain
+	hash   string   // of the wanted policy
+	tables []*table // for each wanted table; none in another mode
 }
 
-// A shared is a shared table as the kernel has it: what of it is ours, or leads to it.
-type shared struct {
+// A table is a shared table as the kernel has it: what of it is ours, or leads to it.
+type table struct {
 	nfnetlink.Table
 	want   nft.Table // what of it is to be ours
 	exists bool
 	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
 	jumps  []nfnetlink.Rule // of POSTROUTING, to our chain, or with the comment of our jump
 	others int              // the number of its other rules
-	chains map[string]*ourChain
+	chain  *chain           // nil if there is none
 }
 
-// An ourChain is a chain of a shared table that has the name of one of ours.
-type ourChain struct {
+// A chain is what has our chain's name in a shared table.
+type chain struct {
 	nfnetlink.Chain
-	rules   []nfnetlink.Rule // the first ones
-	total   int              // the number of rules that were read
-	signed  bool             // we wrote some of them
-	targets map[string]int   // the number of rules that lead to each chain
-	hash    string           // of the policy, from the rule that has it
-}
-
-func (n *shared) id(chain string) nfnetlink.ChainID {
-	return nfnetlink.ChainID{Family: n.want.Family, Table: NATTable, Name: chain}
+	rules  []nfnetlink.Rule // the first ones
+	total  int              // the number of rules that were read
+	signed bool             // we wrote some of them
+	hash   string           // of the policy, from the rule that has it
 }
 
 // slack is the number of unexpected rules that are read and listed, because other
 // programs can add more than fits our memory.
 const slack = 5_000
 
-// Read reads the chains that have the names of the wanted ones. What we left under other names is
+// Read reads what has the name of the wanted chain. What we left under other names is
 // the matter of package older.
 func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ nft.Depth, _ nft.KernelState) (nft.KernelState, error) {
 	s := &State{}
 	if want.Mode() != nft.ModeIPTables {
 		return s, nil
 	}
-	s.chain, s.hash = want.Chain(), want.Hash()
-	for _, table := range want.Tables {
-		n := &shared{want: table, chains: map[string]*ourChain{}}
-		if err := s.read(c, n); err != nil {
-			return nil, fmt.Errorf("read table %s nat: %w", table.Family, err)
+	s.name = want.Chain()
+	s.hash = want.Hash()
+	for _, wanted := range want.Tables {
+		t := &table{want: wanted}
+		if err := s.read(c, t); err != nil {
+			return nil, fmt.Errorf("read table %s nat: %w", wanted.Family, err)
 		}
-		s.shared = append(s.shared, n)
+		s.tables = append(s.tables, t)
 	}
 	return s, nil
 }
 
-func (s *State) read(c *nfnetlink.Conn, n *shared) (err error) {
-	n.Table, err = c.Table(n.want.Family, NATTable)
+func (s *State) read(c *nfnetlink.Conn, t *table) error {
+	found, err := c.Table(t.want.Family, NATTable)
 	if nfnetlink.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	n.exists = true
-	if err := s.readPostrouting(c, n); err != nil {
+	t.Table = found
+	t.exists = true
+	if err := s.readPostrouting(c, t); err != nil {
 		return err
 	}
-	for _, name := range WithSubchains(s.chain) {
-		if err := n.readChain(c, name); err != nil {
-			return fmt.Errorf("chain %s: %w", nfnetlink.Printable(name), err)
-		}
+	if err := s.readChain(c, t); err != nil {
+		return fmt.Errorf("chain %s: %w", nfnetlink.Printable(s.name), err)
 	}
 	return nil
 }
 
-// readPostrouting reads the rules of POSTROUTING that lead to our chains, or have the comment of our
+// readPostrouting reads the rules of POSTROUTING that lead to our chain, or have the comment of our
 // jump. There can be tens of thousands of others.
-func (s *State) readPostrouting(c *nfnetlink.Conn, n *shared) error {
-	post, err := c.Chain(n.Family, NATTable, Postrouting)
+func (s *State) readPostrouting(c *nfnetlink.Conn, t *table) error {
+	post, err := c.Chain(t.Family, NATTable, Postrouting)
 	if nfnetlink.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("chain POSTROUTING: %w", err)
 	}
-	n.post = &post
-	names := WithSubchains(s.chain)
-	return c.EachRule(n.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
+	t.post = &post
+	return c.EachRule(t.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
 		target, _ := r.Target()
-		named, jumps := JumpOf(r)
-		if slices.Contains(names, target) || jumps && named == s.chain {
-			n.jumps = append(n.jumps, r)
+		if target == s.name || jumpOf(r) == s.name {
+			t.jumps = append(t.jumps, r)
 		} else {
-			n.others++
+			t.others++
 		}
 		return nil
 	})
 }
 
 // hides reports whether POSTROUTING has rules that the kernel did not list.
-func (n *shared) hides() bool { return n.post != nil && len(n.jumps)+n.others < int(n.post.Use) }
+func (t *table) hides() bool { return t.post != nil && len(t.jumps)+t.others < int(t.post.Use) }
 
-// readChain reads a chain, but not many more rules than are wanted.
-func (n *shared) readChain(c *nfnetlink.Conn, name string) error {
-	head, err := c.Chain(n.Family, NATTable, name)
+// readChain reads our chain, but not many more rules than are wanted.
+func (s *State) readChain(c *nfnetlink.Conn, t *table) error {
+	head, err := c.Chain(t.Family, NATTable, s.name)
 	if nfnetlink.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	found := &ourChain{Chain: head, targets: map[string]int{}}
-	limit := len(n.want.Chain(name).Rules) + slack
-	err = c.EachRule(n.Family, NATTable, name, func(r nfnetlink.Rule) error {
+	found := &chain{Chain: head}
+	limit := len(t.want.Chain(s.name).Rules) + slack
+	err = c.EachRule(t.Family, NATTable, s.name, func(r nfnetlink.Rule) error {
 		found.total++
 		if found.total > limit {
 			return nfnetlink.ErrEnough
@@ -131,29 +124,30 @@ func (n *shared) readChain(c *nfnetlink.Conn, name string) error {
 		if hash := r.Hash(); hash != "" {
 			found.hash = hash
 		}
-		if target, ok := r.Target(); ok {
-			found.targets[target]++
-		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	n.chains[name] = found
+	t.chain = found
 	return nil
 }
 
 // Installed implements [nft.KernelState].
 func (s *State) Installed() (nft.Installed, bool) {
-	for _, n := range s.shared {
-		main := n.chains[s.chain]
-		if main == nil || !main.signed {
+	for _, t := range s.tables {
+		if t.chain == nil || !t.chain.signed {
 			continue
 		}
-		leads := func(r nfnetlink.Rule) bool { target, _ := r.Target(); return target == s.chain }
-		if slices.ContainsFunc(n.jumps, leads) {
-			return nft.Installed{Layout: Layout{Name: s.chain}, Hash: main.hash}, true
+		if slices.ContainsFunc(t.jumps, s.leads) {
+			return nft.Installed{Layout: Layout{Name: s.name}, Hash: t.chain.hash}, true
 		}
 	}
 	return nft.Installed{}, false
+}
+
+// leads reports whether a rule jumps to our chain.
+func (s *State) leads(r nfnetlink.Rule) bool {
+	target, _ := r.Target()
+	return target == s.name
 }

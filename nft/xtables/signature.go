@@ -5,16 +5,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// bytecode returns the rules of a chain as we write them: signed, and the last one of our
-// main chain with the hash of the policy.
-func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
-	rules := t.Chain(chain).Bytecode(t, nil)
+// bytecode returns the rules of our chain as we write them: signed, and the last one
+// with the hash of the policy.
+func (s *State) bytecode(t nft.Table) []nfnetlink.Rule {
+	rules := t.Chain(s.name).Bytecode(t, nil)
 	for i := range rules {
 		rules[i].UserData = nfnetlink.Signature()
 	}
-	if chain == s.chain && len(rules) > 0 {
-		rules[len(rules)-1].UserData = nfnetlink.SignatureWith(s.hash)
-	}
+	rules[len(rules)-1].UserData = nfnetlink.SignatureWith(s.hash)
 	return rules
 }
 
@@ -22,10 +20,12 @@ func (s *State) bytecode(t nft.Table, chain string) []nfnetlink.Rule {
 // keep their own notes.
 func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
 
-// JumpOf returns the chain that a jump's comment names, in any version. The kernel allows
-// longer names than iptables, and than fit our comment.
-func JumpOf(r nfnetlink.Rule) (chain string, ok bool) {
-	_, jumps := r.Target()
-	chain, ours := chainInComment(r.Comment())
-	return chain, jumps && ours && len(chain) <= maxChainName
+// jumpOf returns the chain that a jump's comment names, in any version, "" if it is no jump of
+// an agent. The kernel allows longer names than iptables, and than fit our comment.
+func jumpOf(r nfnetlink.Rule) string {
+	chain, named := chainInComment(r.Comment())
+	if _, jumps := r.Target(); !jumps || !named || len(chain) > maxChainName {
+		return ""
+	}
+	return chain
 }

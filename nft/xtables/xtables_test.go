@@ -105,12 +105,10 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 	}
 }
 
-// wanted needs each chain that a policy can need, in both families.
+// wanted has a policy of both families; that of chain A has ports.
 func wanted(chain string, change func(*config.Config)) nft.Ruleset {
 	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true}
 	c.NonMasqueradeCIDRs = cases.CIDRs("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "fd00::/8")
-	c.ForceMasqueradeCIDRs = cases.CIDRs("10.1.1.0/24")
-	c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")
 	if change != nil {
 		change(&c)
 	}
@@ -236,17 +234,17 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, wanted("B", nil), nft.Ours)
-	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B-SRC\nCOMMIT\n") // another program's
+	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B\nCOMMIT\n") // another program's
 	count(t, n)
-	before := counted(t, n, "B-SRC")
-	want := []string{"3 -d 10.1.1.0/24", "4 -d 10.1.0.0/16", "5 -d 10.2.0.0/16", "6 -d 10.3.0.0/16", "7 -m comment"}
+	before := counted(t, n, "B")
+	want := []string{"2 -d 10.1.0.0/16", "3 -d 10.2.0.0/16", "4 -d 10.3.0.0/16", "5 -m comment"}
 	if !slices.Equal(before, want) {
 		t.Fatalf("before: %q", before)
 	}
 	counts, err := xtables.Counters(n.Conn, "B")
 	if diff := cmp.Diff([]nft.Counts{
-		{Verdict: nft.Exempt, Packets: 4 + 5 + 6},
-		{Verdict: nft.Masqueraded, Packets: 3 + 7},
+		{Verdict: nft.Exempt, Packets: 2 + 3 + 4},
+		{Verdict: nft.Masqueraded, Packets: 5},
 		{IPv6: true, Verdict: nft.Exempt},
 		{IPv6: true, Verdict: nft.Masqueraded},
 	}, counts); diff != "" || err != nil {
@@ -258,11 +256,11 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	others := counted(t, n, "X")
 	for _, cidrs := range [][]string{{"10.1.0.0/16", "10.9.0.0/16"}, {"10.3.0.0/16", "10.1.0.0/16", "10.1.0.0/16"}} {
 		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }), nft.Ours)
-		want := []string{"0 -d 10.1.1.0/24"}
+		var want []string
 		for _, c := range cidrs {
 			want = append(want, "0 -d "+c)
 		}
-		if got := counted(t, n, "B-SRC"); !slices.Equal(got, append(want, "0 -m comment")) {
+		if got := counted(t, n, "B"); !slices.Equal(got, append(want, "0 -m comment")) {
 			t.Errorf("%q: %q, want %q", cidrs, got, want)
 		}
 		if got := counted(t, n, "X"); !slices.Equal(got, others) || len(got) == 0 {
@@ -336,7 +334,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
 	n.Apply(t, want, nft.Ours)
 	before := rawRules(t, n)
-	insert(n, "A-SRC")
+	insert(n, "A")
 	if found := n.Apply(t, want, nft.Ours); len(found) == 0 {
 		t.Error("nothing differs")
 	}
@@ -397,19 +395,18 @@ func TestAThousandCIDRsOfAFamilyFit(t *testing.T) {
 	}
 	const fits = " CIDRs, mode iptables-nft takes at most 1000: use mode nftables"
 	for _, tt := range []struct {
-		exempt, forced []config.CIDR
-		want           string
+		exempt []config.CIDR
+		want   string
 	}{
-		{slices.Concat(four[:999], six[:1000]), four[:1], ""},
-		{slices.Concat(four[:10], six[:2]), six[2:1001], "1001 IPv6" + fits},
-		{four, nil, "1001 IPv4" + fits},
+		{slices.Concat(four[:1000], six[:1000]), ""},
+		{slices.Concat(four[:10], six[:1001]), "1001 IPv6" + fits},
+		{four, "1001 IPv4" + fits},
 	} {
 		got, pos := "", config.Position{}
-		c := config.Config{NonMasqueradeCIDRs: tt.exempt, ForceMasqueradeCIDRs: tt.forced}
-		for _, p := range (xtables.Layout{}).Check(c) {
+		for _, p := range (xtables.Layout{}).Check(config.Config{NonMasqueradeCIDRs: tt.exempt}) {
 			got, pos = got+p.Msg, p.Pos
 		}
-		if got != tt.want || strings.Contains(got, "IPv6") && pos.Line != 2 && pos.Line != 1001 {
+		if got != tt.want || strings.Contains(got, "IPv6") && pos.Line != 1001 {
 			t.Errorf("%q at %+v, want %q", got, pos, tt.want)
 		}
 	}
@@ -446,31 +443,6 @@ func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
 			t.Errorf("CheckChain(%q): %v", name, err)
 		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
 			t.Errorf("CheckChain(%q): %v, want %q", name, err, want)
-		}
-	}
-}
-
-func TestAdditionalChainsLimitTheNameLength(t *testing.T) {
-	sources := config.Config{MasqueradeSrcCIDRs: cases.CIDRs("10.1.0.0/16")}
-	forced := config.Config{ForceMasqueradeCIDRs: cases.CIDRs("10.1.0.0/16")}
-	ports := []nft.PortRange{{Min: 1024, Max: 2047}}
-	for _, tt := range []struct {
-		name    string
-		config  config.Config
-		ports   []nft.PortRange
-		further bool // chains
-	}{
-		{"no further chain", config.Config{}, nil, false},
-		{"sources", sources, nil, true},
-		{"forced without ports", forced, nil, false},
-		{"forced with ports", forced, ports, true},
-	} {
-		for _, n := range []int{23, 24} {
-			l := xtables.Layout{Name: strings.Repeat("A", n)}
-			err := l.CheckTables(nft.Compile(tt.config, nft.Options{Layout: l, Ports: tt.ports}).Tables)
-			if (err != nil) != (tt.further && n > 23) || err != nil && !strings.Contains(err.Error(), "at most 23") {
-				t.Errorf("%s, %d characters: %v", tt.name, n, err)
-			}
 		}
 	}
 }

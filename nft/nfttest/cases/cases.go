@@ -104,7 +104,7 @@ func (c Case) SkipIfShort(t *testing.T) {
 	t.Helper()
 	few := []string{
 		"all-policies", "default", "drop-invalid", "enforce", "everything", "interfaces", "snat-rules",
-		"snat-several", "to-ports-force",
+		"snat-several", "to-ports-force", "to-ports-several",
 	}
 	if testing.Short() && !slices.Contains(few, c.Name) {
 		t.Skip("-short")

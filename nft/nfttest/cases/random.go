@@ -251,6 +251,7 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 // ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
 	c.Enforce, c.DropInvalid, c.SNATAddresses, c.SNATRules = nil, nil, nil, nil
+	c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs, c.PortsPerPod = nil, nil, nil, config.PodPorts{}
 	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
 	return c
 }
