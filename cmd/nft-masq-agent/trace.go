@@ -58,8 +58,9 @@ func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e envi
 	case errors.Is(err, nftrace.ErrNoPacket) && ctx.Err() != nil:
 		return exitFailed, fmt.Errorf("interrupted before %s came", what)
 	case errors.Is(err, nftrace.ErrNoPacket):
-		return exitFailed, fmt.Errorf("%s did not come within %s: while the trace runs, open one, such as: %s", what, f.trace,
-			f.opens(dst))
+		return exitFailed, fmt.Errorf("%s did not come within %s: while the trace runs, open one, such as: %s\n"+
+			"it begins at prerouting: chains of ingress, tc and XDP, which can drop packets before that, are not traced",
+			what, f.trace, f.opens(dst))
 	case err != nil:
 		return exitFailed, hinted(err)
 	}

@@ -47,6 +47,10 @@ func startTraceTo(t *testing.T, n *testNode, stdout io.Writer, args ...string) t
 	n.check(err)
 	p, err := n.Start(cmd)
 	n.check(err)
+	t.Cleanup(func() {
+		_ = p.Kill() // it may have ended
+		_ = p.Wait()
+	})
 	r := bufio.NewReader(stderr)
 	line, err := r.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, "waiting up to ") {

@@ -10,7 +10,7 @@
 // if the process is killed. Kernels before 5.12 have no such tables: there, the next trace, the
 // agent's next full check and cleanup delete what a killed trace left.
 //
-// A trace shows chains of nf_tables from priority -399 of prerouting and output on, those of iptables-nft
+// A trace shows chains of nf_tables from priority -399 of prerouting and output to egress, those of iptables-nft
 // with their xt matches among them. It does not show ingress chains, legacy ip_tables, tc, XDP or eBPF.
 // CAP_NET_ADMIN is enough. Another program's transactions do not take longer while a trace runs.
 package nftrace

@@ -230,6 +230,42 @@ COMMIT
 		met: "FORWARD reject",
 	},
 	{
+		name: "stateless", nft: policyOfTheAgent + "\n" + `table ip x { chain post { type filter hook postrouting priority 120;
+			ip saddr set 192.0.2.1; }; }`,
+		proto: nfttest.UDP, to: "10.9.0.9:53", outcome: nftrace.Translated, rule: "ip x post saddr set", seen: "node",
+		met: "postrouting return, post saddr set",
+	},
+	{
+		name: "stateless before NAT", nft: `table ip x {
+			chain forward { type filter hook forward priority 0; ip saddr set 10.244.1.77; }
+			chain post { type nat hook postrouting priority 100; ip saddr 10.244.1.77 masquerade; }
+		}`,
+		proto: nfttest.UDP, to: "10.9.0.9:53", outcome: nftrace.Translated, rule: "ip x post masquerade", seen: "node",
+		met: "forward saddr set, post masquerade",
+	},
+	{
+		name: "stateless, of IPv6", nft: `table ip6 x { chain post { type filter hook postrouting priority 120;
+			ip6 saddr set 2001:db8::1; }; }`,
+		proto: nfttest.UDP, to: "[2001:db8:1::1]:53", outcome: nftrace.Translated, rule: "ip6 x post saddr set", seen: "node",
+		met: "post saddr set",
+	},
+	{
+		name: "dropped on the way out", nft: `table netdev x { chain out { type filter hook egress device eth0 priority 0;
+			ip daddr 203.0.113.0/24 drop; }; }`,
+		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Dropped, rule: "netdev x out drop", met: "out drop",
+	},
+	{
+		name: "dropped by the policy of egress", nft: `table netdev x { chain out {
+			type filter hook egress device eth0 priority 0; policy drop; }; }`,
+		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Dropped, rule: "netdev x out drop",
+	},
+	{
+		name: "stateless on the way out", nft: `table netdev x { chain out {
+			type filter hook egress device eth0 priority 0; ip saddr set 192.0.2.1; }; }`,
+		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Translated, rule: "netdev x out saddr set",
+		seen: "node", met: "out saddr set",
+	},
+	{
 		name: "not tracked", nft: `table ip raw { chain pre { type filter hook prerouting priority -300;
 			ip daddr 203.0.113.0/24 notrack; }; }` + "\n" + fmt.Sprintf(nat, "masquerade"),
 		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Untracked, rule: "ip raw pre notrack", seen: "pod",

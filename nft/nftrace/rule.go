@@ -13,7 +13,10 @@ import (
 )
 
 // A reader reads the chains and rules that events name. One that was deleted meanwhile has its name only.
-type reader struct{ conn *nfnetlink.Conn }
+type reader struct {
+	conn *nfnetlink.Conn
+	ipv6 bool // the packet's family
+}
 
 // base describes a base chain.
 func (r reader) base(id nfnetlink.ChainID) Chain {
@@ -41,15 +44,18 @@ func (r reader) rule(e event) Rule {
 	} else if out.Owner != Agent && older.Wrote(rule) {
 		out.Owner = Older
 	}
-	if does := action(rule, e.code); does != "" {
-		out.Action = does
+	if statement := r.action(rule, e.code); statement != "" {
+		out.Action = statement
 	}
 	return out
 }
 
+// rewrite is the action of a rule that writes a source into the packet itself: nothing tracks that.
+const rewrite = "saddr set"
+
 // action returns the statement of a rule that had the effect on the packet, "" if that is the verdict itself.
-func action(r nfnetlink.Rule, code int32) (statement string) {
-	for _, e := range r.Exprs {
+func (r reader) action(rule nfnetlink.Rule, code int32) (statement string) {
+	for _, e := range rule.Exprs {
 		name := e.Name
 		if name == "target" {
 			name = e.Str(unix.NFTA_TARGET_NAME)
@@ -60,7 +66,9 @@ func action(r nfnetlink.Rule, code int32) (statement string) {
 		case name == "nat" && code == accept:
 			statement = "dnat"
 		case name == "NETMAP" && code == accept:
-			statement = netmap(r)
+			statement = netmap(rule)
+		case name == "payload" && r.rewrites(e):
+			statement = rewrite
 		case name == "meta" && e.Attr(unix.NFTA_META_SREG) != nil && e.Uint32(unix.NFTA_META_KEY) == unix.NFT_META_MARK:
 			statement = "mark"
 		case found.code == code && found.statement != "":
@@ -68,6 +76,19 @@ func action(r nfnetlink.Rule, code int32) (statement string) {
 		}
 	}
 	return statement
+}
+
+// rewrites reports whether an expression writes at least a part of the packet's source: RFC 791, section 3.1, and
+// RFC 8200, section 3.
+func (r reader) rewrites(e nfnetlink.Expr) bool {
+	first, last := uint32(12), uint32(15)
+	if r.ipv6 {
+		first = 8
+		last = 23
+	}
+	offset := e.Uint32(unix.NFTA_PAYLOAD_OFFSET)
+	return e.Attr(unix.NFTA_PAYLOAD_SREG) != nil && e.Uint32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
+		offset <= last && offset+e.Uint32(unix.NFTA_PAYLOAD_LEN) > first
 }
 
 // netmap returns what an xt target NETMAP translates: its chain decides, and iptables makes only these base chains.

@@ -96,6 +96,8 @@ const (
 	maxEvents  = 10_000
 	// quiet is how long no rule was met by a packet that went no further, such as one without a route.
 	quiet = time.Second
+	// after is how long a packet that left the node may meet rules of egress.
+	after = 100 * time.Millisecond
 )
 
 // A packet is what was received about one.
@@ -103,6 +105,8 @@ type packet struct {
 	events []event
 	last   time.Time
 	new    bool // it is not of an established connection
+	// arrived means that it left the node or was received by it, dropped that a rule dropped it.
+	arrived, dropped bool
 	// head and loopback are those of the last event that has them.
 	head     head
 	loopback bool
@@ -113,7 +117,7 @@ type packet struct {
 func await(ctx context.Context, l *listener) ([]event, error) {
 	packets := map[uint32]*packet{}
 	for {
-		until := time.Now().Add(quiet / 4)
+		until := time.Now().Add(after)
 		if end, ok := ctx.Deadline(); ok && end.Before(until) {
 			until = end
 		}
@@ -122,18 +126,16 @@ func await(ctx context.Context, l *listener) ([]event, error) {
 			return nil, fmt.Errorf("trace packets: %w", err)
 		}
 		for _, e := range events {
-			if p := take(packets, e); p != nil {
-				return p.events, nil
-			}
+			take(packets, e)
 		}
 		for id, p := range packets {
-			switch {
-			case time.Since(p.last) < quiet && ctx.Err() == nil:
-			case p.new:
-				return p.events, nil
-			default:
-				delete(packets, id)
+			if !p.ended() && ctx.Err() == nil {
+				continue
 			}
+			if p.new || p.dropped {
+				return p.events, nil
+			}
+			delete(packets, id)
 		}
 		if ctx.Err() != nil {
 			return nil, ErrNoPacket
@@ -141,14 +143,20 @@ func await(ctx context.Context, l *listener) ([]event, error) {
 	}
 }
 
-// take adds an event to its packet, and returns the packet if this was its end.
-func take(packets map[uint32]*packet, e event) *packet {
+// ended reports whether no further events of a packet are expected.
+func (p *packet) ended() bool {
+	silent := time.Since(p.last)
+	return p.dropped || silent > quiet || p.arrived && silent > after
+}
+
+// take adds an event to its packet.
+func take(packets map[uint32]*packet, e event) {
 	own := e.chain.Family == nfnetlink.Inet && e.chain.Table == kernel.TraceTable
 	p := packets[e.packet]
 	if p == nil {
 		// Packets that another program traces do not begin in this table.
 		if !own || len(packets) == maxPackets {
-			return nil
+			return
 		}
 		p = sentByLoopback(packets, e)
 		packets[e.packet] = p
@@ -160,13 +168,12 @@ func take(packets map[uint32]*packet, e event) *packet {
 		p.events = append(p.events, e)
 	}
 	p.last = time.Now()
+	p.dropped = p.dropped || e.drops()
 	p.new = p.new || own && strings.HasPrefix(e.chain.Name, afterTracking)
 	// What leaves by the loopback interface comes back, and is received.
-	arrived := own && p.new && e.head != nil && strings.HasPrefix(e.chain.Name, endOf) && !p.loopback
-	if arrived || e.drops() {
-		return p
+	if own && p.new && e.head != nil && strings.HasPrefix(e.chain.Name, endOf) && !p.loopback {
+		p.arrived = true
 	}
-	return nil
 }
 
 // sentByLoopback returns the packet that an event continues: the loopback interface gives a packet another

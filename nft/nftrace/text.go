@@ -1,6 +1,7 @@
 package nftrace
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -18,7 +19,7 @@ func (t Trace) Headline() string {
 	}
 	switch t.Outcome {
 	case Translated:
-		return fmt.Sprintf("%s sees %s, not the sender's %s: %s", who, t.SeenAs, t.Source,
+		return fmt.Sprintf("%s sees %s, not the sender's %s: %s", who, cmp.Or(t.SeenAs, "another address"), t.Source,
 			t.reason("no rule of nf_tables translates the source"))
 	case Kept, Untracked:
 		return fmt.Sprintf("%s sees %s, the sender's address: %s", who, t.SeenAs,
@@ -53,6 +54,7 @@ func (t Trace) reason(otherwise string) string {
 var verbs = map[string]string{
 	"masquerade": "masquerades it", "snat": "translates the source", "drop": "drops it", "reject": "rejects it",
 	"notrack": "keeps it from being tracked, so that nothing translates it",
+	rewrite:   "writes another source into the packet, without connection tracking",
 	"return":  "exempts it", "accept": "exempts it",
 }
 

@@ -84,7 +84,7 @@ type Rule struct {
 	// Comment of the rule.
 	Comment string `json:"comment,omitempty"`
 	// Action is what the rule did, as nft names it: accept, drop, reject, return, jump, goto, masquerade, snat,
-	// dnat, redirect, tproxy, notrack, mark, queue.
+	// dnat, redirect, tproxy, notrack, mark, queue, saddr set.
 	Action string `json:"action"`
 	// Target is the chain of a jump or goto.
 	Target string `json:"target,omitempty"`
@@ -119,7 +119,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		Protocol: protocolName(first.protocol), Source: endpointName(first.src), Destination: endpointName(first.dst),
 		Outcome: Lost, Chains: []Chain{},
 	}
-	r := reader{conn: c}
+	r := reader{conn: c, ipv6: first.src.Addr().Is6()}
 	var base *Chain
 	var calls []int
 	depth := 0
@@ -150,6 +150,13 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 			if rule := r.rule(e); rule.Action != "" {
 				rule.Depth = depth
 				base.Rules = append(base.Rules, rule)
+				if rule.Action == rewrite && t.SeenAs != "" { // in egress, after it had left
+					t.Outcome = Translated
+					t.SeenAs = ""
+					if e.head != nil {
+						t.SeenAs = endpointName(e.head.src)
+					}
+				}
 			}
 		}
 		switch {
@@ -191,7 +198,7 @@ func (t *Trace) decide() {
 			switch r.Action {
 			case "drop", "reject":
 				drops = r
-			case "masquerade", "snat":
+			case "masquerade", "snat", rewrite:
 				source = r
 			case "notrack":
 				untracks = r
