@@ -25,18 +25,15 @@ func parseAddress(s string) (netip.Prefix, string) {
 	return p, msg
 }
 
-const (
-	notCIDR     = `%s is not a CIDR: write one such as "10.0.0.0/8"`
-	leadingZero = "a leading zero" // in a prefix length: net.ParseCIDR accepts it
-)
+const notCIDR = `%s is not a CIDR: write one such as "10.0.0.0/8"`
 
 // slips replaces what nobody means in a CIDR.
 var slips = strings.NewReplacer(" ", "", "\t", "", "\n", "", `\/`, "/", `\`, "/")
 
 var (
-	leadingZeros = regexp.MustCompile(`/0+([0-9]+)$`)
-	zones        = regexp.MustCompile(`%[^/]*`)
-	template     = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
+	leadingZero = regexp.MustCompile(`/0[0-9]+$`)
+	zones       = regexp.MustCompile(`%[^/]*`)
+	template    = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
 )
 
 // notOne says why a text with a comma or the beginning of a template is no CIDR.
@@ -77,8 +74,9 @@ func parseCIDR(s string) (netip.Prefix, string) {
 			return p, fmt.Sprintf("%s has a %s in it: write %q", quote(s), what, meant)
 		}
 		return p, fmt.Sprintf(notCIDR, quote(s))
-	case leadingZeros.MatchString(s):
-		return p, leadingZero
+	case leadingZero.MatchString(s):
+		return p, quote(s) + " has a prefix length with a leading zero, which the older agents' iptables reads as octal: " +
+			"write it without the zero, in decimal"
 	case zone != "":
 		return p, fmt.Sprintf("%s has a zone, which is not possible here: remove %q", quote(s), zone)
 	case none != nil:

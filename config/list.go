@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -98,9 +97,7 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	n := target(item)
 	msg := "an empty entry: write " + row.noun + ", or remove it"
 	if row.text(n) {
-		if p, msg = row.parse(n.Value); msg == leadingZero {
-			p, msg = f.octal(row, item)
-		}
+		p, msg = row.parse(n.Value)
 	} else if !isNull(n) {
 		return p
 	}
@@ -136,24 +133,4 @@ func (f *file) swallowed(n *yaml.Node) Position {
 		}
 	}
 	return Position{}
-}
-
-// octal returns what a CIDR whose prefix length has leading zeros is to the older
-// agents. net.ParseCIDR accepts it, but their iptables reads the length as strtoul
-// does, in octal, and clears the host bits.
-func (f *file) octal(row *Row, item *yaml.Node) (p netip.Prefix, msg string) {
-	written := target(item).Value
-	decimal, msg := row.parse(leadingZeros.ReplaceAllString(written, "/$1"))
-	bits, err := strconv.ParseUint(written[1+strings.IndexByte(written, '/'):], 8, 8)
-	switch octal := netip.PrefixFrom(decimal.Addr(), int(bits)).Masked(); {
-	case msg != "" || row.BothModes && octal == decimal:
-		return decimal, msg
-	case err != nil || !row.BothModes:
-		return p, fmt.Sprintf("%q has a leading zero in its prefix length, which iptables reads as octal: write %q",
-			written, decimal)
-	default:
-		f.report(Mistake, "octalLength", item, "%q is %s to the older agents, because iptables reads a prefix length with "+
-			"a leading zero as octal: write %q or %q", written, octal, octal, decimal)
-		return octal, ""
-	}
 }

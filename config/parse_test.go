@@ -112,7 +112,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 	}
 	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyEntry emptyFile emptyList " +
 		"ignoredFile ignoredKey interval invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList " +
-		"notTheirs nothingRead octalLength " +
+		"notTheirs nothingRead " +
 		"secondDocument syntax tooManyEntries unknownKey wrongValue"
 	if diff := cmp.Diff(strings.Fields(want), slices.Sorted(maps.Keys(found))); diff != "" {
 		t.Errorf("IDs of the corpus (-want +got):\n%s", diff)

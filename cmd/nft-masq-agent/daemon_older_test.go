@@ -94,7 +94,7 @@ func (a olderAgent) mistakes() map[string]string {
 		"a doubled key":     a.config + "masqLinkLocalIPv6: true\nmasqLinkLocalIPv6: false\n",
 		"a second document": a.config + "---\nnonMasqueradeCIDRs: [192.0.2.0/24]\n",
 		"a broken document": a.config + "---\n\t@\n",
-		"a leading zero":    strings.Replace(a.config, "- 10.0.0.0/8\n", "- 10.0.0.0/010\n", 1),
+		"a leading zero":    strings.Replace(a.config, "- 10.0.0.0/8\n", "- 10.0.0.0/010\n", 1), // an error here
 		"a key of a fork":   a.config + "outputInterface: eth0\n",
 		"interval 0s":       a.config + "resyncInterval: 0s\n",
 		"a quoted bool":     a.config + "enableIPv6: \"true\"\n",       // a key that the older agents do not have
@@ -104,7 +104,7 @@ func (a olderAgent) mistakes() map[string]string {
 
 // source returns what is enforced with such a mistake.
 func source(mistake string) string {
-	if mistake == "host bits" || mistake == "a quoted bool" {
+	if slices.Contains([]string{"host bits", "a quoted bool", "a leading zero"}, mistake) {
 		return "foreign"
 	}
 	return "lenient"

@@ -27,7 +27,7 @@ type meddler struct {
 	node  *testNode
 	dir   string // of the config
 	mode  nft.Mode
-	count int    // of contents written, all different
+	count int // of contents written, all different
 }
 
 // content returns a new content, which is accepted four times out of five.
