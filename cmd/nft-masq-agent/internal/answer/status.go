@@ -490,7 +490,8 @@ func (f *StatusFacts) ofPorts() config.Problems {
 		config.KeySNATAddresses, config.KeyToPorts)
 	if u.Among.Block >= 0 { // others are not affected
 		whose = " of " + addressList(u.Pods)
-		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod
+		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod +
+			"\nor somebody else sends with its address: then the CNI has to stop that"
 	}
 	more := ""
 	if u.More > 0 {
