@@ -518,9 +518,9 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		change, read int
 	}{
 		{nft.ModeNFTables, nft.Ours, 13, 10},
-		{nft.ModeNFTables, nft.Everything, 15, 12},
+		{nft.ModeNFTables, nft.Everything, 16, 13},
 		{nft.ModeIPTables, nft.Ours, 16, 13},
-		{nft.ModeIPTables, nft.Everything, 25, 22},
+		{nft.ModeIPTables, nft.Everything, 26, 23},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

@@ -6,6 +6,7 @@ package older
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,10 +40,10 @@ var (
 // v2.12.1 put literal ones around it.
 func comment(r nfnetlink.Rule) string { return strings.Trim(r.Comment(), `"\ `) }
 
-// Leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
-func Leads(r nfnetlink.Rule) bool {
-	target, ok := r.Target()
-	return ok && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
+// leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
+func leads(r nfnetlink.Rule) bool {
+	target, jumps := r.Target()
+	return jumps && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
 }
 
 // A Chain is a chain that a masquerade agent left behind, and the jumps to it.
@@ -59,79 +60,57 @@ type Chain struct {
 	// Kept is why the chain is not certainly an agent's, "" if it is. It is never removed then.
 	Kept string
 
-	table     nfnetlink.Table
-	last      bool     // the table has nothing but POSTROUTING then, which only we can have created
-	commented bool     // a rule has the comment of an iptables-based agent
-	rules     []uint64 // the handles of its rules
-	jumps     []uint64 // those of the agent's rules in POSTROUTING that lead to it
-	targets   []string // of its jumps
+	table nfnetlink.Table
+	last  bool     // the table has nothing but POSTROUTING then, which only we can have created
+	rules []uint64 // the handles of its rules
+	jumps []uint64 // those of the agent's rules in POSTROUTING that lead to it
 }
 
-// Find finds the chains of masquerade agents that the wanted ruleset does not own. A chain with
-// an agent's name is an agent's in the tables nat of iptables. Any other is one only if all of
-// its rules have an agent's comment; it is searched for under these names in every table, and in
-// the tables of iptables also where an agent's jump leads. Base chains are never an agent's.
+// Find finds the chains of masquerade agents that the wanted ruleset does not own, in the tables nat of
+// iptables: those with an agent's name, and those to which an agent's jump leads, which are certainly an
+// agent's only if all of their rules have an agent's comment. Base chains are never an agent's.
 //
 // Other programs may write meanwhile. What Find has missed then, a later call finds.
-func Find(c *nfnetlink.Conn, want nft.Ruleset) (found []Chain, err error) {
-	tables, err := c.Tables(nfnetlink.AnyFamily)
-	if err != nil {
-		return nil, fmt.Errorf("search for older agents: %w", err)
-	}
-	for _, table := range tables {
-		chains, err := findIn(c, table, want)
+func Find(c *nfnetlink.Conn, want nft.Ruleset) ([]Chain, error) {
+	var all []Chain
+	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		found, err := findIn(c, family, want)
 		if err != nil && !nfnetlink.IsNotExist(err) {
-			return nil, fmt.Errorf("search for older agents: table %s %s: %w", table.Family,
-				nfnetlink.Printable(table.Name), err)
+			return nil, fmt.Errorf("search for older agents: table %s %s: %w", family, natTable, err)
 		}
-		found = append(found, chains...)
+		all = append(all, found...)
 	}
-	return found, nil
+	return all, nil
 }
 
-// isNAT reports whether a table is one in which iptables-based agents have their rules.
-func isNAT(family nfnetlink.Family, table string) bool {
-	return table == natTable && (family == nfnetlink.IPv4 || family == nfnetlink.IPv6)
-}
-
-// isNamed reports whether a chain is an iptables-based agent's by its name.
-func isNamed(family nfnetlink.Family, table, chain string) bool {
-	return isNAT(family, table) && slices.Contains(agentChains, chain)
-}
-
-func findIn(c *nfnetlink.Conn, table nfnetlink.Table, want nft.Ruleset) (found []Chain, err error) {
-	names := slices.Clone(agentChains)
-	jumps := map[string][]uint64{}
-	if isNAT(table.Family, table.Name) {
-		if jumps, err = readJumps(c, table); err != nil {
-			return nil, err
-		}
-		for target := range jumps {
-			names = append(names, target)
-		}
-		slices.Sort(names[len(agentChains):])
+func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Chain, error) {
+	table, err := c.Table(family, natTable)
+	if err != nil {
+		return nil, err
 	}
-	read := map[string]bool{}
-	for len(names) > 0 {
-		name := names[0]
-		names = names[1:]
-		if read[name] {
-			continue
-		}
-		read[name] = true
-		if want.Owns(nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: name}) {
+	jumps, err := readJumps(c, table)
+	if err != nil {
+		return nil, err
+	}
+	names := slices.Concat(agentChains, slices.Collect(maps.Keys(jumps)))
+	slices.Sort(names)
+	var found []Chain
+	for _, name := range slices.Compact(names) {
+		if want.Owns(nfnetlink.Chain{Family: family, Table: natTable, Name: name}) {
 			continue
 		}
 		chain, err := readChain(c, table, name, jumps[name])
-		if err != nil && !nfnetlink.IsNotExist(err) {
+		if nfnetlink.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
-		if err == nil && chain.isAgents() {
+		if chain.isAgents() {
 			found = append(found, chain)
-			names = append(names, chain.targets...)
 		}
 	}
-	if len(found) > 0 && isNAT(table.Family, table.Name) && !want.HasTable(table) {
+	if len(found) > 0 && !want.HasTable(table) {
 		found[len(found)-1].last = isOnlyOurs(c, table, found)
 	}
 	return found, nil
@@ -154,8 +133,7 @@ func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []Chain) bool {
 func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, error) {
 	jumps := map[string][]uint64{}
 	err := c.EachRule(table.Family, table.Name, postrouting, func(r nfnetlink.Rule) error {
-		target, _ := r.Target()
-		if Leads(r) {
+		if target, _ := r.Target(); leads(r) {
 			jumps[target] = append(jumps[target], r.Handle)
 		}
 		return nil
@@ -169,9 +147,9 @@ func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, e
 // readChain reads a chain, which may be an agent's, to which its jumps lead.
 func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []uint64) (Chain, error) {
 	chain := Chain{table: table, jumps: jumps}
-	var err error
-	chain.Chain, err = c.Chain(table.Family, table.Name, name)
-	if err != nil || chain.Hook != nil {
+	head, err := c.Chain(table.Family, table.Name, name)
+	chain.Chain = head
+	if err != nil || head.Hook != nil {
 		return chain, err
 	}
 	uncommented := uint64(0)
@@ -182,18 +160,13 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 		if hash := r.Hash(); hash != "" {
 			chain.Hash = hash
 		}
-		if target, ok := r.Target(); ok {
-			chain.targets = append(chain.targets, target)
-		}
-		if agentRule.MatchString(comment(r)) {
-			chain.commented = true
-		} else if uncommented == 0 {
+		if uncommented == 0 && !agentRule.MatchString(comment(r)) {
 			uncommented = r.Handle
 		}
 		return nil
 	})
 	chain.Rules = len(chain.rules)
-	if uncommented > 0 && !chain.Ours && !isNamed(table.Family, table.Name, name) {
+	if uncommented > 0 && !chain.Ours && !slices.Contains(agentChains, name) {
 		chain.Kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent", uncommented)
 	}
 	return chain, err
@@ -205,8 +178,7 @@ func (l Chain) isAgents() bool {
 	if l.Hook != nil {
 		return false
 	}
-	named := isNamed(l.Family, l.Table, l.Name)
-	return l.Ours || l.commented || len(l.jumps) > 0 || named && (l.Rules > 0 || l.Use == 0)
+	return l.Ours || len(l.jumps) > 0 || slices.Contains(agentChains, l.Name) && (l.Rules > 0 || l.Use == 0)
 }
 
 // Removable returns the chains that are certainly an agent's.
@@ -217,7 +189,6 @@ func Removable(all []Chain) []Chain {
 // Remove deletes chains, as they were found, with the agents' jumps to them, and nothing else:
 // the batch is right as long as they are as they were found. A chain to which others refer stays, empty.
 func Remove(chains []Chain, b *nfnetlink.Batch) {
-	references := map[nfnetlink.ChainID]int{}
 	for _, l := range chains {
 		b.Require(l)
 		for _, handle := range l.jumps {
@@ -226,13 +197,7 @@ func Remove(chains []Chain, b *nfnetlink.Batch) {
 		for _, handle := range l.rules {
 			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: l.Name, Handle: handle})
 		}
-		references[l.ID()] += len(l.jumps) + len(l.rules)
-		for _, target := range l.targets {
-			references[nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: target}]++
-		}
-	}
-	for _, l := range chains {
-		if int(l.Use) <= references[l.ID()] {
+		if int(l.Use) <= len(l.jumps)+len(l.rules) {
 			b.DelChain(l.ID())
 		}
 		if l.last {
@@ -242,48 +207,29 @@ func Remove(chains []Chain, b *nfnetlink.Batch) {
 	}
 }
 
-// Check implements [nfnetlink.Condition]: the chain is as it was found, and so are the jumps to it.
+// Check implements [nfnetlink.Condition]: the chain and the jumps to it are those that were found. Its rules, of which
+// there can be thousands, are not read again: the transaction names those that were found, and the kernel rejects it
+// if one of them is gone, or if another one holds the chain. A rule that was replaced in place goes with the chain.
 func (l Chain) Check(c *nfnetlink.Conn) error {
 	if err := c.SameTable(l.table); err != nil {
 		return err
 	}
-	if l.Ours {
-		return l.checkOurs(c)
+	current, err := c.Chain(l.Family, l.Table, l.Name)
+	if nfnetlink.IsNotExist(err) {
+		return nfnetlink.ErrInterrupted
 	}
-	current, err := readChain(c, l.table, l.Name, l.jumps)
 	if err != nil {
 		return err
 	}
-	if current.Use != l.Use || current.Ours != l.Ours || current.Kept != l.Kept || !slices.Equal(current.rules, l.rules) {
+	if current.Use != l.Use {
 		return nfnetlink.ErrInterrupted
 	}
-	return l.checkJumps(c)
-}
-
-// checkOurs checks a chain of ours, which can have thousands of rules: whoever replaces one of them in place loses
-// that rule with the chain. One that was added has no handle here, so the kernel would not delete the chain.
-func (l Chain) checkOurs(c *nfnetlink.Conn) error {
-	current, err := c.Chain(l.Family, l.Table, l.Name)
-	switch {
-	case nfnetlink.IsNotExist(err):
-		return nfnetlink.ErrInterrupted
-	case err != nil:
-		return err
-	case current.Use != l.Use:
-		return nfnetlink.ErrInterrupted
-	}
-	return l.checkJumps(c)
-}
-
-// checkJumps checks that the rules with the handles of the jumps still lead here.
-func (l Chain) checkJumps(c *nfnetlink.Conn) error {
 	for _, handle := range l.jumps {
 		r, err := c.Rule(l.Family, l.Table, postrouting, handle)
 		if err != nil {
 			return err
 		}
-		target, _ := r.Target()
-		if target != l.Name || !Leads(r) {
+		if target, _ := r.Target(); target != l.Name || !leads(r) {
 			return nfnetlink.ErrInterrupted
 		}
 	}
@@ -305,10 +251,9 @@ func (l Chain) String() string {
 	if l.Ours {
 		return text
 	}
+	text += fmt.Sprintf(": %d rules", l.Rules)
 	if l.Rules == 1 {
-		text += ": 1 rule"
-	} else {
-		text += fmt.Sprintf(": %d rules", l.Rules)
+		text = strings.TrimSuffix(text, "s")
 	}
 	if l.Jumps() == 0 {
 		text += ", to which no other rule leads"
@@ -323,8 +268,10 @@ func (l Chain) String() string {
 }
 
 // Wrote reports whether a rule is one of an iptables-based masquerade agent: by its comment, or by the
-// name of its chain in the table nat of iptables.
+// name of its chain in a table nat of iptables.
 func Wrote(r nfnetlink.Rule) bool {
+	ofIPTables := r.Table == natTable && (r.Family == nfnetlink.IPv4 || r.Family == nfnetlink.IPv6)
 	text := comment(r)
-	return isNamed(r.Family, r.Table, r.Chain) || agentJump.MatchString(text) || agentRule.MatchString(text)
+	return ofIPTables && slices.Contains(agentChains, r.Chain) || agentJump.MatchString(text) ||
+		agentRule.MatchString(text)
 }

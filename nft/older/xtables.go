@@ -16,12 +16,11 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A LegacyTable is a table of legacy ip_tables that decides about packets, which nf_tables
+// A LegacyTable is a table of legacy ip_tables that has rules or chains, which nf_tables
 // neither shows nor removes.
 type LegacyTable struct {
 	Family nfnetlink.Family
 	Table  string
-	Rules  int // and chains; 0: only a policy
 	// Older means that it is a nat table with a chain of an iptables-based agent, by its name.
 	Older bool
 }
@@ -34,23 +33,23 @@ func (t LegacyTable) Command() string {
 	return fmt.Sprintf("%stables-legacy -t %s -S", t.Family, t.Table)
 }
 
-// LegacyTables returns the tables of legacy ip_tables in this network namespace that have
-// rules, chains or a policy other than ACCEPT. It reads which tables exist from a directory such as
-// /proc/net or /proc/thread-self/net: to ask for one that does not exist would create it. It needs
-// NET_ADMIN.
+// LegacyTables returns the tables of legacy ip_tables in this network namespace that have rules or
+// chains. It reads which tables exist from a directory such as /proc/net or /proc/thread-self/net: to
+// ask for one that does not exist would create it. It needs NET_ADMIN.
 func LegacyTables(dir string) (found []LegacyTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		for _, name := range []string{"raw", "mangle", "nat", "filter"} {
-			rules, entries, err := legacyTable(dir, family, name)
+		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+			entries, err := legacyTable(dir, family, table)
 			if err != nil {
 				return nil, err
 			}
-			if rules > 0 || entries != nil && xtFamilies[family].drops(entries, xtHooks[name]) {
-				older := name == natTable && slices.ContainsFunc(agentChains, func(chain string) bool {
-					return bytes.Contains(entries, []byte("\x00"+chain+"\x00"))
-				})
-				found = append(found, LegacyTable{Family: family, Table: name, Rules: rules, Older: older})
+			if len(entries) == 0 {
+				continue
 			}
+			older := table == natTable && slices.ContainsFunc(agentChains, func(chain string) bool {
+				return bytes.Contains(entries, []byte("\x00"+chain+"\x00"))
+			})
+			found = append(found, LegacyTable{Family: family, Table: table, Older: older})
 		}
 	}
 	return found, nil
@@ -62,48 +61,35 @@ func XTables(dir string) ([]LegacyTable, error) {
 	return slices.DeleteFunc(all, func(t LegacyTable) bool { return !t.Older }), err
 }
 
-// legacyTable reads a table of legacy ip_tables of a family: nothing, if it does not exist.
-func legacyTable(dir string, family nfnetlink.Family, table string) (rules int, entries []byte, err error) {
+// legacyTable reads the entries of a table of a family: none, if nobody has added any, or it does not exist.
+func legacyTable(dir string, family nfnetlink.Family, table string) ([]byte, error) {
 	f := xtFamilies[family]
 	tables, err := os.ReadFile(filepath.Join(dir, f.names))
+	var entries []byte
 	if slices.Contains(strings.Fields(string(tables)), table) {
-		rules, entries, err = f.read(table)
+		entries, err = f.read(table)
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // also if it is gone meanwhile
-		return 0, nil, nil
+		return nil, nil
 	case err != nil:
-		return 0, nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)
+		return nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)
 	}
-	return rules, entries, nil
+	return entries, nil
 }
 
 type xtFamily struct {
 	names         string // the file that lists the tables
 	domain, level int
-	entry         int // size of struct ipt_entry
 }
 
 var xtFamilies = map[nfnetlink.Family]xtFamily{
-	nfnetlink.IPv4: {"ip_tables_names", unix.AF_INET, unix.IPPROTO_IP, 112},
-	nfnetlink.IPv6: {"ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6, 168},
+	nfnetlink.IPv4: {"ip_tables_names", unix.AF_INET, unix.IPPROTO_IP},
+	nfnetlink.IPv6: {"ip6_tables_names", unix.AF_INET6, unix.IPPROTO_IPV6},
 }
 
 // xtHooks is how many built-in chains a table has.
 var xtHooks = map[string]int{"raw": 2, "mangle": 5, "nat": 4, "filter": 3}
-
-// drops reports whether a table without rules has a built-in chain with another policy than
-// ACCEPT: each is one entry with the standard target, whose verdict follows its header.
-func (f xtFamily) drops(entries []byte, hooks int) bool {
-	const head, target, accept = 32, 40, -2 // struct xt_entry_target, xt_standard_target; -NF_ACCEPT - 1
-	for i := range hooks {
-		at := i*(f.entry+target) + f.entry + head
-		if at+4 <= len(entries) && int32(binary.NativeEndian.Uint32(entries[at:])) != accept {
-			return true
-		}
-	}
-	return false
-}
 
 // getsockopt options from include/uapi/linux/netfilter_ipv4/ip_tables.h, the offsets of the
 // number and the size of the entries in struct ipt_getinfo, and the length of the header
@@ -116,35 +102,39 @@ const (
 	maxXTSize                       = 64 << 20
 )
 
-// read returns the number of entries of the table that programs have added, and all entries
-// as the kernel has them. It retries if they change in the meantime.
-func (f xtFamily) read(table string) (rules int, entries []byte, err error) {
+// read returns all entries of a table as the kernel has them, none if nobody has added any to its built-in
+// chains. It retries if they change in the meantime.
+func (f xtFamily) read(table string) ([]byte, error) {
 	fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
 	for range 5 {
 		info := make([]byte, xtInfoSize)
 		copy(info, table)
 		if err := getsockopt(fd, f.level, xtGetInfo, info); err != nil {
-			return 0, nil, err
+			return nil, err
+		}
+		if int(binary.NativeEndian.Uint32(info[xtCountAt:])) <= xtHooks[table]+1 {
+			return nil, nil
 		}
 		size := binary.NativeEndian.Uint32(info[xtSizeAt:])
 		if size > maxXTSize {
-			return 0, nil, errors.New("is too large to read")
+			return nil, errors.New("is too large to read")
 		}
-		entries = make([]byte, xtEntriesHead+int(size))
+		entries := make([]byte, xtEntriesHead+int(size))
 		copy(entries, table)
 		binary.NativeEndian.PutUint32(entries[32:], size)
-		switch err := getsockopt(fd, f.level, xtGetEntries, entries); {
-		case err == nil:
-			return int(binary.NativeEndian.Uint32(info[xtCountAt:])) - xtHooks[table] - 1, entries[xtEntriesHead:], nil
-		case !errors.Is(err, unix.EAGAIN):
-			return 0, nil, err
+		err := getsockopt(fd, f.level, xtGetEntries, entries)
+		if err == nil {
+			return entries[xtEntriesHead:], nil
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, err
 		}
 	}
-	return 0, nil, unix.EAGAIN
+	return nil, unix.EAGAIN
 }
 
 func getsockopt(fd, level, option int, value []byte) error {
