@@ -95,9 +95,11 @@ func (s *asked) follow() {
 		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
 		return
 	}
-	s.whose, s.others = "with the flags of "+agent, strings.Join(others, ", ")
+	s.others = strings.Join(others, ", ")
 	if s.others != "" {
-		s.whose += ", except " + s.others
+		s.whose = "with the flags of " + agent + ", except " + s.others
+	} else if s.Verbosity > 0 {
+		s.whose = "with the flags of " + agent
 	}
 	if !s.agent.Compiled {
 		return

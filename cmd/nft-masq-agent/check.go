@@ -5,6 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -13,8 +15,9 @@ import (
 
 type checkFlags struct {
 	*cli.Options
-	strict bool
-	output string
+	podCIDRs []netip.Prefix
+	strict   bool
+	output   string
 }
 
 func checkCommand() command {
@@ -32,12 +35,24 @@ func checkCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := &checkFlags{Options: cli.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
-			f.AddPodCIDRs(fs)
+			fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or "+
+				"a comma-separated list", f.addPodCIDRs)
 			f.AddManifest(fs)
 			addOutput(fs, &f.output)
 			return f.check
 		},
 	}
+}
+
+func (f *checkFlags) addPodCIDRs(list string) error {
+	for text := range strings.SplitSeq(list, ",") {
+		p, err := netip.ParsePrefix(text)
+		if err != nil || p != p.Masked() {
+			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", text)
+		}
+		f.podCIDRs = append(f.podCIDRs, p)
+	}
+	return nil
 }
 
 func (f *checkFlags) check(_ context.Context, operands []string, e environment) (int, error) {
@@ -53,7 +68,7 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	if err != nil && f.output != outputJSON {
 		return failed, l.Why(err)
 	}
-	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err)
+	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err, f.podCIDRs)
 	if n := len(r.Warnings); f.strict && n > 0 {
 		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
 		r.Add(config.Error, "strict", "%v", err)

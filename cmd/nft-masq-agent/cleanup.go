@@ -84,10 +84,6 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	k := e.kernel()
 	defer func() { _ = k.Close() }()
 	var found config.Problems
-	if only, err := k.OnlyNAT(ctx); err == nil && only && !f.legacyOnly && len(legacyIPTables(e.proc)) == 0 {
-		found = append(found, cli.Problem(config.Warning, "last-nat", "there are no other NAT rules on this node, so the "+
-			"kernel stops translating: masqueraded connections will break"))
-	}
 	remove := k.Cleanup
 	if f.dryRun {
 		remove = k.Removable

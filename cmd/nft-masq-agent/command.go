@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"path"
 	"regexp"
@@ -140,46 +139,40 @@ func asksForHelp(arg string) bool {
 }
 
 func find(all []command, name string) (command, error) {
-	names := make([]string, len(all))
-	for i, c := range all {
+	for _, c := range all {
 		if c.name == name {
 			return c, nil
 		}
-		names[i] = c.name
 	}
-	return command{}, fmt.Errorf("unknown command %q%s (%s help lists the commands)", name, didYouMean(name, names, ""),
-		program)
+	return command{}, fmt.Errorf("unknown command %q (%s help lists the commands)", name, program)
 }
 
 func (c command) run(ctx context.Context, args []string, e environment) (int, error) {
 	fs, do := c.flagSet()
 	version := fs.Bool("version", false, "print the version and exit")
-	parse := cli.Parse
+	var operands []string
+	var err error
 	if c.tolerant {
-		parse = func(fs *flag.FlagSet, args []string) ([]string, error) { return nil, c.ignoreRest(fs, args, e) }
+		err = c.ignoreRest(fs, args, e)
+	} else {
+		operands, err = cli.Parse(fs, args)
 	}
-	operands, err := parse(fs, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
+	if errors.Is(err, flag.ErrHelp) {
 		return exitDone, write(e.stdout, c.help())
-	case err != nil:
-		return exitUsage, usageError{flagError(fs, err)}
-	case *version:
+	}
+	if err != nil {
+		return exitUsage, usageError{flagError(err)}
+	}
+	if *version {
 		b := build()
 		return exitDone, write(e.stdout, b.String())
 	}
 	wanted := strings.Fields(c.operands)
-	if n := len(operands); n < len(wanted) && !strings.HasPrefix(wanted[n], "[") {
-		return exitUsage, usagef("%s is missing", wanted[n])
+	if len(operands) > len(wanted) {
+		return exitUsage, strayError(operands[len(wanted)])
 	}
-	for i, arg := range operands {
-		_, notBool := strconv.ParseBool(arg)
-		_, missing := os.Stat(arg)
-		// Each command has the flag --version, and help explains the command version.
-		flagName := fs.Lookup(arg) != nil && c.name != "help"
-		if i >= len(wanted) || missing != nil && (notBool == nil || flagName) {
-			return exitUsage, strayError(fs, arg)
-		}
+	if len(operands) < len(wanted) && !strings.HasPrefix(wanted[len(operands)], "[") {
+		return exitUsage, usagef("%s is missing", wanted[len(operands)])
 	}
 	for _, w := range cli.Warnings(fs) {
 		_, _ = fmt.Fprintf(e.stderr, "warning: %s\n", w)
@@ -194,18 +187,19 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 	if err := fs.Parse(args); err != nil || fs.NArg() == 0 {
 		return err
 	}
-	rest := fs.Args()
-	if _, err := find(commands(), rest[0]); err == nil {
-		return fmt.Errorf("unexpected argument %q: a command comes before its flags", rest[0])
+	ignored := fs.Args()
+	if _, err := find(commands(), ignored[0]); err == nil {
+		return fmt.Errorf("unexpected argument %q: a command comes before its flags", ignored[0])
 	}
-	for _, arg := range rest {
+	for _, arg := range ignored {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		if strings.HasPrefix(arg, "-") && fs.Lookup(name) != nil && !cli.OfOlderAgents(name) {
-			return strayError(fs, rest[0])
+			return strayError(ignored[0])
 		}
 	}
 	_, _ = fmt.Fprintf(e.stderr,
-		"warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", rest[0], rest)
+		"warning: %q is not a flag: it and everything after it are ignored, as by the older agents: %q\n", ignored[0],
+		ignored)
 	return nil
 }
 
@@ -218,42 +212,20 @@ func (c command) flagSet() (*flag.FlagSet, action) {
 // oneDash matches long flags in errors of package flag.
 var oneDash = regexp.MustCompile(`((?:for flag|for|argument:) )-([a-z][a-z0-9-]+)`)
 
-// flagError writes flags with two dashes, and adds a hint to an error about an
-// unknown flag.
-func flagError(fs *flag.FlagSet, err error) error {
+// flagError writes flags with two dashes.
+func flagError(err error) error {
 	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
-	if !unknown {
-		return errors.New(oneDash.ReplaceAllString(err.Error(), "${1}--$2"))
+	if unknown {
+		return fmt.Errorf("unknown flag --%s", config.Printable(name))
 	}
-	var names []string
-	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
-	return fmt.Errorf("unknown flag --%s%s", config.Printable(name), didYouMean(name, names, "--"))
+	return errors.New(oneDash.ReplaceAllString(err.Error(), "${1}--$2"))
 }
 
-func strayError(fs *flag.FlagSet, arg string) error {
+func strayError(arg string) error {
 	if _, err := strconv.ParseBool(arg); err == nil {
 		return usagef("unexpected argument %q: boolean flags take =value, such as --enable-ipv6=%[1]s", arg)
 	}
-	if fs.Lookup(arg) != nil {
-		return usagef("unexpected argument %q, did you mean --%[1]s?", arg)
-	}
-	if _, err := os.Stat(arg); fs.Lookup("config") != nil && (err == nil || strings.ContainsAny(arg, "/.")) {
-		return usagef("unexpected argument %q, did you mean --config %[1]s?", arg)
-	}
 	return usagef("unexpected argument %q", arg)
-}
-
-// didYouMean returns a hint with the most similar name, or "" if none is similar.
-func didYouMean(name string, names []string, prefix string) string {
-	const most = 4 // more take too long
-	for edits := range min(max(1, len(name)/3), most) + 1 {
-		for _, n := range names {
-			if edits < len(n) && config.Within(edits, strings.ToLower(name), n) {
-				return fmt.Sprintf(", did you mean %s%s?", prefix, n)
-			}
-		}
-	}
-	return ""
 }
 
 // write prints the whole output, so that a full disk or a closed pipe is an error

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -181,27 +180,6 @@ func TestArgumentsOfRunAreWithoutItsName(t *testing.T) {
 		os.Args = strings.Fields(line)
 		if got := strings.Join(args(), " "); got != want {
 			t.Errorf("%s: %q, want %q", line, got, want)
-		}
-	}
-}
-
-func TestVersionIsThatOfTheLinkerOrElseOfGo(t *testing.T) {
-	for _, tt := range [][4]string{ // of the linker, of Go, its settings, and both
-		{" ", "(devel)", "vcs=git x=true", " "},
-		{" ", "v1", "vcs=git vcs.revision=4d vcs.modified=false", "v1 4d"},
-		{" ", "(devel)", "vcs.modified=true vcs.revision=4d x=y", " 4d-dirty"},
-		{"v2 ", "v1", "vcs.revision=4d", "v2 4d"},
-		{" 5e", "v1", "vcs.revision=4d", "v1 5e"},
-	} {
-		info := &debug.BuildInfo{Main: debug.Module{Version: tt[1]}}
-		for setting := range strings.FieldsSeq(tt[2]) {
-			key, value, _ := strings.Cut(setting, "=")
-			info.Settings = append(info.Settings, debug.BuildSetting{Key: key, Value: value})
-		}
-		var b buildInfo
-		b.Release, b.Commit, _ = strings.Cut(tt[0], " ")
-		if b.complete(info); b.Release+" "+b.Commit != tt[3] {
-			t.Errorf("%q: %q %q", tt, b.Release, b.Commit)
 		}
 	}
 }

@@ -26,7 +26,8 @@ import (
 
 type connectionsFlags struct {
 	lookFlags
-	selection
+	to, from          netip.Prefix   // zero: any
+	seenAs            netip.AddrPort // port 0: any
 	stale, flush, yes bool
 	limit             int
 }
@@ -47,7 +48,7 @@ func connectionsCommand(l look) command {
 			"Connections from or to the node itself, closed ones, hairpins, bridged ones and those in a zone are never stale. " +
 			"Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address " +
 			"unless dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules " +
-			"of --config, --seen-as ADDRESS:PORT names the pods of --pod-cidr whose block of portsPerPod the port is in.",
+			"of --config, --seen-as ADDRESS:PORT names the last byte of the IPs of pods whose block of portsPerPod the port is in.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -55,10 +56,9 @@ func connectionsCommand(l look) command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
-			f.AddPodCIDRs(fs)
 			cli.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
-					"port names it also if no connection is open", parseSeenAs)
+					"port names it also if no connection is open", parseTarget)
 			cli.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
@@ -82,19 +82,6 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// parseSeenAs parses an address with or without a port.
-func parseSeenAs(s string) (netip.AddrPort, error) {
-	if a, err := parseAddress(s); err == nil {
-		return netip.AddrPortFrom(a, 0), nil
-	}
-	a, err := netip.ParseAddrPort(s)
-	if err != nil || a.Port() == 0 {
-		return netip.AddrPort{}, errors.New("is not an IP address or ADDRESS:PORT, such as 198.51.100.1:54716 or " +
-			"[2001:db8::1]:54716")
-	}
-	return netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port()), nil
-}
-
 func parseLimit(s string) (int, error) {
 	n, _ := strconv.Atoi(s) // 0 if it is no number, and too large if that is
 	if n < 1 || n > maxLimit {
@@ -103,26 +90,16 @@ func parseLimit(s string) (int, error) {
 	return n, nil
 }
 
-func (f *connectionsFlags) contradiction() error {
-	family := f.family()
-	switch {
-	case slices.ContainsFunc(f.addresses(), func(a netip.Addr) bool { return a.Is4() != (family == unix.AF_INET) }):
-		return usagef("ADDRESS, --from and --seen-as are of different address families")
-	case f.yes && !f.flush:
-		return usagef("--yes is for --flush")
-	}
-	return nil
-}
-
-func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (_ int, err error) {
+func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
 	if len(operands) > 0 {
-		f.to, err = parsePrefix(operands[0])
+		to, err := parsePrefix(operands[0])
 		if err != nil {
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
+		f.to = to
 	}
-	if err := f.contradiction(); err != nil {
-		return exitUsage, err
+	if f.yes && !f.flush {
+		return exitUsage, usagef("--yes is for --flush")
 	}
 	f.stale = f.stale || f.flush
 	s, err := f.open(e)
@@ -131,93 +108,98 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 		return exitFailed, err
 	}
 	r := answer.Connections{Head: s.head(), Config: s.config(inForce{}), Connections: []answer.Connection{}}
-	remarks, err := f.complete(ctx, &r, s, e)
+	err = f.complete(ctx, &r, s)
 	if err != nil {
 		return exitFailed, err
 	}
-	return e.reply(f.output, &r, remarks...)
+	return e.reply(f.output, &r)
 }
 
 // complete lists the connections, or answers --seen-as without one.
-func (f *connectionsFlags) complete(
-	ctx context.Context, r *answer.Connections, s *session, e environment,
-) (config.Problems, error) {
+func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) error {
 	policy, err := f.policy(ctx, s)
-	if policy == nil && f.seenAs.Port() > 0 && s.rejected == nil {
-		if remarks, ok := r.OfAnotherNode(s.Ruleset.Policy, f.seenAs, s.PodCIDRs); ok {
-			if f.to.IsValid() || f.from.IsValid() {
-				return nil, errors.New("this node does not have the rules of --config, so no connection can be looked for: " +
-					"omit ADDRESS and --from")
-			}
-			return remarks, nil
-		}
-	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	comparison, err := s.comparison(policy)
+	offline := policy == nil && s.rejected == nil && !f.to.IsValid() && !f.from.IsValid()
+	if offline && s.Ruleset.Policy.PortsPerPod > 0 && f.seenAs.Port() > 0 {
+		r.SetBlock(s.Ruleset.Policy, f.seenAs, nil)
+		r.Add(config.Note, "another-node", "this is by the config alone, because this node does not have its rules: no "+
+			"connection was looked for")
+		return nil
+	}
+	comparison, err := newComparison(policy)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	found, err := f.list(ctx, r, comparison, s.history(policy))
+	listed, err := f.list(ctx, r, comparison, s.history(policy))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if r.Total == 0 && f.seenAs.Addr().IsValid() {
-		addresses, err := s.addresses()
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(addresses, f.seenAs.Addr()) {
-			return config.Problems{cli.Problem(config.Error, "no-address",
-				"%s is not an address of this node: ask the node that has it", f.seenAs.Addr())}, nil
-		}
+	if f.seenAs.Addr().IsValid() && r.Total > 0 {
+		r.Behind(f.seenAs, listed)
 	}
-	var remarks config.Problems
-	if r.Total == 0 && f.seenAs.Port() > 0 && policy != nil {
-		pods, err := s.pods(f.seenAs.Addr().Is6())
-		if err != nil {
-			return nil, err
-		}
-		addresses := []netip.Addr{}
-		for _, pod := range pods {
-			addresses = append(addresses, pod.Address)
-		}
-		remarks, _ = r.SetBlock(*policy, f.seenAs, addresses, nil)
+	if f.seenAs.Addr().IsValid() && r.Total == 0 {
+		return f.unseen(r, s, policy)
 	}
-	remarks = append(remarks, f.remarks(r, found)...)
-	if f.flush && len(found.first) > 0 {
-		deleted, err := f.delete(ctx, r, s, e, found.first)
-		return append(remarks, deleted...), err
+	if f.stale && r.Total == 0 {
+		r.Add(config.Note, "none-stale", "no connection is stale")
 	}
-	return remarks, nil
+	if n := len(r.Connections); r.Total > n {
+		r.Add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))
+	}
+	if f.flush && len(listed) > 0 {
+		return f.delete(ctx, r, s, listed)
+	}
+	return nil
 }
 
-// errNoRules reports that no policy of ours is effective in the kernel.
-var errNoRules = errors.New("the kernel has no rules of this agent: see status")
+// unseen answers --seen-as if no open connection is seen as that.
+func (f *connectionsFlags) unseen(r *answer.Connections, s *session, policy *nft.Policy) error {
+	addresses, err := s.addresses()
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(addresses, f.seenAs.Addr()) {
+		r.Add(config.Error, "no-address", "%s is not an address of this node: ask the node that has it", f.seenAs.Addr())
+		return nil
+	}
+	level := config.Error
+	if policy != nil && policy.PortsPerPod > 0 && f.seenAs.Port() > 0 {
+		pods, err := s.pods(f.seenAs.Addr().Is6())
+		if err != nil {
+			return err
+		}
+		if r.SetBlock(*policy, f.seenAs, pods) { // the pod is known without a connection
+			level = config.Note
+		}
+	}
+	r.Add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
+		answer.End(f.seenAs))
+	return nil
+}
 
 // policy returns the policy in the kernel; nil if the kernel has none of ours, or an unknown one. That is an error
 // if it is needed.
-func (f *connectionsFlags) policy(ctx context.Context, s *session) (policy *nft.Policy, err error) {
-	err = s.consistently(func() error {
-		current, err := s.inForce(ctx)
-		switch {
-		case err != nil:
-			return err
-		case current.known != nil:
-			policy = &current.known.Want.Policy
-		case f.stale && !current.found:
-			return errNoRules
-		case f.stale:
-			return errors.New(current.unknown + ": which connections are stale is unknown")
-		}
-		return nil
-	})
-	return policy, err
+func (f *connectionsFlags) policy(ctx context.Context, s *session) (*nft.Policy, error) {
+	current, err := s.inForce(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if current.known != nil {
+		return &current.known.Want.Policy, nil
+	}
+	if f.stale && !current.found {
+		return nil, errors.New("the kernel has no rules of this agent: see status")
+	}
+	if f.stale {
+		return nil, errors.New(current.unknown + ": which connections are stale is unknown")
+	}
+	return nil, nil //nolint:nilnil // it is not needed
 }
 
-// comparison compares connections with a policy; nil without one.
-func (s *session) comparison(policy *nft.Policy) (*conntrack.Comparison, error) {
+// newComparison compares connections with a policy; nil without one.
+func newComparison(policy *nft.Policy) (*conntrack.Comparison, error) {
 	if policy == nil {
 		return nil, nil //nolint:nilnil // nothing is compared then
 	}
@@ -241,90 +223,62 @@ func (s *session) history(policy *nft.Policy) conntrack.History {
 	return h
 }
 
-// A listing is connections that match.
-type listing struct {
-	first []conntrack.Entry // up to the limit
-	// overruled are not listed with --stale. Of undated ones it is not known when they began.
-	overruled, undated int
-}
-
-// list adds the first connections that match, in order, and how many there are.
+// list adds the first connections that match, by source and destination, and how many there are.
 func (f *connectionsFlags) list(
 	ctx context.Context, r *answer.Connections, comparison *conntrack.Comparison, history conntrack.History,
-) (found listing, err error) {
+) (listed []conntrack.Entry, err error) {
+	overruled := 0
 	begin := func() {
-		found = listing{}
+		listed = nil
+		overruled = 0
 		r.Total = 0
 	}
-	err = f.each(ctx, false, begin, func(e *conntrack.Entry) {
-		if f.stale && !found.stale(e, comparison, history) {
-			return
+	err = conntrack.Open().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
+		if !f.matches(e) || f.stale && !contradicting(comparison, e) {
+			return nil
+		}
+		if f.stale && history.Age(e) == conntrack.AgeOverruled {
+			overruled++
+			return nil
 		}
 		r.Total++
 		if r.Total <= f.limit {
-			found.first = append(found.first, *e)
+			listed = append(listed, *e)
 		}
+		return nil
 	})
-	slices.SortStableFunc(found.first, func(a, b conntrack.Entry) int {
-		return cmp.Or(
-			a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
-			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src),
-		)
+	slices.SortStableFunc(listed, func(a, b conntrack.Entry) int {
+		return cmp.Or(a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
+			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src))
 	})
-	for i := range found.first {
-		r.Connections = append(r.Connections, answer.NewConnection(&found.first[i], comparison, history))
+	for i := range listed {
+		r.Connections = append(r.Connections, answer.NewConnection(&listed[i], comparison, history))
 	}
-	if f.seenAs.Addr().IsValid() {
-		r.Behind(f.seenAs, found.first)
+	if overruled > 0 {
+		r.Add(config.Note, "connections-overruled", "%s not listed, because they began under the policy and another program "+
+			"decided: explain ADDRESS --from SOURCE --trace names its rule", answer.Plural(overruled, "connection"))
 	}
-	return found, err
+	return listed, err
 }
 
-// stale reports whether a connection contradicts the policy, and did not certainly begin under it. It counts those of
-// which that is certain, or not known.
-func (l *listing) stale(e *conntrack.Entry, comparison *conntrack.Comparison, history conntrack.History) bool {
+// matches reports whether a connection was asked for, whatever its translation.
+func (f *connectionsFlags) matches(e *conntrack.Entry) bool {
+	if f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()) {
+		return false
+	}
+	if f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()) {
+		return false
+	}
+	seen := e.SeenAs()
+	if f.seenAs.Addr().IsValid() && f.seenAs.Addr() != seen.Addr() {
+		return false
+	}
+	return f.seenAs.Port() == 0 || f.seenAs.Port() == seen.Port()
+}
+
+func contradicting(comparison *conntrack.Comparison, e *conntrack.Entry) bool {
 	_, finding := comparison.Compare(e)
-	if finding != conntrack.Contradicts {
-		return false
-	}
-	switch history.Age(e) {
-	case conntrack.AgeOverruled:
-		l.overruled++
-		return false
-	case conntrack.AgeUndated:
-		l.undated++
-	case conntrack.AgeStale:
-	}
-	return true
-}
-
-func (f *connectionsFlags) remarks(r *answer.Connections, l listing) (found config.Problems) {
-	add := func(level config.Level, id, format string, args ...any) {
-		found = append(found, cli.Problem(level, id, format, args...))
-	}
-	switch {
-	case r.Total == 0 && f.seenAs.Addr().IsValid():
-		level := config.Error
-		if r.Block != nil { // the pod is known without a connection
-			level = config.Note
-		}
-		add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
-			answer.End(f.seenAs))
-	case r.Total == 0 && f.stale && l.overruled == 0:
-		add(config.Note, "none-stale", "no connection contradicts the policy")
-	}
-	if l.undated > 0 {
-		add(config.Note, "undated-connections", "%s began before this agent's start, or another program decided about "+
-			"them: which is not known", answer.Plural(l.undated, "connection"))
-	}
-	if l.overruled > 0 {
-		add(config.Note, "connections-overruled", "%s not listed, because they began under the policy and another program "+
-			"decided: explain ADDRESS --from SOURCE --trace names its rule", answer.Plural(l.overruled, "connection"))
-	}
-	if n := len(r.Connections); r.Total > n {
-		add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))
-	}
-	return found
+	return finding == conntrack.Contradicts
 }
 
 // confirm asks a person whether the listed connections are to be deleted. Without a terminal, --yes is the answer.
@@ -332,17 +286,17 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets 
 	if f.yes {
 		return nil
 	}
-	tcp := ""
+	what := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source",
+		answer.Plural(len(r.Connections), "connection"))
 	if resets > 0 {
-		tcp = fmt.Sprintf(", and destinations reset the %d of TCP", resets)
+		what += fmt.Sprintf(", and destinations reset the %d of TCP", resets)
 	}
-	what := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source%s",
-		answer.Plural(len(r.Connections), "connection"), tcp)
 	if !e.asks {
 		return fmt.Errorf("give --yes to %s", what)
 	}
 	_, _ = fmt.Fprintf(e.stderr, "%s%s\nDelete them? [y/N] ", r, what)
-	reply, err := bufio.NewReader(io.LimitReader(e.stdin, maxReply)).ReadString('\n')
+	const limit = 100 // bytes of the reply
+	reply, err := bufio.NewReader(io.LimitReader(e.stdin, limit)).ReadString('\n')
 	if err != nil {
 		return errors.New("no answer: nothing was deleted")
 	}
@@ -353,14 +307,11 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets 
 	return errors.New("nothing was deleted")
 }
 
-// maxReply bounds what is read of a reply.
-const maxReply = 100
-
 // delete deletes the listed connections that are still stale, and says what became of them. The
 // error is that this was not confirmed.
 func (f *connectionsFlags) delete(
-	ctx context.Context, r *answer.Connections, s *session, e environment, listed []conntrack.Entry,
-) (config.Problems, error) {
+	ctx context.Context, r *answer.Connections, s *session, listed []conntrack.Entry,
+) error {
 	keys := map[conntrack.Key]bool{}
 	resets := 0
 	for _, c := range listed {
@@ -369,25 +320,22 @@ func (f *connectionsFlags) delete(
 			resets++
 		}
 	}
-	err := f.confirm(r, e, resets)
+	err := f.confirm(r, s.environment, resets)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	policy, err := f.policy(ctx, s)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	comparison, err := s.comparison(policy)
+	comparison, err := newComparison(policy)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d := conntrack.Deletion{
 		Tracker: conntrack.Open(),
-		Doomed: func(e *conntrack.Entry) bool {
-			_, finding := comparison.Compare(e)
-			return keys[e.Key] && finding == conntrack.Contradicts
-		},
-		Listed: func(int) {},
+		Doomed:  func(e *conntrack.Entry) bool { return keys[e.Key] && contradicting(comparison, e) },
+		Listed:  func(int) {},
 	}
 	err = d.Run(ctx)
 	r.Deleted = d.Deleted
@@ -395,55 +343,9 @@ func (f *connectionsFlags) delete(
 	if resets > 0 {
 		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
 	}
-	found := config.Problems{cli.Problem(config.Note, "deleted", "%s", text)}
+	r.Add(config.Note, "deleted", "%s", text)
 	if err != nil {
-		found = append(found, cli.Problem(config.Error, "failed", "%v", err))
+		r.Add(config.Error, "failed", "%v", err)
 	}
-	return found, nil
-}
-
-// A selection is the connections that are meant: all by default.
-type selection struct {
-	to, from netip.Prefix
-	seenAs   netip.AddrPort // port 0: any
-	protocol uint8          // 0: any
-	port     uint16         // of to; 0: any
-}
-
-func (s *selection) addresses() []netip.Addr {
-	return slices.DeleteFunc([]netip.Addr{s.to.Addr(), s.from.Addr(), s.seenAs.Addr()},
-		func(a netip.Addr) bool { return !a.IsValid() })
-}
-
-// family returns the one family that can match, 0 for both.
-func (s *selection) family() uint8 {
-	switch given := s.addresses(); {
-	case len(given) == 0:
-		return unix.AF_UNSPEC
-	case given[0].Is4():
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
-func (s *selection) matches(e *conntrack.Entry) bool {
-	seen := e.SeenAs()
-	return (s.protocol == 0 || s.protocol == e.Original.Protocol) &&
-		(s.port == 0 || s.port == e.Original.Dst.Port() || s.port == e.Destination().Port()) &&
-		(!s.to.IsValid() || s.to.Contains(e.Original.Dst.Addr()) || s.to.Contains(e.Destination().Addr())) &&
-		(!s.from.IsValid() || s.from.Contains(e.Original.Src.Addr())) &&
-		(!s.seenAs.Addr().IsValid() || s.seenAs.Addr() == seen.Addr()) &&
-		(s.seenAs.Port() == 0 || s.seenAs.Port() == seen.Port())
-}
-
-// each visits the connections, or those whose source was translated. It calls begin first, and
-// when it has to begin again.
-func (s *selection) each(ctx context.Context, translated bool, begin func(), visit func(*conntrack.Entry)) error {
-	filter := conntrack.Filter{Family: s.family(), Translated: translated}
-	return conntrack.Open().Dump(ctx, filter, begin, func(e *conntrack.Entry) error {
-		if s.matches(e) {
-			visit(e)
-		}
-		return nil
-	})
+	return nil
 }

@@ -192,8 +192,8 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 			t.Errorf("%s: %d connections, want %d: %+v", args, len(got), want, got)
 		}
 	}
-	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stderr, "2 of 15 connections") ||
-		strings.Count(got.stdout, "\n") != 3 {
+	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stdout, "2 of 15 connections") ||
+		strings.Count(got.stdout, "\n") != 4 {
 		t.Errorf("limited: %+v", got)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -160,10 +159,9 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	has := want.On(cases.Addrs("198.51.100.227", "2001:db8:5::7"))
 	d.holds(has)
 	n.podsSee(has)
-	if r, _ := n.status("--config", n.path); len(r.SNAT) != 2 ||
-		!slices.Equal(r.SNAT[0].Present, []string{"198.51.100.227"}) ||
-		!slices.Equal(r.SNAT[0].Absent, []string{"198.51.100.211", "198.51.100.12"}) {
-		t.Errorf("status: %+v", r.SNAT)
+	const said = "this node has no address of entry 1 of snatRules"
+	if text := n.run("status", "--config", n.path).stdout; !strings.HasPrefix(unwrap(text), said) {
+		t.Errorf("status does not begin with %q:\n%s", said, text)
 	}
 }
 

@@ -73,7 +73,7 @@ func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 				code, ready := n.get("/readyz")
 				const vanished = "the config vanished (no config file at "
 				for what, wrong := range map[string]bool{
-					"status":          status.code != exitFailed || !strings.Contains(status.stdout, `"id": "config-vanished"`),
+					"status":          status.code != exitFailed || !strings.Contains(status.stdout, `"id":"config-vanished"`),
 					"the first line":  text.code != exitFailed || !strings.Contains(firstLine(text.stdout), vanished),
 					"/readyz":         code != 503 || !strings.HasPrefix(ready, "the config vanished ("),
 					"ready":           n.run("ready", "--probe-socket", n.socket).code != exitFailed,

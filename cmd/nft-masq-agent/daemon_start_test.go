@@ -218,7 +218,7 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 		t.Error(err)
 	}
 	got := n.run("ready", "--wait-for", "127.0.0.1:9717", "-o", "json")
-	if got.code != exitDone || !strings.Contains(got.stdout, `"asked": "started"`) {
+	if got.code != exitDone || !strings.Contains(got.stdout, `"asked":"started"`) {
 		t.Errorf("as JSON: %+v", got)
 	}
 	if out, _ := n.Output("", "nft", "list", "tables"); !strings.Contains(out, nft.TableName) {

@@ -3,8 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
-	"fmt"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -91,61 +91,59 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 		l, _ := answer.Load(usual)
 		s.enforced = func() *nft.Ruleset { return l.Ruleset }
 	}
-	err = s.consistently(func() error {
-		now, err := s.inForce(ctx)
-		if err != nil {
-			return err
-		}
-		var before nft.Policy
-		switch {
-		case now.known != nil:
-			before = now.known.Want.Policy
-		case now.found:
-			whose := ""
-			if s.whose != "" {
-				whose = " (" + s.whose + ")"
-			}
-			return fmt.Errorf("%s%s: name two files, OLD and NEW", now.unknown, whose)
-		}
-		after := s.Ruleset.Policy
-		d = answer.NewDiff(before, after)
-		d.Head, d.After, d.Before.Accepted = s.head(), s.config(inForce{}), true
-		for _, line := range answer.NodeSNAT(after) {
-			d.Add(config.Note, "snat-addresses", "%s", line)
-		}
-		if !now.found {
-			d.Before.Hash = ""
-			d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
-		}
-		if len(s.Files) == 0 {
-			d.Add(config.Note, "no-file", "There is no config at %s: the built-in defaults apply.", f.ConfigPath)
-		}
-		if !d.Changed() {
-			return nil
-		}
-		if !now.found {
-			return nil
-		}
-		return s.countOpen(ctx, &d, before, after)
-	})
+	current, err := s.inForce(ctx)
+	if err != nil {
+		return d, nil, err
+	}
+	var before nft.Policy
+	switch {
+	case current.known != nil:
+		before = current.known.Want.Policy
+	case current.found:
+		return d, nil, errors.New(current.unknown + ": name two files, OLD and NEW")
+	}
+	after := s.Ruleset.Policy
+	d = answer.NewDiff(before, after)
+	d.Head = s.head()
+	d.After = s.config(inForce{})
+	d.Before.Accepted = true
+	for _, line := range answer.NodeSNAT(after) {
+		d.Add(config.Note, "snat-addresses", "%s", line)
+	}
+	if len(s.Files) == 0 {
+		d.Add(config.Note, "no-file", "There is no config at %s: the built-in defaults apply.", f.ConfigPath)
+	}
+	if !current.found {
+		d.Before.Hash = ""
+		d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
+		return d, s.files(), nil
+	}
+	if d.Changed() {
+		err = countOpen(ctx, &d, before, after)
+	}
 	return d, s.files(), err
 }
 
 // countOpen counts the open connections that two policies translate differently.
-func (s *session) countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
-	old, err := s.comparison(&before)
+func countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
+	old, err := newComparison(&before)
 	if err != nil {
 		return err
 	}
-	current, err := s.comparison(&after)
+	current, err := newComparison(&after)
 	if err != nil {
 		return err
 	}
 	var count *answer.ChangedCount
 	begin := func() { count = answer.NewChangedCount(old, current) }
-	begin()
-	err = (&selection{}).each(ctx, false, begin, func(e *conntrack.Entry) { count.Add(e) })
+	err = conntrack.Open().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
+		count.Add(e)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
 	d.Open = count.List()
-	d.NotJudged = count.NotJudged()
-	return err
+	d.Unjudged = count.Unjudged
+	return nil
 }

@@ -133,11 +133,7 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	if err != nil && s.rejected == nil {
 		return exitFailed, err
 	}
-	var facts answer.ExplainFacts
-	err = s.consistently(func() (err error) {
-		facts, err = f.gather(ctx, s, dst)
-		return err
-	})
+	facts, err := f.gather(ctx, s, dst)
 	if err != nil {
 		return exitFailed, s.why(err)
 	}
@@ -149,7 +145,7 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPort) (answer.ExplainFacts, error) {
 	current, readErr := s.inForce(ctx)
 	facts := answer.ExplainFacts{
-		Head: s.head(), Config: s.config(current), Rejected: s.rejected, Verbose: s.Verbosity > 0,
+		Head: s.head(), Config: s.config(current), Rejected: s.rejected,
 		Packet: answer.Packet{Src: f.from, Dst: dst, Protocol: f.protocol, Chosen: !f.from.IsValid()},
 	}
 	switch {

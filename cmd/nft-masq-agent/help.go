@@ -41,83 +41,64 @@ const (
 
 func programHelp(all []command) string {
 	var b strings.Builder
-	b.WriteString(cli.Line(program+" "+purpose+". It takes the config file and the flags of ip-masq-agent.", "") + "\n")
+	b.WriteString(program + " " + purpose + ". It takes the config file and the flags of ip-masq-agent.\n\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
 	for _, c := range all {
-		b.WriteString(listed(c.name, c.about))
+		fmt.Fprintf(&b, "  %-11s  %s\n", c.name, c.about)
 	}
-	b.WriteString("\n" + cli.Line("run is the default command.", ""))
-	b.WriteString(cli.Line(exitCodes, ""))
+	b.WriteString("\nrun is the default command.\n" + exitCodes + "\n")
 	return cli.Fit(b.String())
-}
-
-func listed(name, about string) string {
-	const indent = 15
-	lines := cli.Fit(strings.Repeat(" ", indent) + about + "\n")
-	return fmt.Sprintf("  %-*s", indent-2, name) + lines[indent:]
 }
 
 func (c command) help() string {
 	var b strings.Builder
-	usage := program + " " + c.name
-	if c.operands != "" {
-		usage += " " + c.operands
-	}
-	fmt.Fprintf(&b, "Usage: %s [FLAGS]\n\n", usage)
-	b.WriteString(cli.Line(strings.ToUpper(c.about[:1])+c.about[1:]+".", ""))
+	fmt.Fprintf(&b, "Usage: %s\n\n", strings.Join(strings.Fields(program+" "+c.name+" "+c.operands+" [FLAGS]"), " "))
+	b.WriteString(strings.ToUpper(c.about[:1]) + c.about[1:] + ".\n")
 	if c.details != "" {
-		b.WriteString("\n" + cli.Line(c.details, ""))
+		b.WriteString("\n" + c.details + "\n")
 	}
-	text := cli.Fit(b.String())
-	b.Reset()
 	b.WriteString("\nFor example:\n")
-	for _, x := range c.examples {
-		fmt.Fprintf(&b, "  %s\n", x)
+	for _, example := range c.examples {
+		b.WriteString("  " + example + "\n")
 	}
-	fs, _ := c.flagSet()
-	own, shared := flagHelp(fs)
+	own, shared := c.flagHelp()
 	if own != "" {
-		b.WriteString("\nFlags:\n" + cli.Fit(own))
+		b.WriteString("\nFlags:\n" + own)
 	}
-	switch {
-	case c.name == "run":
-		b.WriteString("\nFlags of all commands that read the config:\n" + cli.Fit(shared))
-		b.WriteString(cli.Fit(cli.Line(klogFlags, "  ")))
-	case shared != "":
-		b.WriteString("\n" + cli.Fit(cli.Line(sharedFlags, "")))
+	if c.name == "run" {
+		b.WriteString("\nFlags of all commands that read the config:\n" + shared + "  " + klogFlags + "\n")
+	} else if shared != "" {
+		b.WriteString("\n" + sharedFlags + "\n")
 	}
-	return text + b.String()
+	return cli.Fit(b.String())
 }
 
 // flagHelp lists the flags of the command alone, and those of all commands that read the
 // config. It omits klog's, except -v where that has an effect.
-func flagHelp(fs *flag.FlagSet) (own, shared string) {
-	var alone, common strings.Builder
+func (c command) flagHelp() (own, shared string) {
 	policy := flag.NewFlagSet("", flag.ContinueOnError)
 	cli.AddPolicyFlags(policy)
+	fs, _ := c.flagSet()
 	hasLevels := fs.Lookup("probe-socket") != nil
 	fs.VisitAll(func(f *flag.Flag) {
 		switch {
-		case f.Name == "o": // It is listed with --output.
-		case f.Name == "v" && hasLevels:
-			alone.WriteString(describeFlag(f))
-		case cli.IsKlogFlag(f.Name):
-		case policy.Lookup(f.Name) != nil:
-			common.WriteString(describeFlag(f))
+		case f.Name == "o", cli.IsKlogFlag(f.Name) && !(f.Name == "v" && hasLevels): // o is listed with --output
+		case policy.Lookup(f.Name) != nil && f.Name != "v":
+			shared += describeFlag(f)
 		default:
-			alone.WriteString(describeFlag(f))
+			own += describeFlag(f)
 		}
 	})
-	return alone.String(), common.String()
+	return own, shared
 }
 
 // describeFlag returns a flag with its value, and its meaning on the next line.
 func describeFlag(f *flag.Flag) string {
 	name := "--" + f.Name
-	switch {
-	case f.Name == "output":
+	if f.Name == "output" {
 		name = "-o, --output"
-	case len(f.Name) == 1:
+	}
+	if len(f.Name) == 1 {
 		name = "-" + f.Name
 	}
 	value, usage := flag.UnquoteUsage(f)

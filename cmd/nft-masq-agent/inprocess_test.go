@@ -56,7 +56,7 @@ func noProcesses(t testing.TB) string {
 func thisProcess(proc string, stdout, stderr *strings.Builder) environment {
 	e := theEnvironment()
 	e.proc, e.stdout, e.stderr, e.socket = proc, stdout, stderr, filepath.Join(proc, "none")
-	e.terminal, e.fit, e.color, e.person = false, false, false, false
+	e.terminal, e.fit, e.person = false, false, false
 	return e
 }
 

@@ -51,7 +51,6 @@ type environment struct {
 	stdout, stderr io.Writer
 	terminal       bool   // whether stderr is one
 	fit            bool   // whether stdout is one
-	color          bool   // whether text may have colors
 	person         bool   // whether a person has typed the command line, not in a pod
 	asks           bool   // whether stdin and stderr are terminals, so that a question can be answered
 	proc           string // mount point of procfs
@@ -72,7 +71,6 @@ func theEnvironment() environment {
 		terminal:  err == nil,
 		fit:       noTerminal == nil,
 		asks:      err == nil && noInput == nil,
-		color:     noTerminal == nil && os.Getenv("NO_COLOR") == "",
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    cli.DefaultProbeSocket,

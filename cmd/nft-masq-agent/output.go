@@ -49,31 +49,26 @@ func (e environment) reply(format string, r response, files ...config.Problem) (
 // fail reports why a command failed: each problem of the files on a line that begins with its
 // position and, on a terminal, followed by the line of the file. As JSON it is an answer.
 func (e environment) fail(format string, err error) {
-	var problems config.Problems
-	wrong := errors.As(err, new(usageError))
-	if !errors.As(err, &problems) {
-		id := "failed"
-		if wrong {
-			id = "usage"
-		}
-		problems = config.Problems{{ID: id, Msg: err.Error()}}
-	} else if format != outputJSON {
-		for _, p := range problems {
-			printProblem(e, p)
-		}
-		return
+	problems := config.Problems{{ID: "failed", Msg: err.Error()}}
+	see := ""
+	if errors.As(err, new(usageError)) {
+		problems[0].ID = "usage"
+		see = fmt.Sprintf(" (see %s %s --help)", program, e.command)
 	}
+	files := errors.As(err, &problems)
 	if format == outputJSON {
 		h := cli.NewHead(e.command)
 		h.Take(problems)
 		_ = cli.JSON(e.stdout, h)
 		return
 	}
-	see := ""
-	if wrong && e.command != "help" {
-		see = fmt.Sprintf(" (see %s %s --help)", program, e.command)
+	if !files {
+		_, _ = fmt.Fprintf(e.stderr, "%s %s: %v%s\n", program, e.command, err, see)
+		return
 	}
-	_, _ = fmt.Fprintf(e.stderr, "%s %s: %v%s\n", program, e.command, err, see)
+	for _, p := range problems {
+		printProblem(e, p)
+	}
 }
 
 // print prints long text output while it is written, wrapped only on a terminal.
@@ -83,11 +78,7 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 		w := bufio.NewWriter(&whole)
 		text(w)
 		_ = w.Flush() // a Builder never fails
-		fitted := cli.Fit(whole.String())
-		if e.color {
-			fitted = cli.Color(fitted)
-		}
-		return write(e.stdout, fitted)
+		return write(e.stdout, cli.Fit(whole.String()))
 	}
 	w := bufio.NewWriter(e.stdout)
 	text(w)

@@ -56,7 +56,7 @@ func TestFullBlockOfPortsConcernsOnlyItsPod(t *testing.T) {
 			}
 			got := n.run(append([]string{"status"}, *n.flags...)...)
 			for _, part := range []string{
-				"new udp connections of " + family.pod + " to " + family.dst + " fail, or will\n", "16 of 16 source ports",
+				"new udp connections of a pod to " + family.dst + " fail, or will\n", "16 of 16 source ports",
 				"raise portsPerPod",
 			} {
 				if got.code != exitFailed || !strings.Contains(got.stdout, part) {

@@ -22,8 +22,7 @@ const (
 
 type renderFlags struct {
 	*nodeFlags
-	format     string
-	windowsAPI int // 0 if not given
+	format string
 }
 
 func renderCommand() command {
@@ -32,11 +31,11 @@ func renderCommand() command {
 		about: "print what run would install",
 		details: "Format nft is for nft -f, which replaces the whole table; unlike the agent, it does not guarantee the " +
 			"right verdict for every packet meanwhile. Format iptables is for iptables-restore --noflush. Format win-bridge " +
-			"is for Windows nodes of the same cluster: an entry of policies in a win-bridge configuration. " +
+			"is for Windows nodes of the same cluster: an entry of policies in a win-bridge configuration with apiVersion 2. " +
 			"Flags that are not given are those of the running agent. Nothing is written to the kernel.",
 		examples: []string{
 			program + " render ./ip-masq-agent | nft -c -f -",
-			program + " render ./ip-masq-agent -o win-bridge --windows-api 2",
+			program + " render ./ip-masq-agent -o win-bridge",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := &renderFlags{nodeFlags: &nodeFlags{Options: cli.AddNodeFlags(fs)}}
@@ -47,8 +46,6 @@ func renderCommand() command {
 			} {
 				cli.AddFlag(fs, &f.format, name, "", usage, cli.OneOf(formatNFT, formatIPTables, formatWinBridge))
 			}
-			cli.AddFlag(fs, &f.windowsAPI, "windows-api", "",
-				"API `VERSION` of win-bridge, as in apiVersion of its configuration: 1 is HNS, 2 is HCN", parseWindowsAPI)
 			return f.render
 		},
 	}
@@ -61,10 +58,10 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 	if whose := f.ask(e).whose; whose != "" {
 		_, _ = fmt.Fprintln(e.stderr, whose)
 	}
-	switch {
-	case f.format == formatNFT, f.format == formatWinBridge:
+	switch f.format {
+	case formatNFT, formatWinBridge:
 		f.Mode = nft.ModeNFTables
-	case f.format == formatIPTables:
+	case formatIPTables:
 		f.Mode = nft.ModeIPTables
 	}
 	l, err := answer.Load(*f.Options)
@@ -84,41 +81,25 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		for _, line := range answer.NodeSNAT(l.Ruleset.Policy) {
 			_, _ = fmt.Fprintln(e.stderr, line)
 		}
+		return exitDone, write(e.stdout, l.Ruleset.String())
 	}
-	text := l.Ruleset.String()
-	if f.format == formatWinBridge {
-		var leftOut int
-		if text, leftOut, err = answer.WinBridge(f.windowsAPI, l.Config, l.Ruleset.Policy); leftOut > 0 {
-			_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", answer.Plural(leftOut, "IPv6 CIDR"))
-		}
-	}
+	text, omitted, err := answer.WinBridge(l.Config, l.Ruleset.Policy)
 	if err != nil {
 		return exitFailed, err
+	}
+	if omitted > 0 {
+		_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", answer.Plural(omitted, "IPv6 CIDR"))
 	}
 	return exitDone, write(e.stdout, text)
 }
 
 func (f *renderFlags) contradiction() error {
-	switch winBridge := f.format == formatWinBridge; {
-	case f.Given("mode") && (f.format == formatNFT && f.Mode != nft.ModeNFTables ||
-		f.format == formatIPTables && f.Mode != nft.ModeIPTables):
+	if f.Given("mode") && (f.format == formatNFT && f.Mode != nft.ModeNFTables ||
+		f.format == formatIPTables && f.Mode != nft.ModeIPTables) {
 		return fmt.Errorf("--output %s and --mode %s contradict each other: omit one", f.format, f.Mode)
-	case !winBridge && f.windowsAPI != 0:
-		return errors.New("--windows-api is for --output win-bridge")
-	case winBridge && f.windowsAPI == 0:
-		return errors.New("--output win-bridge needs --windows-api 1 or --windows-api 2")
-	case winBridge && len(f.Ports) > 0:
+	}
+	if f.format == formatWinBridge && len(f.Ports) > 0 {
 		return errors.New("--to-ports is not supported by win-bridge")
 	}
 	return nil
-}
-
-func parseWindowsAPI(s string) (int, error) {
-	switch s {
-	case "1":
-		return answer.WindowsHNS, nil
-	case "2":
-		return answer.WindowsHCN, nil
-	}
-	return 0, errors.New("is neither 1 (HNS) nor 2 (HCN)")
 }

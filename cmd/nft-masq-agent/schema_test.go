@@ -37,7 +37,7 @@ var answers = map[string]any{
 
 // The values of properties with few of them, by name.
 var (
-	verdicts = []string{string(nft.Local), string(nft.Exempt), string(nft.Masqueraded)}
+	verdicts = []string{string(nft.Local), string(nft.Exempt), string(nft.Masqueraded), string(nft.Invalid)}
 	closed   = map[string][]string{
 		"family": {"ipv4", "ipv6"}, "verdict": verdicts, "from": verdicts, "to": verdicts,
 		"mode": {string(nft.ModeNFTables), string(nft.ModeIPTables)}, "severity": {"error", "mistake", "warning", "note"},

@@ -82,20 +82,6 @@ func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
 	return &here, nil
 }
 
-// candidates are the rulesets that can be in force: that of the config or, if it is a bad
-// one, the older agents' reading of it, that of the agent, and the built-in defaults.
-func (s *session) candidates(yield func(*nft.Ruleset) bool) {
-	all := []func() *nft.Ruleset{func() *nft.Ruleset { return s.Ruleset }, s.enforced, func() *nft.Ruleset {
-		defaults := nft.Compile(config.Default(s.Defaults), s.NFT())
-		return &defaults
-	}}
-	for _, candidate := range all {
-		if r := candidate(); r != nil && !yield(r) {
-			return
-		}
-	}
-}
-
 // An inForce is what the kernel has of our rules.
 type inForce struct {
 	nft.Installed
@@ -120,31 +106,29 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if !f.found {
 		return f, nil
 	}
-	for r := range s.candidates {
-		if f.Hash != r.Hash() {
+	f.unknown = fmt.Sprintf("The kernel enforces %s, which is neither the config's policy (%s) nor a running agent's", f.Hash,
+		s.ConfigPath)
+	if f.Hash == "" {
+		f.unknown = "The kernel has rules of this agent without the hash of their policy"
+	}
+	for _, candidate := range []func() *nft.Ruleset{func() *nft.Ruleset { return s.Ruleset }, s.enforced} {
+		r := candidate()
+		if r == nil || r.Hash() != f.Hash {
 			continue
 		}
 		state := f.state
 		if !r.Same(want) {
-			if state, err = s.kernel.Read(ctx, *r, nft.Everything); err != nil {
-				return f, hinted(err)
-			}
+			state, err = s.kernel.Read(ctx, *r, nft.Everything)
+		}
+		if err != nil {
+			return f, hinted(err)
 		}
 		if !slices.ContainsFunc(state.Differences(), func(d nft.Difference) bool { return d.Kind != nft.Leftover }) {
-			f.Layout, f.known = r.Layout, state
+			f.Layout = r.Layout
+			f.known = state
 			return f, nil
 		}
 		f.unknown = "Another program changed this agent's rules"
-	}
-	switch {
-	case f.Hash == "":
-		f.unknown = "The kernel has rules of this agent without the hash of their policy"
-	case f.unknown != "":
-	case s.Ruleset == nil || s.rejected != nil:
-		f.unknown = fmt.Sprintf("The kernel enforces %s, and the config (%s) is rejected", f.Hash, s.ConfigPath)
-	default:
-		f.unknown = fmt.Sprintf("The kernel enforces %s, neither %s of the config (%s) nor the policy of a running agent",
-			f.Hash, s.Ruleset.Hash(), s.ConfigPath)
 	}
 	return f, nil
 }
@@ -176,16 +160,4 @@ func (s *session) config(now inForce) answer.Config {
 		c.Enforced = now.Hash
 	}
 	return c
-}
-
-// consistently calls read again if the ruleset has changed meanwhile, up to a limit.
-func (s *session) consistently(read func() error) error {
-	const attempts = 5
-	for i := 0; ; i++ {
-		before, _ := s.kernel.Generation()
-		err := read()
-		if after, _ := s.kernel.Generation(); err != nil || before == after || i == attempts {
-			return err
-		}
-	}
 }

@@ -14,26 +14,17 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-func TestColorsChangeOnlyTheFirstLineAndTheStateOfAreas(t *testing.T) {
-	text := "in sync: ok\n\nagent           ok     runs\nother programs  wrong  ok \nok\n"
-	want := "\x1b[1min sync: ok\x1b[0m\n\nagent           \x1b[32mok\x1b[0m     runs\n" +
-		"other programs  \x1b[31mwrong\x1b[0m  ok \nok\n"
-	if got := cli.Color(text); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestTextIsWrappedAndColoredOnlyOnATerminal(t *testing.T) {
+func TestTextIsWrappedOnlyOnATerminal(t *testing.T) {
 	args := []string{"explain", "10.1.2.3"}
 	plain := runHere(t, args...).stdout
 	fitted := cli.Fit(plain)
-	for i, want := range []string{plain, plain, fitted, cli.Color(fitted)} {
+	for terminal, want := range map[bool]string{false: plain, true: fitted} {
 		var stdout strings.Builder
 		e := testEnvironment(t, &stdout, io.Discard)
-		e.fit, e.color = i/2 == 1, i%2 == 1
+		e.fit = terminal
 		dispatch(t.Context(), testCommands(), args, e)
 		if diff := cmp.Diff(want, stdout.String()); diff != "" || plain == fitted {
-			t.Errorf("terminal %t, color %t (-want +got):\n%s", e.fit, e.color, diff)
+			t.Errorf("terminal %t (-want +got):\n%s", terminal, diff)
 		}
 	}
 }
@@ -41,20 +32,19 @@ func TestTextIsWrappedAndColoredOnlyOnATerminal(t *testing.T) {
 // A terminal is /dev/ptmx, the end of one that a program such as sshd holds.
 func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
 	defer func(out, err *os.File) { os.Stdout, os.Stderr = out, err }(os.Stdout, os.Stderr)
-	for i := range 16 {
+	for i := range 8 {
 		is := func(bit int) bool { return i>>bit&1 == 1 }
-		stdout, stderr, noColor, pod := is(0), is(1), is(2), is(3)
+		stdout, stderr, pod := is(0), is(1), is(2)
 		for file, terminal := range map[**os.File]bool{&os.Stdout: stdout, &os.Stderr: stderr} {
 			name := map[bool]string{true: "/dev/ptmx", false: os.DevNull}[terminal]
 			*file = nfttest.Must(os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0))
 			defer (*file).Close()
 		}
-		t.Setenv("NO_COLOR", strings.Repeat("1", i>>2&1))
-		t.Setenv("KUBERNETES_SERVICE_HOST", strings.Repeat("1", i>>3))
+		t.Setenv("KUBERNETES_SERVICE_HOST", strings.Repeat("1", i>>2))
 		e := theEnvironment()
-		got := [4]bool{e.terminal, e.fit, e.color, e.person}
-		if want := [4]bool{stderr, stdout, stdout && !noColor, stdout && stderr && !pod}; got != want {
-			t.Errorf("stdout %t, stderr %t, NO_COLOR %t, pod %t: %v, want %v", stdout, stderr, noColor, pod, got, want)
+		got := [3]bool{e.terminal, e.fit, e.person}
+		if want := [3]bool{stderr, stdout, stdout && stderr && !pod}; got != want {
+			t.Errorf("stdout %t, stderr %t, pod %t: %v, want %v", stdout, stderr, pod, got, want)
 		}
 	}
 }

@@ -3,15 +3,11 @@ package main
 import (
 	"context"
 	"flag"
-	"maps"
-	"net/netip"
-	"slices"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
@@ -30,7 +26,6 @@ func statusCommand(l look) command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := addNodeFlags(fs)
-			f.AddPodCIDRs(fs)
 			return func(ctx context.Context, _ []string, e environment) (int, error) {
 				return lookFlags{f, l}.status(ctx, e)
 			}
@@ -44,11 +39,7 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	var facts answer.StatusFacts
-	err = s.consistently(func() (err error) {
-		facts, err = s.gather(ctx)
-		return err
-	})
+	facts, err := s.gather(ctx)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -60,8 +51,8 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	f := answer.StatusFacts{
 		Head: s.head(), Rejected: s.rejected, Files: s.Problems.Remarks(), Others: s.others, TakeOver: s.TakeOver,
-		PodCIDRs: s.PodCIDRs, XTables: legacyIPTables(s.proc),
-		SocketNamed: s.Given("probe-socket"), Guessed: s.agent == nil && !s.Given("config"), Verbose: s.Verbosity > 0,
+		XTables: legacyIPTables(s.proc),
+		Guessed: s.agent == nil && !s.Given("config"), Verbose: s.Verbosity > 0,
 	}
 	if agent, found := s.runningAgent(); found {
 		f.Agent = &agent
@@ -93,12 +84,6 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	if err != nil {
 		return f, err
 	}
-	if s.rejected != nil {
-		if s.Ruleset != nil {
-			f.Lenient = s.Ruleset.Hash()
-		}
-		f.Default = nft.Compile(config.Default(s.Defaults), s.NFT()).Hash()
-	}
 	f.Older, err = s.kernel.Older(ctx, current.state.Want)
 	if err != nil {
 		return f, err
@@ -127,25 +112,12 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	f.Evidence = &evidence
 	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
 	var tally conntrack.Tally
-	err = (&selection{}).each(ctx, true, func() { tally = conntrack.Tally{} }, func(e *conntrack.Entry) {
-		tally.Add(e,
-			ports)
+	begin := func() { tally = conntrack.Tally{} }
+	f.PortsError = conntrack.Open().Dump(ctx, conntrack.Filter{Translated: true}, begin, func(e *conntrack.Entry) error {
+		tally.Add(e, ports)
+		return nil
 	})
-	if err != nil {
-		f.PortsError = err
-		return
-	}
 	f.Full = answer.FullestPorts(tally)
-	if f.Full == nil {
-		return
-	}
-	pods := map[netip.Addr]bool{}
-	_ = (&selection{}).each(ctx, true, func() { clear(pods) }, func(e *conntrack.Entry) {
-		if key, ok := ports.Key(e); ok && key == f.Full.PortKey {
-			pods[e.Original.Src.Addr()] = true
-		}
-	})
-	f.Full.Pods = slices.SortedFunc(maps.Keys(pods), netip.Addr.Compare)
 }
 
 // evidence compares open connections with the policy in force. The agent knows which of them are older than that; without

@@ -50,7 +50,7 @@ func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e envi
 	if f.from.IsValid() {
 		what += " from " + f.from.String()
 	}
-	what += " to " + operand(dst)
+	what += " to " + answer.End(dst)
 	t, err := nftrace.Run(waiting, query, func() {
 		_, _ = fmt.Fprintf(e.stderr, "waiting up to %s for %s\n", f.trace, what)
 	})
@@ -78,14 +78,6 @@ func (f *explainFlags) opens(dst netip.AddrPort) string {
 		return fmt.Sprintf("%sping -c 1 %s", pod, dst.Addr())
 	}
 	return fmt.Sprintf("%snc -z -w 3 %s %d", pod, dst.Addr(), port)
-}
-
-// operand returns a destination as it is given.
-func operand(dst netip.AddrPort) string {
-	if dst.Port() == 0 {
-		return dst.Addr().String()
-	}
-	return dst.String()
 }
 
 // The time that a trace waits for a packet, and the longest that it may.

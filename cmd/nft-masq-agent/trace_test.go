@@ -82,7 +82,7 @@ func TestExplainTracesTheNextConnection(t *testing.T) {
 		},
 		{"--trace 10.9.0.9 --from 10.244.1.2", "in chain ip cni post masquerades it\n"},
 		{"--trace 1m 10.9.0.9:80", "in chain ip cni post masquerades it\n"},
-		{"10.9.0.9:80 --trace=1m -o json", `"outcome": "translated"`},
+		{"10.9.0.9:80 --trace=1m -o json", `"outcome":"translated"`},
 	} {
 		p := startTrace(t, n, strings.Fields(tt.args)...)
 		saw := nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.TCP, From: top.Pod, Dst: dst})

@@ -6,13 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 )
 
-// Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH. Otherwise they
-// are derived from the repository by Go.
+// Set by the linker: -X main.version=v1.2.3 -X main.commit=HASH.
 var version, commit string
 
 // A buildInfo describes what this program was built from.
@@ -31,35 +29,10 @@ type buildInfo struct {
 }
 
 func build() buildInfo {
-	b := buildInfo{cli.NewHead("version"), program, version, commit, runtime.Version(), runtime.GOOS + "/" +
-		runtime.GOARCH}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		b.complete(info)
+	return buildInfo{
+		cli.NewHead("version"), program, cmp.Or(version, "devel"), cmp.Or(commit, "unknown"), runtime.Version(),
+		runtime.GOOS + "/" + runtime.GOARCH,
 	}
-	b.Release, b.Commit = cmp.Or(b.Release, "devel"), cmp.Or(b.Commit, "unknown")
-	return b
-}
-
-// complete adds what Go has stamped, and the linker has not.
-func (b *buildInfo) complete(info *debug.BuildInfo) {
-	if info.Main.Version != "(devel)" {
-		b.Release = cmp.Or(b.Release, info.Main.Version)
-	}
-	b.Commit = cmp.Or(b.Commit, revision(info.Settings))
-}
-
-// revision returns the commit that Go has stamped, if any.
-func revision(settings []debug.BuildSetting) string {
-	commit, modified := "", ""
-	for _, s := range settings {
-		switch {
-		case s.Key == "vcs.revision":
-			commit = s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			modified = "-dirty"
-		}
-	}
-	return commit + modified
 }
 
 func (b *buildInfo) String() string {

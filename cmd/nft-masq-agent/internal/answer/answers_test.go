@@ -5,16 +5,15 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/script"
+	"nft-masq-agent/nft/routes"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/answers.txt")
@@ -48,27 +47,23 @@ var questions = map[string]func(r *row, about string){
 		if r.err != nil {
 			r.Fatal(r.err)
 		}
-		c := NewCheck(cli.NewHead("check"), r.Options, r.Loaded, nil)
+		c := NewCheck(cli.NewHead("check"), r.Options, r.Loaded, nil, nil)
 		w := bufio.NewWriter(&r.said)
 		c.Print(w)
 		w.Flush()
 	},
-	"win-bridge": func(r *row, api string) {
-		text, leftOut, err := WinBridge(nfttest.Must(strconv.Atoi(api)), r.Config, r.policy)
-		r.say(strings.TrimSpace(text), leftOut, err)
+	"win-bridge": func(r *row, _ string) {
+		text, omitted, err := WinBridge(r.Config, r.policy)
+		r.say(strings.TrimSpace(text), omitted, err)
 	},
-	"seen-as": func(r *row, about string) { // ADDRESS:PORT and pods of this node; without, of another one
+	"seen-as": func(r *row, about string) { // ADDRESS:PORT and pods of this node
 		words := strings.Fields(about)
-		seen, c := netip.MustParseAddrPort(words[0]), Connections{Head: cli.NewHead("connections")}
-		ask := func() (config.Problems, bool) { return c.OfAnotherNode(r.policy, seen, r.pods) }
-		if len(words) > 1 {
-			ask = func() (config.Problems, bool) {
-				return c.SetBlock(r.policy, seen, cases.Addrs(words[1:]...), r.pods)
-			}
+		c := Connections{Head: cli.NewHead("connections")}
+		var pods []routes.Pod
+		for _, pod := range cases.Addrs(words[1:]...) {
+			pods = append(pods, routes.Pod{Address: pod})
 		}
-		notes, ok := ask()
-		r.say(ok)
-		r.problems(notes)
+		r.say(c.SetBlock(r.policy, netip.MustParseAddrPort(words[0]), pods))
 		r.say(c.String())
 	},
 }

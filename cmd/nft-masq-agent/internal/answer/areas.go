@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -23,14 +24,13 @@ type Area struct {
 // areas returns the areas: each is wrong by the first of its problems.
 func areas(f StatusFacts, errors config.Problems) []Area {
 	all := []Area{
-		f.agentArea(), f.configArea(), f.rulesArea(), f.othersArea(), f.connectionsArea(), f.portsArea(), f.addressesArea(),
-		f.forwardingArea(),
+		f.agentArea(), known("config", f.Config.Hash+", from "+f.source()), f.rulesArea(), f.connectionsArea(),
+		f.addressesArea(), f.forwardingArea(),
 	}
-	for i := range all {
-		all[i].OK = !all[i].Unknown
+	for i, area := range all {
 		for _, p := range errors {
-			if ranks[rank(p)].area == all[i].Name {
-				all[i] = Area{Name: all[i].Name, Text: p.Msg}
+			if ranks[rank(p)].area == area.Name {
+				all[i] = Area{Name: area.Name, Text: p.Msg}
 				break
 			}
 		}
@@ -38,93 +38,66 @@ func areas(f StatusFacts, errors config.Problems) []Area {
 	return all
 }
 
-func (f *StatusFacts) agentArea() Area {
-	if f.Agent == nil { // a problem says so
-		return Area{Name: "agent"}
-	}
-	return Area{Name: "agent", Text: "the agent runs, " + running.Process(f.Agent.PID)}
-}
+func known(name, text string) Area { return Area{Name: name, OK: true, Text: text} }
 
-func (f *StatusFacts) configArea() Area {
-	return Area{Name: "config", Text: f.Config.Hash + ", from " + f.source()}
+func unknown(name, text string) Area { return Area{Name: name, Unknown: true, Text: text} }
+
+func (f *StatusFacts) agentArea() Area {
+	if f.Agent == nil { // which is a problem
+		return unknown("agent", "")
+	}
+	return known("agent", "the agent runs, "+running.Process(f.Agent.PID))
 }
 
 func (f *StatusFacts) rulesArea() Area {
 	if !f.Kernel.InSync { // the config is rejected
-		return Area{Name: "rules", Unknown: true, Text: f.installed()}
+		return unknown("rules", f.installed())
 	}
-	return Area{Name: "rules", Text: "as the config says, mode " + f.Config.Mode}
-}
-
-// judged is how many open connections were compared with the policy, and how many of them agree.
-func (f *StatusFacts) judged() (all, agreeing int) {
-	if f.Evidence == nil {
-		return 0, 0
-	}
-	for _, c := range f.Evidence.Counts {
-		all += c.Open()
-		agreeing += c.Agrees
-	}
-	return all, agreeing
-}
-
-func (f *StatusFacts) othersArea() Area {
-	all, agreeing := f.judged()
-	if all == 0 {
-		return Area{Name: "other programs", Unknown: true, Text: "no open connection of a pod shows what they do"}
-	}
-	text := fmt.Sprintf("%s with the policy", Plural(agreeing, "open connection")+either(agreeing == 1, " agrees",
-		" agree"))
-	if all > agreeing {
-		text += fmt.Sprintf(", %d may be older than that", all-agreeing)
-	}
-	return Area{Name: "other programs", Unknown: agreeing == 0, Text: text}
+	return known("rules", "as the config says, mode "+f.Config.Mode)
 }
 
 func (f *StatusFacts) connectionsArea() Area {
-	switch {
-	case f.EvidenceError != nil:
-		return Area{Name: "connections", Unknown: true, Text: "they cannot be read"}
-	case f.Evidence == nil:
-		return Area{Name: "connections", Unknown: true, Text: "not compared: no known policy is in force"}
+	if f.Evidence == nil || f.PortsError != nil {
+		return unknown("connections", "they were not compared with the policy")
 	}
-	all, _ := f.judged()
-	return Area{Name: "connections", Text: fmt.Sprintf("%d tracked, %d compared with the policy", f.Evidence.Tracked, all)}
-}
-
-func (f *StatusFacts) portsArea() Area {
-	if f.PortsError != nil || f.Evidence == nil {
-		return Area{Name: "ports", Unknown: true, Text: "the source ports in use are not known"}
+	open, agreeing := 0, 0
+	for _, c := range f.Evidence.Counts {
+		open += c.Open()
+		agreeing += c.Agrees
 	}
-	return Area{Name: "ports", Text: "enough source ports for each destination"}
+	if agreeing == 0 {
+		return unknown("connections", "no open connection of a pod agrees with the policy, or contradicts it")
+	}
+	return known("connections", fmt.Sprintf("%d tracked; %d of %d that the policy concerns agree with it", f.Evidence.Tracked,
+		agreeing, open))
 }
 
 func (f *StatusFacts) addressesArea() Area {
 	for _, family := range f.Policy.Families {
 		if len(family.SNAT.CIDRs)+len(family.SNATRules) > 0 {
-			return Area{Name: "addresses", Text: fmt.Sprintf("those of %s and %s", config.KeySNATAddresses, config.KeySNATRules)}
+			return known("addresses", cmp.Or(strings.Join(NodeSNAT(f.Policy), "; "), "those of snatRules"))
 		}
 	}
-	return Area{Name: "addresses", Text: "those of the interfaces"}
+	return known("addresses", "those of the interfaces")
 }
 
 func (f *StatusFacts) forwardingArea() Area {
 	if len(f.Health.Pods) == 0 {
-		return Area{Name: "forwarding", Unknown: true, Text: "no pods are known"}
+		return unknown("forwarding", "no pods are known")
 	}
-	return Area{Name: "forwarding", Text: "on, for each of this node's pods"}
+	return known("forwarding", "on, for each of this node's pods")
 }
 
 func writeAreas(b *strings.Builder, all []Area) {
 	b.WriteString("\n")
 	for _, a := range all {
 		state := "wrong"
-		switch {
-		case a.OK:
+		if a.OK {
 			state = "ok"
-		case a.Unknown:
+		}
+		if a.Unknown {
 			state = "-"
 		}
-		fmt.Fprintf(b, "%-15s %-6s %s\n", a.Name, state, a.Text)
+		fmt.Fprintf(b, "%-12s  %-5s  %s\n", a.Name, state, a.Text)
 	}
 }

@@ -102,33 +102,37 @@ func End(a netip.AddrPort) string {
 	return a.String()
 }
 
-// String returns the list as text.
+// String returns the answer as text: errors first, and notes last.
 func (c *Connections) String() string {
-	block := ""
+	var b strings.Builder
+	write(&b, c.Errors)
+	b.WriteString(c.behind)
 	if c.Block != nil {
-		block = c.Block.String() + "\n"
+		b.WriteString(c.Block.String() + "\n")
 	}
-	switch {
-	case c.Total == 0 && c.behind != "":
-		return block
-	case c.Total == 0:
-		return "no connections\n"
+	if c.Total > 0 {
+		b.WriteString(table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections, Connection.row))
+	} else if c.Block == nil && len(c.Errors) == 0 {
+		b.WriteString("no connections\n")
 	}
-	return c.behind + block + table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections,
-		func(c Connection) string {
-			destination, now := c.Destination, string(c.Now)
-			if c.Requested != "" {
-				destination = c.Requested + " → " + c.Destination
-			}
-			if c.Stale {
-				now += " (stale)"
-			}
-			if c.Overruled {
-				now += " (overruled)"
-			}
-			return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
-				c.Timeout, now)
-		})
+	lines(&b, "", texts(c.Notes)...)
+	return b.String()
+}
+
+func (c Connection) row() string {
+	destination := c.Destination
+	if c.Requested != "" {
+		destination = c.Requested + " → " + c.Destination
+	}
+	verdict := string(c.Now)
+	if c.Stale {
+		verdict += " (stale)"
+	}
+	if c.Overruled {
+		verdict += " (overruled)"
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
+		c.Timeout, verdict)
 }
 
 // table aligns the columns of a list, which tabs separate.

@@ -3,7 +3,6 @@ package answer
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 )
 
@@ -26,17 +24,8 @@ type Diff struct {
 	Changes []Change `json:"changes"`
 	// Open connections that would get another translation, by the entry that would decide it; absent offline.
 	Open []Changed `json:"changedConnections,omitempty"`
-	// NotJudged counts open connections of which it is not known whether they would, by reason; absent offline.
-	NotJudged []Unjudged `json:"notJudged,omitempty"`
-}
-
-// An Unjudged counts connections that were not judged.
-type Unjudged struct {
-	// Reason is that of the metric nft_masq_agent_unjudged_connections, such as interface: an entry does not show by which
-	// one the packets leave.
-	Reason string `json:"reason"`
-	// Count of connections.
-	Count int `json:"count"`
+	// Unjudged counts open connections of which it is not known whether they would.
+	Unjudged int `json:"unjudgedCount,omitempty"`
 }
 
 // A Change is a change of an entry of a list, or of a value.
@@ -96,18 +85,29 @@ func NewDiff(before, after nft.Policy) Diff {
 	d := Diff{Changes: []Change{}}
 	d.Before.Hash = before.Hash()
 	d.After.Hash = after.Hash()
-	for _, ipv6 := range []bool{false, true} {
-		old, was := before.Family(ipv6)
-		family, is := after.Family(ipv6)
-		if ipv6 && was != is {
-			d.value("enableIPv6", fmt.Sprint(was), fmt.Sprint(is))
-			continue // all entries of the family come or go with it
+	_, was := before.Family(true)
+	_, is := after.Family(true)
+	d.value("enableIPv6", fmt.Sprint(was), fmt.Sprint(is))
+	both := []nft.Policy{before, after}
+	if was != is { // all entries of the family come or go with it
+		for i := range both {
+			both[i].Families = both[i].Families[:1]
 		}
-		d.family(old, family)
 	}
+	old := entries(both[0])
+	current := entries(both[1])
+	added := without(current, old)
+	removed := without(old, current)
+	for _, e := range added {
+		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "added", Entry: e.Value})
+	}
+	for _, e := range removed {
+		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "removed", Entry: e.Value})
+	}
+	d.moved(rules(without(old, removed)), rules(without(current, added)))
 	d.value("source ports", sourcePorts(before), sourcePorts(after))
-	d.value(config.KeyEnforceNonMasquerade, enforcement(before), enforcement(after))
 	d.value(config.KeyDropInvalid, fmt.Sprint(before.DropInvalid), fmt.Sprint(after.DropInvalid))
+	slices.SortStableFunc(d.Changes, func(a, b Change) int { return cmp.Compare(a.Key, b.Key) })
 	return d
 }
 
@@ -117,116 +117,47 @@ func (d *Diff) value(key, old, current string) {
 	}
 }
 
-// family compares the lists of a family. Lists of interfaces are the same in both families.
-func (d *Diff) family(before, after nft.FamilyPolicy) {
-	old := map[string]nft.Question{}
-	for _, q := range before.Questions {
-		old[q.Key] = q
+// without returns the entries that are not in another list, each once.
+func without(all, others []Entry) (left []Entry) {
+	found := map[[2]string]bool{}
+	for _, e := range others {
+		found[[2]string{e.Key, e.id}] = true
 	}
-	for _, q := range after.Questions {
-		d.question(q.Key, old[q.Key], q, after.IPv6)
-		delete(old, q.Key)
+	for _, e := range all {
+		id := [2]string{e.Key, e.id}
+		if !found[id] {
+			left = append(left, e)
+		}
+		found[id] = true
 	}
-	for _, key := range slices.Sorted(maps.Keys(old)) {
-		d.question(key, old[key], nft.Question{}, after.IPv6)
-	}
-	d.entries(config.KeySNATAddresses, config.Texts(before.SNAT.CIDRs), config.Texts(after.SNAT.CIDRs))
-	d.snatRules(before.SNATRules, after.SNATRules)
+	return left
 }
 
-func (d *Diff) question(key string, before, after nft.Question, ipv6 bool) {
-	d.entries(key, config.Texts(before.CIDRs), config.Texts(after.CIDRs))
-	if ipv6 {
-		return
-	}
-	d.entries(key, config.Names(before.Interfaces), config.Names(after.Interfaces))
-	row := cmp.Or(before.Row.Asks, after.Row.Asks)
-	if row == config.SentByNode && before.Key != after.Key { // a condition without a list
-		d.value(key, fmt.Sprint(before.Key == ""), fmt.Sprint(after.Key == ""))
-	}
+// rules returns the entries of snatRules.
+func rules(all []Entry) []Entry {
+	return slices.DeleteFunc(all, func(e Entry) bool { return e.Key != config.KeySNATRules })
 }
 
-// entries compares lists of which the order does not matter.
-func (d *Diff) entries(key string, before, after []string) {
-	old := map[string]bool{}
-	for _, entry := range before {
-		old[entry] = true
-	}
-	current := map[string]bool{}
-	for _, entry := range after {
-		current[entry] = true
-		if !old[entry] {
-			d.Changes = append(d.Changes, Change{Key: key, Kind: "added", Entry: entry})
-		}
-	}
-	for _, entry := range before {
-		if !current[entry] {
-			d.Changes = append(d.Changes, Change{Key: key, Kind: "removed", Entry: entry})
-		}
-	}
-}
-
-// snatRules compares lists of which the first entry that matches applies: entries that are in both may have moved
-// beside each other.
-func (d *Diff) snatRules(before, after []nft.SNATRule) {
-	add := func(kind string, r nft.SNATRule) {
-		d.Changes = append(d.Changes, Change{Key: config.KeySNATRules, Kind: kind, Entry: entryText(r)})
-	}
-	remaining := slices.Clone(before)
-	var kept [][2]nft.SNATRule
-	for _, r := range after {
-		i := slices.IndexFunc(remaining, func(o nft.SNATRule) bool { return o.String() == r.String() })
-		if i < 0 {
-			add("added", r)
-			continue
-		}
-		kept = append(kept, [2]nft.SNATRule{remaining[i], r})
-		remaining = slices.Delete(remaining, i, i+1)
-	}
-	for _, r := range remaining {
-		add("removed", r)
-	}
-	inOrder := slices.SortedFunc(slices.Values(kept), func(a, b [2]nft.SNATRule) int { return a[0].Place - b[0].Place })
-	for i, pair := range kept {
-		if pair[0].Place != inOrder[i][0].Place {
+// moved compares the order of two lists of the same entries, of which the first one that matches applies.
+func (d *Diff) moved(old, current []Entry) {
+	for i, e := range current {
+		before := slices.IndexFunc(old, func(o Entry) bool { return o.id == e.id })
+		if before != i {
 			d.Changes = append(d.Changes, Change{
-				Key: config.KeySNATRules, Kind: "moved", Entry: entryText(pair[1]), Old: fmt.Sprint(pair[0].Place),
-				New: fmt.Sprint(pair[1].Place),
+				Key: e.Key, Kind: "moved", Entry: e.Value, Old: fmt.Sprint(before + 1), New: fmt.Sprint(i + 1),
 			})
 		}
 	}
 }
 
-// entryText describes an entry of snatRules, with the first of its addresses.
-func entryText(r nft.SNATRule) string {
-	text := ""
-	for _, l := range []struct {
-		word string
-		nft.List
-	}{{"from ", r.From}, {"to ", r.To}} {
-		if len(l.CIDRs) > 0 {
-			text += l.word + addressList(iprange.SetOf(l.Prefixes())) + " "
-		}
-	}
-	if len(r.Out) > 0 {
-		text += "by " + strings.Join(config.Names(r.Out), ", ") + " "
-	}
-	return text + "leaves from " + addressList(iprange.SetOf(r.Prefixes()))
-}
-
-func enforcement(p nft.Policy) string {
-	if p.Enforce == nil {
-		return "false"
-	}
-	return fmt.Sprintf("true, except for marks %v", p.Enforce.Marks)
-}
-
-// A ChangedCount counts the open connections that two policies translate differently. Its memory does not depend on the number
-// of connections.
+// A ChangedCount counts the open connections that two policies translate differently. Its memory does not
+// depend on the number of connections.
 type ChangedCount struct {
+	// Unjudged counts connections of which it is not known whether the verdict changes.
+	Unjudged int
+
 	before, after *conntrack.Comparison
 	changes       map[changedKey]*Changed
-	notJudged     map[conntrack.Finding]int
 }
 
 type changedKey struct {
@@ -236,21 +167,16 @@ type changedKey struct {
 
 // NewChangedCount begins to count.
 func NewChangedCount(before, after *conntrack.Comparison) *ChangedCount {
-	return &ChangedCount{before, after, map[changedKey]*Changed{}, map[conntrack.Finding]int{}}
+	return &ChangedCount{before: before, after: after, changes: map[changedKey]*Changed{}}
 }
 
-// Add counts a connection if the new policy decides otherwise about it, and by reason if that is not known.
+// Add counts a connection if the new policy decides otherwise about it.
 func (c *ChangedCount) Add(e *conntrack.Entry) {
 	old, was := c.before.Compare(e)
 	current, is := c.after.Compare(e)
-	for _, side := range []struct {
-		verdict nft.Verdict
-		finding conntrack.Finding
-	}{{old.Verdict, was}, {current.Verdict, is}} {
-		if side.verdict == "" || side.finding == conntrack.OnInterface || side.finding == conntrack.Closed {
-			c.notJudged[side.finding]++
-			return
-		}
+	if unjudged(old, was) || unjudged(current, is) {
+		c.Unjudged++
+		return
 	}
 	if old.Verdict == current.Verdict && !(was == conntrack.Agrees && is == conntrack.Contradicts) {
 		return
@@ -268,6 +194,10 @@ func (c *ChangedCount) Add(e *conntrack.Entry) {
 	}
 }
 
+func unjudged(ruling judge.Ruling, finding conntrack.Finding) bool {
+	return ruling.Verdict == "" || finding == conntrack.OnInterface || finding == conntrack.Closed
+}
+
 // List returns the counts, the largest first.
 func (c *ChangedCount) List() (all []Changed) {
 	for _, change := range c.changes {
@@ -279,15 +209,6 @@ func (c *ChangedCount) List() (all []Changed) {
 	return all
 }
 
-// NotJudged returns how many connections were not judged, by reason, the largest number first.
-func (c *ChangedCount) NotJudged() (all []Unjudged) {
-	for finding, n := range c.notJudged {
-		all = append(all, Unjudged{finding.String(), n})
-	}
-	slices.SortFunc(all, func(a, b Unjudged) int { return cmp.Or(b.Count-a.Count, cmp.Compare(a.Reason, b.Reason)) })
-	return all
-}
-
 // Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes) > 0 }
 
@@ -296,14 +217,8 @@ func (d *Diff) String() string {
 	var b strings.Builder
 	lines(&b, "", texts(d.Changes)...)
 	lines(&b, "", texts(d.Open)...)
-	if len(d.NotJudged) > 0 {
-		total := 0
-		var reasons []string
-		for _, n := range d.NotJudged {
-			total += n.Count
-			reasons = append(reasons, fmt.Sprintf("%s: %d", n.Reason, n.Count))
-		}
-		lines(&b, "", fmt.Sprintf("%s not judged (%s)", Plural(total, "open connection"), strings.Join(reasons, ", ")))
+	if d.Unjudged > 0 {
+		lines(&b, "", fmt.Sprintf("%s not judged", Plural(d.Unjudged, "open connection")))
 	}
 	if !d.Changed() {
 		b.WriteString("no change\n")

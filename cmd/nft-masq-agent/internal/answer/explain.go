@@ -81,58 +81,34 @@ type Packet struct {
 	Chosen bool
 }
 
-// Evidence is what open connections show about the verdict of a policy.
-type Evidence struct {
-	// Agreeing counts those whose translation agrees, Answered those of them that had a reply.
-	Agreeing, Answered int
-	// Stale counts those that contradict the policy and began before it.
-	Stale int
-	// Overruled counts those that contradict the policy and began under it, Undated those of which that is not known.
-	Overruled, Undated int
-	// Seen are the addresses as which these are seen, Shown those as which answered ones that agree are seen.
-	Seen, Shown []netip.Addr
-	// Endpoints are where connections to the address lead that does not have it, such as that of a Service.
-	Endpoints []netip.AddrPort
-	// answered is set if an overruled one had a reply.
-	answered bool
-	// Examples are some of them.
-	Examples []Connection
+// contradicting is how many connections contradict the policy, and did not certainly begin before it.
+func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
+
+// against returns examples of these.
+func against(c conntrack.Count) []conntrack.Example {
+	return slices.DeleteFunc(slices.Clone(c.Contradicting), func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale })
 }
 
-// contradicting is how many contradict the policy, and did not certainly begin before it.
-func (e Evidence) contradicting() int { return e.Overruled + e.Undated }
-
-// newEvidence returns what a count of connections shows.
-func newEvidence(c conntrack.Count) Evidence {
-	e := Evidence{
-		Agreeing: c.Agrees, Answered: c.Answered, Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
-		Shown: c.Seen, Endpoints: c.Endpoints,
-	}
-	for _, x := range c.Contradicting {
-		if x.Age == conntrack.AgeStale {
-			continue
-		}
-		e.answered = e.answered || x.Age == conntrack.AgeOverruled && x.Answered
-		e.Examples = append(e.Examples, exampleConnection(x))
-		if seen := x.SeenAs.Addr(); !slices.Contains(e.Seen, seen) {
-			e.Seen = append(e.Seen, seen)
+// seenAs returns the addresses as which connections are seen.
+func seenAs(all []conntrack.Example) (seen []netip.Addr) {
+	for _, x := range all {
+		if !slices.Contains(seen, x.SeenAs.Addr()) {
+			seen = append(seen, x.SeenAs.Addr())
 		}
 	}
-	return e
+	return seen
 }
 
 // SetEvidence sets what open connections show. It was asked about those from the source, and about those from
 // anywhere, which count if there are none from the source and that was not given.
 func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
-	address := found.Answers[0]
-	if f.Packet.Chosen && address.Open() == 0 {
-		address = found.Answers[1]
+	f.ToAddress = found.Answers[0]
+	if f.Packet.Chosen && f.ToAddress.Open() == 0 {
+		f.ToAddress = found.Answers[1]
 	}
-	f.ToAddress = newEvidence(address)
-	dst := f.Packet.Dst.Addr()
-	family, on := f.Policy.Family(dst.Is6())
+	family, on := f.Policy.Family(f.Packet.Dst.Addr().Is6())
 	if on {
-		f.ToEntry = newEvidence(found.Entry(judge.Rule(&family, f.connection()).Entry))
+		f.ToEntry = found.Entry(judge.Rule(&family, f.connection()).Entry)
 	}
 }
 
@@ -166,10 +142,9 @@ type ExplainFacts struct {
 	// Kept is what the node does not forward of such packets, "" if it forwards them, and Remedy what changes that.
 	Kept, Remedy string
 	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
-	ToAddress, ToEntry Evidence
+	ToAddress, ToEntry conntrack.Count
 	Others             []Other
 	Legacy             []older.LegacyTable
-	Verbose            bool
 }
 
 // An Explanation is the output of explain.
@@ -177,20 +152,16 @@ type Explanation struct {
 	cli.Head
 	// Config that the answer is about.
 	Config Config `json:"config"`
-	// Destination is the address that was asked for.
+	// Destination is the address that was asked for, with the port if one was.
 	Destination string `json:"destination"`
 	// Protocol of the packet, if one was asked for.
 	Protocol string `json:"protocol,omitempty"`
-	// Port of the destination, if one was asked for.
-	Port uint16 `json:"port,omitempty"`
 	// Source of the packet that the answer is about; absent if this node has none to the destination.
 	Source string `json:"source,omitempty"`
-	// Absent means that none of this agent's rules are installed, so the answers are the config's.
-	Absent bool `json:"notInstalled,omitempty"`
 	// Headline is the answer as a sentence.
 	Headline string `json:"headline"`
-	// Details are what the headline goes on to say, such as a command, one per line.
-	Details string `json:"details,omitempty"`
+	// Details are what the headline goes on to say, such as a command.
+	Details []string `json:"detailLines,omitempty"`
 	// Sees is the address that the destination sees, as open connections show it; absent if none do.
 	Sees string `json:"sees,omitempty"`
 	// ShouldSee is the address that the destination should see by the policy; absent if unknown.
@@ -201,23 +172,17 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Open connections to the destination.
 	Open OpenConnections `json:"openConnections"`
-	// Stale counts existing connections to the destination that were opened under an earlier policy.
-	Stale *Stale `json:"staleConnections,omitempty"`
 	// Against are open connections to the destination that began under the policy and contradict it, at most 3.
 	Against []Connection `json:"contradicting,omitempty"`
 	// Others are rules of other programs that name the address, and chains that translate sources.
 	Others []Other `json:"otherRules,omitempty"`
-
-	verbose bool
 }
 
-// A Why is the reason for an answer: a code for programs and its parameters.
+// A Why is the reason for an answer.
 type Why struct {
 	// Code is config-rejected, not-installed, out-of-sync, contradicted, no-route, not-forwarded, local, shown,
 	// shown-by-entry or should.
 	Code Code `json:"code"`
-	// Interface that the connection leaves by.
-	Interface string `json:"interface,omitempty"`
 }
 
 // OpenConnections counts open connections by what they show.
@@ -228,6 +193,8 @@ type OpenConnections struct {
 	Answered int `json:"answered"`
 	// Contradicting the policy although they began under it.
 	Contradicting int `json:"contradictingCount"`
+	// Stale contradict the policy and began before it.
+	Stale int `json:"staleCount"`
 }
 
 // An Answer is the verdict for a source: local, exempt or masqueraded.
@@ -248,13 +215,10 @@ type Step struct {
 	Question string `json:"question"`
 	// Yes is the reply.
 	Yes bool `json:"yes"`
-	// CIDR that contains the address.
-	CIDR string `json:"cidr,omitempty"`
-	// Interface is the entry that matches the interface.
-	Interface string `json:"interface,omitempty"`
-	// Listed is the list that does not have it, which begins at the place.
-	Listed string `json:"listed,omitempty"`
-	origin
+	// Match is the CIDR that contains the address, or the entry that matches the interface.
+	Match string `json:"match,omitempty"`
+	// Place of that in a file, or of the list that decides because it does not have it.
+	Place config.Position `json:"place,omitzero"`
 }
 
 // code chooses the headline.
@@ -268,7 +232,7 @@ func (f *ExplainFacts) code() Code {
 	if f.Kernel == Differs {
 		return OtherPolicy
 	}
-	if f.ToAddress.contradicting() > 0 {
+	if contradicting(f.ToAddress) > 0 {
 		return Contradicted
 	}
 	if f.RouteError == nil {
@@ -285,7 +249,7 @@ func (f *ExplainFacts) code() Code {
 	if f.ToAddress.Answered > 0 {
 		return Shown
 	}
-	if f.ToEntry.Answered > 0 && f.ToAddress.Agreeing == 0 {
+	if f.ToEntry.Answered > 0 && f.ToAddress.Agrees == 0 {
 		return ShownByEntry
 	}
 	return Should
@@ -303,10 +267,13 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head.Clone(), Config: f.Config, Destination: f.Packet.Dst.Addr().String(), Port: f.Packet.Dst.Port(),
-		Why: Why{Code: f.code(), Interface: f.Route.Out.Name}, Absent: f.Kernel == Absent, Answers: []Answer{},
-		Against: f.ToAddress.Examples, Others: f.Others, verbose: f.Verbose,
-		Open: OpenConnections{f.ToAddress.Agreeing, f.ToAddress.Answered, f.ToAddress.contradicting()},
+		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Why: Why{f.code()}, Answers: []Answer{}, Others: f.Others,
+		Open: OpenConnections{
+			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
+		},
+	}
+	for _, example := range against(f.ToAddress) {
+		x.Against = append(x.Against, exampleConnection(example))
 	}
 	if f.Packet.Protocol != 0 {
 		x.Protocol = conntrack.ProtocolName(f.Packet.Protocol)
@@ -326,15 +293,12 @@ func Explain(f ExplainFacts) Explanation {
 	if seen.IsValid() {
 		x.Sees = seen.String()
 	}
-	if f.ToAddress.Stale > 0 {
-		x.Stale = &Stale{Count: f.ToAddress.Stale}
-	}
 	x.Headline = f.headline(x.Why.Code, e)
-	x.Details = strings.Join(f.details(x.Why.Code, e), "\n")
-	switch x.Why.Code {
-	case ConfigRejected, NotInstalled, OtherPolicy:
-		x.Explain(config.Error, string(x.Why.Code), x.Details, "%s", x.Headline)
-	case Contradicted, NoRoute, NotForwarded, LocalAddress, Shown, ShownByEntry, Should:
+	x.Details = f.details(x.Why.Code, e)
+	if slices.Contains([]Code{ConfigRejected, NotInstalled, OtherPolicy}, x.Why.Code) {
+		problem := cli.Problem(config.Error, string(x.Why.Code), "%s", x.Headline)
+		problem.Details = strings.Join(x.Details, "\n")
+		x.Take(config.Problems{problem})
 	}
 	x.Take(f.notes(e))
 	return x
@@ -344,12 +308,17 @@ func Explain(f ExplainFacts) Explanation {
 // and none leads to another address. It is the zero address if they do not show it.
 func (f *ExplainFacts) sees(code Code) netip.Addr {
 	evidence := f.ToAddress
-	switch {
-	case len(evidence.Endpoints) > 0:
-	case code == Contradicted && len(evidence.Seen) == 1 && evidence.answered && evidence.Agreeing == 0:
+	if len(evidence.Endpoints) > 0 {
+		return netip.Addr{}
+	}
+	if code == Shown && len(evidence.Seen) == 1 {
 		return evidence.Seen[0]
-	case code == Shown && len(evidence.Shown) == 1:
-		return evidence.Shown[0]
+	}
+	examples := against(evidence)
+	answered := slices.ContainsFunc(examples, func(x conntrack.Example) bool { return x.Answered })
+	seen := seenAs(examples)
+	if code == Contradicted && len(seen) == 1 && answered && evidence.Agrees == 0 {
+		return seen[0]
 	}
 	return netip.Addr{}
 }
@@ -425,25 +394,17 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 }
 
 func explainStep(s judge.Step) Step {
-	out := Step{Question: s.Question, Yes: s.Yes, Interface: s.Name}
-	if s.Yes && s.CIDR != (config.CIDR{}) {
-		out.origin = originOf(s.CIDR.Pos)
+	out := Step{Question: s.Question, Yes: s.Yes, Match: s.Name}
+	if s.CIDR.IsValid() {
+		out.Match = s.CIDR.String()
 	}
 	switch {
 	case s.Yes:
-	case len(s.Of.CIDRs) > 0:
-		list := slices.DeleteFunc(slices.Clone(s.Of.CIDRs), func(c config.CIDR) bool { return c.Pos == nowhere })
-		if len(list) == 0 { // nothing of it is from the file
-			list = s.Of.CIDRs
-		}
-		out.origin = originOf(list[0].Pos)
-		out.Listed = addressList(list)
-	case len(s.Of.Interfaces) > 0:
-		out.origin = originOf(s.Of.Interfaces[0].Pos)
-		out.Listed = strings.Join(config.Names(s.Of.Interfaces), ", ")
-	}
-	if s.CIDR.IsValid() {
-		out.CIDR = s.CIDR.String()
+		out.Place = s.CIDR.Pos
+	case s.Decides && len(s.Of.CIDRs) > 0:
+		out.Place = s.Of.CIDRs[0].Pos
+	case s.Decides && len(s.Of.Interfaces) > 0:
+		out.Place = s.Of.Interfaces[0].Pos
 	}
 	return out
 }
@@ -460,13 +421,13 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	case OtherPolicy:
 		return f.Why + "."
 	case Contradicted:
-		n := evidence.contradicting()
+		n := contradicting(evidence)
 		expected := e.words
 		if len(evidence.Endpoints) > 0 {
 			expected = "what the policy says of " + endpointList(evidence.Endpoints)
 		}
-		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), to, either(n == 1, "shows", "show"),
-			addressList(evidence.Seen), expected, either(evidence.Overruled == 0,
+		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), to, verb(n, "show"),
+			addressList(seenAs(against(evidence))), expected, either(evidence.Overruled == 0,
 				"they began before the policy, or another program decides", "another program decides"))
 	case NoRoute:
 		if !src.IsValid() {
@@ -481,7 +442,7 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 		return f.shown(e)
 	case ShownByEntry:
 		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s agree.", to, e.words, e.policy,
-			f.counted(f.ToEntry.Agreeing, "that the same entry decides"))
+			Plural(f.ToEntry.Agrees, "open connection")+" that the same entry decides")
 	case Should:
 	}
 	if e.words == "" {
@@ -489,8 +450,8 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 			to)
 	}
 	shows := "no open connection shows it"
-	if evidence.Agreeing > 0 {
-		shows = f.counted(evidence.Agreeing, "to it") + " agree, but none was answered"
+	if evidence.Agrees > 0 {
+		shows = Plural(evidence.Agrees, "open connection") + " to it agree, but none was answered"
 	}
 	return fmt.Sprintf("%s should see %s: %s; %s.", to, e.words, e.policy, shows)
 }
@@ -499,17 +460,17 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 // address that it should be: another program may have chosen that, or they lead to another address.
 func (f *ExplainFacts) shown(e expectation) string {
 	evidence, to := f.ToAddress, End(f.Packet.Dst)
-	counted := f.counted(evidence.Agreeing, "to it")
+	counted := Plural(evidence.Agrees, "open connection") + " to it"
 	if len(evidence.Endpoints) > 0 {
+		n := evidence.Agrees
 		return fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another address.",
-			Plural(evidence.Agreeing, "open connection"), to, either(evidence.Agreeing == 1, "leads", "lead"),
-			endpointList(evidence.Endpoints), either(evidence.Agreeing == 1, "shows", "show"), addressList(evidence.Shown),
-			either(evidence.Agreeing == 1, "agrees", "agree"))
+			Plural(n, "open connection"), to, verb(n, "lead"), endpointList(evidence.Endpoints), verb(n, "show"),
+			addressList(evidence.Seen), verb(n, "agree"))
 	}
-	if len(evidence.Shown) == 1 && evidence.Shown[0] == e.address {
+	if len(evidence.Seen) == 1 && evidence.Seen[0] == e.address {
 		return fmt.Sprintf("%s sees %s: %s; %s agree.", to, e.words, e.policy, counted)
 	}
-	return fmt.Sprintf("%s sees %s, as %s show; it should see %s.", to, addressList(evidence.Shown), counted, e.words)
+	return fmt.Sprintf("%s sees %s, as %s show; it should see %s.", to, addressList(evidence.Seen), counted, e.words)
 }
 
 func endpointList(all []netip.AddrPort) string {
@@ -518,10 +479,6 @@ func endpointList(all []netip.AddrPort) string {
 		texts = append(texts, End(a))
 	}
 	return strings.Join(texts, ", ")
-}
-
-func (f *ExplainFacts) counted(n int, which string) string {
-	return Plural(n, "open connection") + " " + which
 }
 
 // details are what the headline goes on to say: the answer by what is in force, what to do, what may interfere.
@@ -553,12 +510,12 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 			lines = append(lines, f.Remedy)
 		}
 	case Contradicted:
-		for _, c := range f.ToAddress.Examples {
-			lines = append(lines, fmt.Sprintf("%s %s to %s is seen as %s", c.Protocol, c.Source,
-				cmp.Or(c.Requested, c.Destination), c.SeenAs))
+		for _, x := range against(f.ToAddress) {
+			lines = append(lines, fmt.Sprintf("%s %s to %s is seen as %s", x.Protocol, End(x.Source), End(x.Destination),
+				End(x.SeenAs)))
 		}
-		if f.ToAddress.Agreeing > 0 {
-			lines = append(lines, f.counted(f.ToAddress.Agreeing, "to it")+" agree with the policy")
+		if f.ToAddress.Agrees > 0 {
+			lines = append(lines, Plural(f.ToAddress.Agrees, "open connection")+" to it agree with the policy")
 		}
 		lines = append(lines, f.others()...)
 		lines = append(lines, trace)
@@ -620,23 +577,8 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	}
 	notes = append(notes, e.notes...)
 	if n := f.ToAddress.Stale; n > 0 {
-		add(config.Note, "stale-connections", "%s to it %s opened under an earlier policy.", Plural(n, "connection"),
-			either(n == 1, "was", "were"))
-	}
-	broadcast := netip.AddrFrom4([4]byte{255, 255, 255, 255})
-	toMany := f.Route.Type == unix.RTN_BROADCAST || c.Dst.IsMulticast() || c.Dst == broadcast
-	if e.Verdict == nft.Masqueraded && toMany && f.Kept == "" {
-		add(config.Note, "multicast", "Multicast and broadcast are masqueraded too, as with the older agents.")
-	}
-	if e.Verdict == nft.Masqueraded && c.FromNode {
-		add(config.Note, "own-traffic", "The source is this node; its own traffic is masqueraded too.")
-	}
-	if f.Policy != nil && f.Policy.DropInvalid {
-		add(config.Note, "drop-invalid", "Packets of pods that belong to no connection are dropped where connections are "+
-			"masqueraded (dropInvalid).")
-	}
-	if f.Verbose {
-		add(config.Note, "existing", "This applies to new connections; existing connections keep their address.")
+		add(config.Note, "stale-connections", "%s to it %s from an earlier policy.", Plural(n, "connection"),
+			verb(n, "date"))
 	}
 	return notes
 }
@@ -645,18 +587,13 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 func (x *Explanation) String() string {
 	var b strings.Builder
 	first(&b, x.Headline)
-	if x.Details != "" {
-		lines(&b, "  ", strings.Split(x.Details, "\n")...)
-	}
+	lines(&b, "  ", x.Details...)
 	write(&b, x.Warnings)
 	b.WriteString("\n")
 	for _, a := range x.Answers {
 		a.write(&b)
 	}
 	lines(&b, "", texts(x.Notes)...)
-	if x.verbose {
-		fmt.Fprintf(&b, "config %s\n", cmp.Or(x.Config.Enforced, x.Config.Hash))
-	}
 	return b.String()
 }
 
@@ -669,12 +606,8 @@ func (a Answer) write(b *strings.Builder) {
 	}
 	for i, s := range a.Steps {
 		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
-		if s.Place != nowhere || s.Default {
-			place := s.place(s.CIDR)
-			if s.Listed != "" {
-				place = fmt.Sprintf("(%s: %s)", place, s.Listed)
-			}
-			fmt.Fprintf(b, "     %s\n", place)
+		if s.Match != "" || s.Place != nowhere {
+			fmt.Fprintf(b, "     %s\n", placeText(s.Place, s.Match))
 		}
 	}
 	b.WriteString("\n")
@@ -682,8 +615,8 @@ func (a Answer) write(b *strings.Builder) {
 
 func (s Step) reply(v nft.Verdict, decides bool) string {
 	reply := either(s.Yes, "yes", "no")
-	if hit := cmp.Or(s.CIDR, s.Interface); hit != "" {
-		reply += ", " + hit
+	if s.Match != "" {
+		reply += ", " + s.Match
 	}
 	if decides {
 		reply += either(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")

@@ -46,8 +46,8 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 	}
 }
 
-// seenAs is an example of a connection that contradicts the policy.
-func seenAs(address string, age conntrack.Age) conntrack.Example {
+// exampleOf is an example of a connection that contradicts the policy.
+func exampleOf(address string, age conntrack.Age) conntrack.Example {
 	return conntrack.Example{
 		Protocol: "tcp", Source: netip.MustParseAddrPort("10.244.1.7:40000"),
 		Destination: netip.MustParseAddrPort("203.0.113.9:443"), SeenAs: netip.MustParseAddrPort(address + ":40000"),
@@ -70,7 +70,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 	agree := conntrack.Count{Agrees: 4, Answered: 3, Seen: shown}
 	overruled := conntrack.Count{
 		Agrees: 1, Answered: 1, Overruled: 2,
-		Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
+		Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 	}
 	for _, tt := range []struct {
 		name, config, to string
@@ -166,7 +166,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
-					Undated: 1, Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeUndated)},
+					Undated: 1, Contradicting: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeUndated)},
 				}, agree)
 			},
 			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began " +
@@ -177,7 +177,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
 					Agrees: 1, Answered: 1, Stale: 1, Seen: shown,
-					Contradicting: []conntrack.Example{seenAs("10.244.1.7", conntrack.AgeStale)},
+					Contradicting: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeStale)},
 				}, agree)
 			},
 			headline: "203.0.113.9:443 sees 192.0.2.1",
@@ -210,7 +210,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
 					Overruled: 1, Endpoints: []netip.AddrPort{netip.MustParseAddrPort("10.9.0.9:80")},
-					Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
+					Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 				}, agree)
 			},
 			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: " +
@@ -299,7 +299,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			if x.Why.Code != tt.code || x.Sees != tt.sees || x.ShouldSee != tt.should || len(x.Errors) != tt.errors {
 				t.Errorf("code %s, sees %q, should see %q, errors %v; want %+v", x.Why.Code, x.Sees, x.ShouldSee, x.Errors, tt)
 			}
-			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(x.Details, tt.details) {
+			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(strings.Join(x.Details, "\n"), tt.details) {
 				t.Errorf("headline and details:\n%s\n%s\nwant\n%s\n%s", x.Headline, x.Details, tt.headline, tt.details)
 			}
 			text := strings.Join(strings.Fields(x.String()), " ")

@@ -3,7 +3,6 @@ package answer
 import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
-	"nft-masq-agent/config"
 )
 
 // A Config is a policy and its origin.
@@ -45,13 +44,3 @@ type Agent struct {
 	// Policy that the agent enforces; absent if it does not answer.
 	Policy *running.Policy `json:"policy,omitempty"`
 }
-
-// An origin is the place in a file, or that there is none.
-type origin struct {
-	// Place in a file.
-	Place config.Position `json:"place,omitzero"`
-	// Default is true for what does not come from a file.
-	Default bool `json:"default,omitempty"`
-}
-
-func originOf(p config.Position) origin { return origin{p, p == nowhere} }

@@ -38,8 +38,9 @@ func TestExplanationHasTheSpecifiedVerdictAndAddress(t *testing.T) {
 				if strings.HasPrefix(s.Question, "source") {
 					asked = conn.Src
 				}
-				if s.CIDR != "" && !netip.MustParsePrefix(s.CIDR).Contains(asked) {
-					t.Fatalf("%s is not in %s", asked, s.CIDR)
+				cidr, err := netip.ParsePrefix(s.Match)
+				if err == nil && !cidr.Contains(asked) {
+					t.Fatalf("%s is not in %s", asked, cidr)
 				}
 			}
 			first, _, _ := strings.Cut(a.words, ",")

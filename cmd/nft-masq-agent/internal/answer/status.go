@@ -28,18 +28,8 @@ type Status struct {
 	Kernel Kernel `json:"kernel"`
 	// Counters of connections since they were created.
 	Counters []Counter `json:"counters"`
-	// Untranslated packets of pods, dropped because of dropInvalid.
-	Untranslated []Untranslated `json:"untranslated,omitempty"`
-	// Stale connections were opened under an earlier policy; absent if unknown.
-	Stale *Stale `json:"staleConnections,omitempty"`
-	// Legacy are chains of iptables-based agents.
-	Legacy []Legacy `json:"olderAgents"`
 	// Evidence of open connections, by the entry of the policy that decides them.
 	Evidence []EntryEvidence `json:"evidence"`
-	// Unanswered are destinations of exempt connections from which no replies come.
-	Unanswered []Unanswered `json:"unanswered,omitempty"`
-	// SNAT lists which of snatAddresses this node has.
-	SNAT []SNATReport `json:"snatAddresses,omitempty"`
 	// Areas are the health of this node on one screen.
 	Areas []Area `json:"areas"`
 
@@ -58,40 +48,14 @@ type Kernel struct {
 	Differences []string `json:"differences"`
 }
 
-// A Counter counts new connections.
+// A Counter counts new connections by verdict; with dropInvalid also packets of pods that belong to no connection.
 type Counter struct {
 	// Family of the connections.
 	Family string `json:"family"`
-	// Verdict about the connections.
+	// Verdict about the connections; invalid for packets without one.
 	Verdict nft.Verdict `json:"verdict"`
 	// Count of connections.
 	Count uint64 `json:"count"`
-}
-
-// An Untranslated counts packets of pods that belong to no connection.
-type Untranslated struct {
-	// Family of the packets.
-	Family string `json:"family"`
-	// Packets that were dropped.
-	Packets uint64 `json:"packets"`
-}
-
-// A Stale counts connections whose translation contradicts the kernel's rules, and that began before them.
-type Stale struct {
-	// Count of connections.
-	Count int `json:"count"`
-}
-
-// A Legacy is a chain of an iptables-based agent.
-type Legacy struct {
-	// Table is family and name.
-	Table string `json:"table"`
-	// Chain of the agent.
-	Chain string `json:"chain"`
-	// Rules in the chain and in the agent's chains below it.
-	Rules int `json:"ruleCount"`
-	// Jumps to the chain.
-	Jumps int `json:"jumpCount"`
 }
 
 // An EntryEvidence counts open connections that an entry of the policy decides.
@@ -114,18 +78,6 @@ type EntryEvidence struct {
 	Examples []Connection `json:"contradicting,omitempty"`
 }
 
-// An Unanswered is a destination from which no replies come.
-type Unanswered struct {
-	// Destination that does not answer.
-	Destination string `json:"destination"`
-	// Entry that exempts it.
-	Entry string `json:"entry"`
-	// Silent connections, older than ten seconds.
-	Silent int `json:"silentCount"`
-	// Answered connections.
-	Answered int `json:"answered"`
-}
-
 // StatusFacts are what status has gathered.
 type StatusFacts struct {
 	Head   cli.Head
@@ -134,14 +86,12 @@ type StatusFacts struct {
 	Rejected error
 	// Files are remarks about the files.
 	Files config.Problems
-	// Lenient is the hash of the older agents' reading of a rejected config, Default that of the built-in defaults.
-	Lenient, Default string
 	// Agent that runs here, as far as it is known; nil for none.
 	Agent *running.Report
 	// Others are flags of this command that the agent does not have.
 	Others string
-	// Guessed means that the flags of the agent are not known, nor was a config named; SocketNamed that a socket was.
-	Guessed, SocketNamed bool
+	// Guessed means that the flags of the agent are not known, nor was a config named.
+	Guessed bool
 	// Kernel is compared with the config.
 	Kernel Kernel
 	// Unknown is why no known policy is in force, a sentence without its end.
@@ -156,23 +106,15 @@ type StatusFacts struct {
 	Older    []older.Chain
 	XTables  []string
 	TakeOver bool
-	PodCIDRs []netip.Prefix
 	// Evidence of open connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
 	// EvidenceError is why there is no evidence.
 	EvidenceError error
 	// Full is the destination with the largest share of its source ports in use, nil if all have enough.
-	Full *FullPorts
+	Full *conntrack.PortUse
 	// PortsError is why the source ports in use are not known.
 	PortsError error
 	Verbose    bool
-}
-
-// FullPorts is a destination to which nearly all source ports are in use.
-type FullPorts struct {
-	conntrack.PortUse
-	Pods []netip.Addr // whose connections use them
-	More int          // further destinations
 }
 
 // ranks are the problems by weight, with the area of each. The first one stands in the first line. Problems of
@@ -187,10 +129,10 @@ var ranks = []struct{ id, area string }{
 	{"second-agent", "agent"},
 	{"out-of-sync", "rules"},
 	{"no-agent", "agent"},
-	{"older-agent", "other programs"},
+	{"older-agent", "rules"},
 	{health.InterfaceList, "config"},
 	{health.NoPods, "config"},
-	{health.LegacyTables, "other programs"},
+	{health.LegacyTables, "rules"},
 	{"connections-overruled", "connections"},
 	{"destination-unanswered", "connections"},
 	{"uplink-silent", "connections"},
@@ -200,7 +142,7 @@ var ranks = []struct{ id, area string }{
 	{health.Conntrack, "connections"},
 	{health.InsertFailed, "connections"},
 	{"rules-restored", "rules"},
-	{"source-ports", "ports"},
+	{"source-ports", "connections"},
 	{"snat-missing", "addresses"},
 	{"snat-rule-missing", "addresses"},
 }
@@ -222,24 +164,14 @@ func rank(p config.Problem) int {
 // NewStatus finds the problems in the facts. The first line, the areas and the exit code follow from them.
 func NewStatus(f StatusFacts) Status {
 	s := Status{
-		Head: f.Head.Clone(), Config: f.Config, Kernel: f.Kernel, Counters: []Counter{}, Legacy: []Legacy{},
-		Evidence: []EntryEvidence{}, SNAT: NodeSNAT(f.Policy), verbose: f.Verbose,
+		Head: f.Head, Config: f.Config, Kernel: f.Kernel, Counters: []Counter{}, Evidence: []EntryEvidence{},
+		verbose: f.Verbose,
 	}
 	if s.Kernel.Differences == nil {
 		s.Kernel.Differences = []string{}
 	}
 	for _, c := range f.Counts {
-		if c.Verdict == nft.Invalid {
-			s.Untranslated = append(s.Untranslated, Untranslated{familyKey(c.IPv6), c.Packets})
-			continue
-		}
 		s.Counters = append(s.Counters, Counter{familyKey(c.IPv6), c.Verdict, c.Packets})
-	}
-	for _, chain := range f.Older {
-		s.Legacy = append(s.Legacy, Legacy{
-			chain.Family.String() + " " + config.Printable(chain.Table), config.Printable(chain.Name), chain.Rules,
-			chain.Jumps(),
-		})
 	}
 	if f.Agent != nil {
 		s.Agent = &Agent{f.Agent.PID, append([]string{}, f.Agent.Args...), f.Agent.Policy}
@@ -256,9 +188,7 @@ func (s *Status) setEvidence(f StatusFacts) {
 	if f.Evidence == nil {
 		return
 	}
-	stale := 0
 	for _, c := range f.Evidence.Counts {
-		stale += c.Stale
 		e := EntryEvidence{
 			Entry: c.Entry.String(), Family: familyKey(c.Entry.IPv6), Verdict: c.Entry.Verdict, Open: c.Open(),
 			Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
@@ -267,10 +197,6 @@ func (s *Status) setEvidence(f StatusFacts) {
 			e.Examples = append(e.Examples, exampleConnection(x))
 		}
 		s.Evidence = append(s.Evidence, e)
-	}
-	s.Stale = &Stale{stale}
-	for _, u := range f.Evidence.Unanswered {
-		s.Unanswered = append(s.Unanswered, Unanswered{u.To.String(), u.Entry.String(), u.Silent, u.Answered})
 	}
 }
 
@@ -291,8 +217,7 @@ func (f *StatusFacts) problems() (found config.Problems) {
 	found = append(found, f.Health.Problems(f.Policy)...)
 	found = append(found, f.ofConnections()...)
 	found = append(found, f.ofPorts()...)
-	found = append(found, f.ofAddresses()...)
-	return append(found, UncoveredPods(f.Policy, f.PodCIDRs)...)
+	return append(found, f.ofAddresses()...)
 }
 
 func statusProblem(id, details, format string, args ...any) config.Problem {
@@ -359,25 +284,26 @@ func (f *StatusFacts) outOfSync() string {
 	case f.Others != "":
 		return "this command has another " + f.Others + " than the agent"
 	case f.Guessed:
-		return fmt.Sprintf("cannot read the flags of the agent (%s): give --config", running.Process(f.Agent.PID)) +
-			either(f.SocketNamed, "", " or --probe-socket")
+		return fmt.Sprintf("cannot read the flags of the agent (%s): give --config or --probe-socket",
+			running.Process(f.Agent.PID))
 	}
 	return "see its log; nft monitor shows which program changes them"
 }
 
-// enforced names what is enforced instead of a rejected config, judging by the installed rules.
+// enforced names what is enforced instead of a rejected config.
 func (f *StatusFacts) enforced() string {
-	hash := f.Kernel.Hash
-	switch hash {
-	case "":
+	if f.Kernel.Hash == "" {
 		return either(len(f.Older) > 0, "the rules of an iptables-based agent are active, ", "") +
 			"none of our rules are installed"
-	case f.Lenient:
-		return fmt.Sprintf("the older agents' reading of it (%s) is installed, mode %s", hash, f.Kernel.Mode)
-	case f.Default:
-		return fmt.Sprintf("the built-in defaults (%s) are installed, mode %s", hash, f.Kernel.Mode)
 	}
-	return fmt.Sprintf("an earlier config (%s) is installed, mode %s", hash, f.Kernel.Mode)
+	what := "an earlier config (%s) is installed, mode %s"
+	if f.Agent != nil && f.Agent.Source == "lenient" {
+		what = "the older agents' reading of it (%s) is installed, mode %s"
+	}
+	if f.Agent != nil && f.Agent.Source == "defaults" {
+		what = "the built-in defaults (%s) are installed, mode %s"
+	}
+	return fmt.Sprintf(what, f.Kernel.Hash, f.Kernel.Mode)
 }
 
 // installed says which rules of ours the kernel has.
@@ -423,27 +349,18 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 		return nil
 	}
 	stale, undated, overruled := 0, 0, 0
-	var worst *conntrack.Count
-	for i, c := range f.Evidence.Counts {
+	for _, c := range f.Evidence.Counts {
 		stale += c.Stale
 		undated += c.Undated
 		overruled += c.Overruled
-		if c.Overruled > 0 && worst == nil {
-			worst = &f.Evidence.Counts[i]
-		}
 	}
-	if worst != nil {
-		details := ""
-		for _, x := range worst.Contradicting {
-			if x.Age == conntrack.AgeOverruled {
-				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
-					"nft-masq-agent explain %s --from %s --trace names the rule", x.Protocol, x.Source, x.Destination, x.SeenAs,
-					worst.Entry, x.Destination.Addr(), x.Source.Addr())
-				break
-			}
+	if overruled > 0 {
+		found = append(found, overruledProblem(overruled, f.Evidence.Counts))
+	} else if len(f.Evidence.Recent) > 0 { // they have ended within the last ten minutes
+		for _, c := range f.Evidence.Recent {
+			overruled += c.Overruled
 		}
-		found = append(found, statusProblem("connections-overruled", details,
-			"%s under this policy contradict it: another program decides", Plural(overruled, "connection")+" that began"))
+		found = append(found, overruledProblem(overruled, f.Evidence.Recent))
 	}
 	for _, u := range f.Evidence.Unanswered {
 		found = append(found, statusProblem("destination-unanswered", fmt.Sprintf(
@@ -458,13 +375,13 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 	}
 	if stale > 0 {
 		found = append(found, cli.Problem(config.Note, "stale-connections",
-			"%s an earlier policy: nft-masq-agent connections --stale lists them.",
-			Plural(stale, "connection")+either(stale == 1, " still uses", " still use")))
+			"%s still %s an earlier policy: nft-masq-agent connections --stale lists them.", Plural(stale, "connection"),
+			verb(stale, "use")))
 	}
 	if undated > 0 {
 		found = append(found, cli.Problem(config.Note, "undated-connections",
-			"%s the policy: they began before this agent's start, or another program decides; nft-masq-agent connections "+
-				"--stale lists them.", Plural(undated, "connection")+either(undated == 1, " contradicts", " contradict")))
+			"%s %s the policy: they began before this agent's start, or another program decides; nft-masq-agent connections "+
+				"--stale lists them.", Plural(undated, "connection"), verb(undated, "contradict")))
 	}
 	if f.Evidence.Partial {
 		found = append(found, cli.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
@@ -472,6 +389,22 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 			f.Evidence.Tracked))
 	}
 	return found
+}
+
+// overruledProblem is about connections that began under the policy and contradict it, with an example.
+func overruledProblem(n int, counts []conntrack.Count) config.Problem {
+	details := ""
+	for _, c := range counts {
+		for _, x := range c.Contradicting {
+			if details == "" && x.Age == conntrack.AgeOverruled {
+				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
+					"nft-masq-agent explain %s --from %s --trace names the rule", x.Protocol, x.Source, x.Destination, x.SeenAs,
+					c.Entry, x.Destination.Addr(), x.Source.Addr())
+			}
+		}
+	}
+	return statusProblem("connections-overruled", details, "%s that began under this policy contradict it: another program "+
+		"decides", Plural(n, "connection"))
 }
 
 // ofPorts finds the destination with the largest share of source ports in use, if new connections to it fail or
@@ -485,43 +418,43 @@ func (f *StatusFacts) ofPorts() config.Problems {
 	if u == nil {
 		return nil
 	}
-	whose, remedy := "", fmt.Sprintf("nft-masq-agent connections %s names the pods\n"+
+	whose := ""
+	source := u.From.String()
+	remedy := fmt.Sprintf("nft-masq-agent connections %s names the pods\n"+
 		"have them reuse connections, exempt the destination, add addresses to %s, or widen %s", u.To.Addr(),
 		config.KeySNATAddresses, config.KeyToPorts)
 	if u.Among.Block >= 0 { // others are not affected
-		whose = " of " + addressList(u.Pods)
+		blocks := f.Policy.PortBlocks(u.From.Is6())
+		whose = " of a pod"
+		source += " for pods whose IP ends in " + blocks.Endings(u.Among.Block)
 		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod +
 			"\nor somebody else sends with its address: then the CNI has to stop that"
 	}
-	more := ""
-	if u.More > 0 {
-		more = fmt.Sprintf(" (likewise for %d more destinations)", u.More)
-	}
 	return config.Problems{statusProblem("source-ports", fmt.Sprintf(
-		"%d of %d source ports of %s are in use there%s\n%s", u.Used, u.Among.Ports, u.From, more, remedy),
+		"%d of %d source ports of %s are in use there\n%s", u.Used, u.Among.Ports, source, remedy),
 		"new %s connections%s to %s fail, or will", conntrack.ProtocolName(u.Protocol), whose, u.To)}
 }
 
 // FullestPorts returns the destination with the largest share of source ports in use, nil if all have enough.
-func FullestPorts(used conntrack.Tally) *FullPorts {
-	const most = 0.9
-	full := slices.DeleteFunc(used.Fullest(len(used)), func(u conntrack.PortUse) bool { return u.Share() < most })
-	if len(full) == 0 {
-		return nil
+func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
+	const limit = 0.9
+	for _, use := range used.Fullest(1) {
+		if use.Share() >= limit {
+			return &use
+		}
 	}
-	return &FullPorts{PortUse: full[0], More: len(full) - 1}
+	return nil
 }
 
 // ofAddresses finds snatAddresses of which the node has none, and entries of snatRules that match a pod of the node,
 // but have no address here.
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
-	for _, s := range NodeSNAT(f.Policy) {
-		if len(s.Present) == 0 && len(s.Absent) > 0 {
-			found = append(found, statusProblem("snat-missing", s.String(), "this node has none of %s",
-				config.KeySNATAddresses))
-		}
-	}
 	for _, family := range f.Policy.Families {
+		if len(family.SNAT.CIDRs) > 0 && len(family.SNAT.Present) == 0 {
+			found = append(found, statusProblem("snat-missing", fmt.Sprintf("assign one of %s to this node: until then, %s "+
+				"connections of pods leave from the address of the interface", addressList(family.SNAT.CIDRs),
+				familyName(family.IPv6)), "this node has none of %s", config.KeySNATAddresses))
+		}
 		for _, entry := range family.SNATRules {
 			for _, pod := range f.Health.Pods {
 				if pod.Address.Is6() != family.IPv6 || !judge.MissesAddress(entry, family.SNATRules, pod.Address) {
@@ -551,7 +484,6 @@ func (s *Status) String() string {
 	}
 	s.writeCounters(&b)
 	s.writeEvidence(&b)
-	list(&b, "Source addresses:", texts(s.SNAT))
 	list(&b, "Differences:", s.Kernel.Differences)
 	list(&b, "Warnings:", texts(s.Warnings))
 	list(&b, "Notes:", texts(s.Notes))
@@ -578,20 +510,18 @@ func (s *Status) writeCounters(b *strings.Builder) {
 	if !counted {
 		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses " +
 			"netfilter.\n")
-		if !s.verbose {
-			return
-		}
+	}
+	if !counted && !s.verbose {
+		return
 	}
 	b.WriteString("\nConnections since the counters were created:\n")
 	for _, c := range s.Counters {
-		if c.Count > 0 || s.verbose {
-			fmt.Fprintf(b, "  %-5s %-12s %12d\n", c.Family, c.Verdict, c.Count)
+		what := ""
+		if c.Verdict == nft.Invalid {
+			what = " packets of pods without a connection, dropped (" + config.KeyDropInvalid + ")"
 		}
-	}
-	for _, u := range s.Untranslated {
-		if u.Packets > 0 || s.verbose {
-			fmt.Fprintf(b, "  %-5s %-12s %12d packets of pods without a connection, dropped (%s)\n", u.Family, nft.Invalid,
-				u.Packets, config.KeyDropInvalid)
+		if c.Count > 0 || s.verbose {
+			fmt.Fprintf(b, "  %-5s %-12s %12d%s\n", c.Family, c.Verdict, c.Count, what)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{name: "nothing is compared", first: "in sync: ", unknown: "connections", facts: func(f *StatusFacts) {
 			f.Evidence = nil
 		}},
-		{name: "no connection of a pod", first: "in sync: ", unknown: "other programs", facts: func(f *StatusFacts) {
+		{name: "no connection of a pod", first: "in sync: ", unknown: "connections", facts: func(f *StatusFacts) {
 			f.Evidence = &conntrack.Evidence{}
 		}},
 		{
@@ -135,7 +135,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "config rejected; the older agents' reading of it (12345678) is installed", facts: func(f *StatusFacts) {
 				f.Rejected = config.Problems{{ID: "host-bits", Pos: config.At("/its/config", 3, 5), Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
-				f.Lenient = "12345678"
+				f.Agent.Source = "lenient"
 			},
 		},
 		{
@@ -143,7 +143,6 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "config rejected; none of our rules are installed", facts: func(f *StatusFacts) {
 				f.Rejected = errors.New("it cannot be read")
 				f.Kernel = Kernel{}
-				f.Default = "11111111"
 			},
 		},
 		{
@@ -171,7 +170,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
-			name: "rules of an older agent", id: "older-agent", area: "other programs",
+			name: "rules of an older agent", id: "older-agent", area: "rules",
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
 				f.Older = []older.Chain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
 			},
@@ -181,8 +180,14 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first:   "2 connections that began under this policy contradict it: another program decides",
 			details: "nft-masq-agent explain 203.0.113.9 --from 10.244.1.7 --trace names the rule", facts: func(f *StatusFacts) {
 				f.Evidence.Counts = []conntrack.Count{{
-					Entry: anything, Overruled: 2, Contradicting: []conntrack.Example{seenAs("192.0.2.77", conntrack.AgeOverruled)},
+					Entry: anything, Overruled: 2, Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 				}}
+			},
+		},
+		{
+			name: "overruled connections that have ended", id: "connections-overruled", area: "connections",
+			first: "2 connections that began under this policy contradict it", facts: func(f *StatusFacts) {
+				f.Evidence.Recent = []conntrack.Count{{Entry: anything, Overruled: 2}}
 			},
 		},
 		{
@@ -219,7 +224,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first:  "nothing is masqueraded: masqueradeSrcCIDRs excludes each of this node's 1 IPv4 pods",
 		},
 		{
-			name: "legacy nat", id: health.LegacyTables, area: "other programs",
+			name: "legacy nat", id: health.LegacyTables, area: "rules",
 			first: "rules in legacy ip_tables (ip nat) translate, too", details: "iptables-legacy -t nat -S shows them",
 			facts: func(f *StatusFacts) {
 				f.Health.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat"}}
@@ -254,13 +259,14 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "2 new connections failed since the last check", facts: func(f *StatusFacts) { f.Health.Failed = 2 },
 		},
 		{
-			name: "no free source ports", id: "source-ports", area: "ports",
+			name: "no free source ports", id: "source-ports", area: "connections",
 			first: "new tcp connections to 203.0.113.9:443 fail, or " +
 				"will", facts: func(f *StatusFacts) { f.Full = fullPorts(-1) },
 		},
 		{
-			name: "a full block", id: "source-ports", area: "ports",
-			first: "new tcp connections of 10.244.1.7 to 203.0.113.9:443 fail, or will", facts: func(f *StatusFacts) {
+			name: "a full block", id: "source-ports", area: "connections",
+			config: "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
+			first:  "new tcp connections of a pod to 203.0.113.9:443 fail, or will", facts: func(f *StatusFacts) {
 				f.Full = fullPorts(7)
 			},
 		},
@@ -309,7 +315,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			noted := slices.ContainsFunc(slices.Concat(s.Warnings, s.Notes),
 				func(p config.Problem) bool { return p.ID == tt.note })
 			if tt.note != "" && !noted {
-				t.Errorf("want a note %s: %v", tt.note, s.Problems())
+				t.Errorf("want a note %s: %v", tt.note, s.Notes)
 			}
 		})
 	}
@@ -331,12 +337,9 @@ func TestEachProblemHasOneRank(t *testing.T) {
 	}
 }
 
-func fullPorts(block int) *FullPorts {
-	return &FullPorts{
-		PortUse: conntrack.PortUse{PortKey: conntrack.PortKey{
-			Protocol: unix.IPPROTO_TCP, From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("203.0.113.9:443"),
-			Among: judge.PortScope{Block: block, Ports: 100},
-		}, Used: 95},
-		Pods: []netip.Addr{netip.MustParseAddr("10.244.1.7")},
-	}
+func fullPorts(block int) *conntrack.PortUse {
+	return &conntrack.PortUse{PortKey: conntrack.PortKey{
+		Protocol: unix.IPPROTO_TCP, From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("203.0.113.9:443"),
+		Among: judge.PortScope{Block: block, Ports: 100},
+	}, Used: 95}
 }

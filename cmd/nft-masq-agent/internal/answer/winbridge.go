@@ -10,30 +10,26 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// The APIs of win-bridge by the apiVersion of its configuration.
-const (
-	WindowsHNS = 1
-	WindowsHCN = 2
-)
-
-// An outboundNAT is the value of a policy for an API: HNS has a list of exceptions,
-// HCN has settings. The plugin accepts only policies with the name EndpointPolicy, and
-// keys with exactly this capitalization (containernetworking/plugins, win-bridge;
-// microsoft/hcsshim).
-type outboundNAT struct {
-	Type          string
-	ExceptionList []string    `json:",omitzero"`
-	Settings      hcnSettings `json:",omitzero"`
+// An endpointPolicy is an entry of policies in a configuration of win-bridge with apiVersion 2. The plugin accepts
+// only policies with the name EndpointPolicy, and keys with exactly this capitalization
+// (containernetworking/plugins, win-bridge; microsoft/hcsshim).
+type endpointPolicy struct {
+	Name  string      `json:"name"`
+	Value outboundNAT `json:"value"`
 }
 
-type hcnSettings struct{ Exceptions []string }
+type outboundNAT struct {
+	Type     string
+	Settings outboundSettings
+}
+
+type outboundSettings struct{ Exceptions []string }
 
 // WinBridge returns the policy that exempts on a Windows node what the config
-// exempts on this one, in file order, for an API of the plugin. It is an IPv4
-// policy, because the documentation of the plugin has no IPv6 one; leftOut counts
-// omitted IPv6 CIDRs. What the policy cannot express is an error of type
-// [config.Problems].
-func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int, err error) {
+// exempts on this one, in file order. It is an IPv4 policy, because the documentation of
+// the plugin has no IPv6 one; omitted counts the IPv6 CIDRs. What the policy cannot
+// express is an error of type [config.Problems].
+func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err error) {
 	if err := checkWindows(c); err != nil {
 		return "", 0, err
 	}
@@ -42,15 +38,15 @@ func WinBridge(api int, c config.Config, p nft.Policy) (text string, leftOut int
 	}
 	ipv4, _ := p.Family(false)
 	exceptions := texts(ipv4.List(config.KeyNonMasqueradeCIDRs).CIDRs)
-	nat := outboundNAT{Type: "OutBoundNAT", ExceptionList: exceptions}
-	if api == WindowsHCN {
-		nat.ExceptionList, nat.Settings = nil, hcnSettings{exceptions}
+	b, err := json.Marshal(endpointPolicy{
+		Name: "EndpointPolicy", Value: outboundNAT{Type: "OutBoundNAT", Settings: outboundSettings{exceptions}},
+	})
+	for _, cidr := range c.NonMasqueradeCIDRs {
+		if cidr.Addr().Is6() {
+			omitted++
+		}
 	}
-	b, err := json.Marshal(struct {
-		Name  string      `json:"name"`
-		Value outboundNAT `json:"value"`
-	}{"EndpointPolicy", nat})
-	return string(b) + "\n", countIPv6(c.NonMasqueradeCIDRs), err
+	return string(b) + "\n", omitted, err
 }
 
 // checkWindows returns an error for what a list of exceptions cannot express.
@@ -74,14 +70,4 @@ func checkWindows(c config.Config) error {
 		return problems
 	}
 	return nil
-}
-
-func countIPv6(cidrs []config.CIDR) int {
-	n := 0
-	for _, c := range cidrs {
-		if c.Addr().Is6() {
-			n++
-		}
-	}
-	return n
 }

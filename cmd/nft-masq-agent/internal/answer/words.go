@@ -22,17 +22,15 @@ func familyName(ipv6 bool) string {
 // familyKey is the name in JSON.
 func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
 
-// place returns where a CIDR comes from as text.
-func (o origin) place(cidr string) string {
-	switch {
-	case !o.Default:
-		return o.Place.String()
-	case cidr == linkLocalIPv4.String():
+// placeText returns where an entry of a list comes from.
+func placeText(place config.Position, entry string) string {
+	if place == nowhere && entry == linkLocalIPv4.String() {
 		return "link-local, masqLinkLocal is false"
-	case cidr == linkLocalIPv6.String():
+	}
+	if place == nowhere && entry == linkLocalIPv6.String() {
 		return "link-local, masqLinkLocalIPv6 is false"
 	}
-	return o.Place.String()
+	return place.String()
 }
 
 func texts[T fmt.Stringer](list []T) []string {
@@ -53,6 +51,9 @@ func Plural(n int, what string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }
+
+// verb returns a verb after a number of things.
+func verb(n int, word string) string { return either(n == 1, word+"s", word) }
 
 // addressList lists the first addresses or CIDRs and counts the others.
 func addressList[T fmt.Stringer](all []T) string {

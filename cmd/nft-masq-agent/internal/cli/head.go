@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"slices"
 
 	"nft-masq-agent/config"
 )
@@ -29,13 +28,6 @@ func NewHead(command string) Head {
 // Begin returns the head, to complete it.
 func (h *Head) Begin() *Head { return h }
 
-// Clone returns a copy that is completed on its own.
-func (h *Head) Clone() Head {
-	c := NewHead(h.Command)
-	c.Take(h.Problems())
-	return c
-}
-
 // Take adds problems.
 func (h *Head) Take(found config.Problems) {
 	h.Errors = append(h.Errors, found.Faults()...)
@@ -48,17 +40,7 @@ func (h *Head) Add(level config.Level, id, format string, args ...any) {
 	h.Take(config.Problems{Problem(level, id, format, args...)})
 }
 
-// Explain adds a problem with its reason and what to do, one per line.
-func (h *Head) Explain(level config.Level, id, details, format string, args ...any) {
-	p := Problem(level, id, format, args...)
-	p.Details = details
-	h.Take(config.Problems{p})
-}
-
 // Problem returns a problem that is not about a place in a file.
 func Problem(level config.Level, id, format string, args ...any) config.Problem {
 	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...)}
 }
-
-// Problems returns errors, warnings and notes.
-func (h *Head) Problems() config.Problems { return slices.Concat(h.Errors, h.Warnings, h.Notes) }

@@ -1,13 +1,11 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,7 +48,7 @@ func (o *Options) Follow(args []string, path string) (theirs Options, others []s
 		return Options{}, nil, err
 	}
 	theirs = *t
-	// Flags that run does not have, and lists, which have no text, are not set.
+	// Flags that run does not have are not set.
 	o.given.Visit(func(f *flag.Flag) {
 		was, value := of.Lookup(f.Name), f.Value.String()
 		if was == nil {
@@ -63,9 +61,6 @@ func (o *Options) Follow(args []string, path string) (theirs Options, others []s
 		_ = of.Set(f.Name, value)
 	})
 	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
-	if o.PodCIDRs != nil {
-		t.PodCIDRs = o.PodCIDRs
-	}
 	*o = *t
 	return theirs, others, nil
 }
@@ -85,10 +80,6 @@ type Options struct {
 	Ports       []nft.PortRange
 	Marks       []nft.Mark
 	config.Defaults
-
-	// PodCIDRs are pod CIDRs that the config is expected to cover, for run,
-	// status and check.
-	PodCIDRs []netip.Prefix
 
 	// For run.
 	TakeOver    bool
@@ -180,31 +171,9 @@ func (o *Options) AddManifest(fs *flag.FlagSet) {
 		"only entry")
 }
 
-// AddPodCIDRs declares --pod-cidr.
-func (o *Options) AddPodCIDRs(fs *flag.FlagSet) {
-	const usage = "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or a " +
-		"comma-separated list"
-	fs.Func("pod-cidr", usage, func(list string) error {
-		for s := range strings.SplitSeq(list, ",") {
-			p, err := netip.ParsePrefix(s)
-			switch {
-			case err != nil:
-				return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", s)
-			case p != p.Masked():
-				return fmt.Errorf("%q has host bits set, the network is %s", s, p.Masked())
-			case p.Addr().Is4In6():
-				return fmt.Errorf("%q is an IPv4-mapped CIDR", s)
-			}
-			o.PodCIDRs = append(o.PodCIDRs, p)
-		}
-		return nil
-	})
-}
-
 // AddRunFlags declares the flags of run.
 func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
-	o.AddPodCIDRs(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false,
 		"remove the rules of iptables-based agents in the transaction that activates ours")
 	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
@@ -360,8 +329,7 @@ func parseSeconds(s string) (time.Duration, error) {
 	return time.Duration(n) * time.Second, nil
 }
 
-// parsePorts warns about values that the older agents accept but that are
-// probably mistakes.
+// parsePorts warns if the ports that are used are not those that were written: the older agents read many texts.
 func parsePorts(s string) ([]nft.PortRange, error) {
 	ranges, err := config.ParsePorts(s)
 	if err != nil {
@@ -373,12 +341,6 @@ func parsePorts(s string) ([]nft.PortRange, error) {
 	}
 	if taken := strings.Join(words, ","); taken != s {
 		return ranges, warning{fmt.Errorf("%s is used", taken)}
-	}
-	sorted := slices.SortedFunc(slices.Values(ranges), func(a, b nft.PortRange) int { return cmp.Compare(a.Min, b.Min) })
-	for i, r := range sorted[min(1, len(sorted)):] {
-		if o := sorted[i]; r.Min <= o.Max {
-			return ranges, warning{fmt.Errorf("%s and %s overlap; ports in both are chosen more often", o, r)}
-		}
 	}
 	return ranges, nil
 }

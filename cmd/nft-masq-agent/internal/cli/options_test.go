@@ -24,7 +24,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		n := o.NFT()
 		said := fmt.Sprintf("mode %s, random %t, ports %v, marks %+v, %+v\n", n.Layout.Mode(),
 			n.RandomFully, n.Ports, n.Marks, o.Defaults)
-		said += fmt.Sprintf("config %s, pods %v, verbosity %d, ignored log file %q\n", o.ConfigPath, o.PodCIDRs, o.Verbosity,
+		said += fmt.Sprintf("config %s, verbosity %d, ignored log file %q\n", o.ConfigPath, o.Verbosity,
 			o.IgnoredLogFile())
 		c.Last().Say(said + strings.Join(cli.Warnings(fs), "\n"))
 	})
@@ -33,26 +33,23 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 // Each wrong value of a flag is an error that says what would be right.
 func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 	for arg, want := range map[string]string{
-		"--config=":                        "is empty",
-		"--mode=iptables":                  "must be nftables or iptables-nft",
-		"--log-format=JSON":                "must be json or text",
-		"--random-fully=perhaps":           "is neither true nor false",
-		"--resync-interval=x":              "is not a whole number of seconds",
-		"--resync-interval=90s":            "is not a whole number of seconds; write 90",
-		"--resync-interval=1s":             "write 1",
-		"--conntrack-interval=-1s":         "is not a number of seconds",
-		"--conntrack-interval=999ms":       "is not a number of seconds",
-		"--conntrack-interval=x":           "is not a number of seconds",
-		"--http-address=9717":              "is not a HOST:PORT",
-		"--http-address=:65536":            `has port "65536"`,
-		"--http-address=a b:1":             `has "a b", which is not a host`,
-		"--probe-socket=/" + long(107):     "is 108 bytes long",
-		"--pod-cidr=10.0.0.0":              `"10.0.0.0" is not a CIDR`,
-		"--pod-cidr=10.0.0.0/8,10.1.0.0/8": "has host bits set, the network is 10.0.0.0/8",
-		"--pod-cidr=::ffff:10.0.0.0/104":   "is an IPv4-mapped CIDR",
-		"--masquerade-marks=x":             `"x" is not a mark such as 0x4000/0x4000`,
-		"--masq-chain=" + long(29):         "has 29 characters, iptables takes at most 28",
-		"--v=high":                         "invalid syntax",
+		"--config=":                    "is empty",
+		"--mode=iptables":              "must be nftables or iptables-nft",
+		"--log-format=JSON":            "must be json or text",
+		"--random-fully=perhaps":       "is neither true nor false",
+		"--resync-interval=x":          "is not a whole number of seconds",
+		"--resync-interval=90s":        "is not a whole number of seconds; write 90",
+		"--resync-interval=1s":         "write 1",
+		"--conntrack-interval=-1s":     "is not a number of seconds",
+		"--conntrack-interval=999ms":   "is not a number of seconds",
+		"--conntrack-interval=x":       "is not a number of seconds",
+		"--http-address=9717":          "is not a HOST:PORT",
+		"--http-address=:65536":        `has port "65536"`,
+		"--http-address=a b:1":         `has "a b", which is not a host`,
+		"--probe-socket=/" + long(107): "is 108 bytes long",
+		"--masquerade-marks=x":         `"x" is not a mark such as 0x4000/0x4000`,
+		"--masq-chain=" + long(29):     "has 29 characters, iptables takes at most 28",
+		"--v=high":                     "invalid syntax",
 	} {
 		_, _, err := parsed(arg)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -62,7 +59,7 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 	for _, arg := range []string{
 		"--conntrack-interval=0", "--conntrack-interval=0s", "--conntrack-interval=1s", "--http-address=",
 		"--http-address=:0",
-		"--probe-socket=/" + long(106), "--pod-cidr=10.0.0.0/8,fd00::/8", "--random-fully",
+		"--probe-socket=/" + long(106), "--random-fully",
 	} {
 		if _, fs, err := parsed(arg); err != nil || cli.Warnings(fs) != nil {
 			t.Errorf("%s: %v, %q", arg, err, cli.Warnings(fs))
@@ -95,14 +92,12 @@ func parsedCheck(t *testing.T, line string) (o *cli.Options, operands []string) 
 
 func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
 	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s",
-		"--log-format=text",
-		"--pod-cidr=10.0.0.0/8,fd00::/8")
+		"--log-format=text")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat,
-		o.PodCIDRs))
-	if want := "true 1m30s :1 /s text [10.0.0.0/8 fd00::/8]"; got != want {
+	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat))
+	if want := "true 1m30s :1 /s text"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -152,20 +147,18 @@ func TestConfigIsAFlagOrAnOperand(t *testing.T) {
 // A command on the node of an agent uses the agent's flags, except where its own say otherwise.
 func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 	agents := []string{
-		"--mode=iptables-nft", "--masq-chain=A", "--pod-cidr=10.0.0.0/8", "--probe-socket=/a",
+		"--mode=iptables-nft", "--masq-chain=A", "--probe-socket=/a",
 	}
 	for line, want := range map[string]string{
-		"":                               "[] iptables-nft A /agents [10.0.0.0/8] 0",
-		"--mode=iptables-nft -v 1":       "[] iptables-nft A /agents [10.0.0.0/8] 1",
-		"--mode=nftables --masq-chain=B": "[--masq-chain --mode] nftables B /agents [10.0.0.0/8] 0",
-		"--config=/other":                "[--config] iptables-nft A /other [10.0.0.0/8] 0",
-		"/other":                         "[] iptables-nft A /other [10.0.0.0/8] 0",
-		"--pod-cidr=fd00::/8":            "[] iptables-nft A /agents [fd00::/8] 0",
-		"--probe-socket=/b --only=x":     "[] iptables-nft A /agents [10.0.0.0/8] 0",
+		"":                               "[] iptables-nft A /agents 0",
+		"--mode=iptables-nft -v 1":       "[] iptables-nft A /agents 1",
+		"--mode=nftables --masq-chain=B": "[--masq-chain --mode] nftables B /agents 0",
+		"--config=/other":                "[--config] iptables-nft A /other 0",
+		"/other":                         "[] iptables-nft A /other 0",
+		"--probe-socket=/b --only=x":     "[] iptables-nft A /agents 0",
 	} {
 		fs := flag.NewFlagSet("status", flag.ContinueOnError)
 		o := cli.AddNodeFlags(fs)
-		o.AddPodCIDRs(fs)
 		fs.String("only", "", "a flag that run does not have")
 		operands, err := cli.Parse(fs, strings.Fields(line))
 		if err != nil {
@@ -180,15 +173,15 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := strings.TrimSpace(fmt.Sprintln(others, o.Mode, o.Chain, o.ConfigPath, o.PodCIDRs, o.Verbosity))
+		got := strings.TrimSpace(fmt.Sprintln(others, o.Mode, o.Chain, o.ConfigPath, o.Verbosity))
 		if got != want {
 			t.Errorf("%q: %s, want %s", line, got, want)
 		}
 		if o.Input == nil || o.MustExist != given || o.Given("config") != given {
 			t.Errorf("%q: %+v does not know its own command line", line, o)
 		}
-		got = strings.TrimSpace(fmt.Sprintln(theirs.Mode, theirs.Chain, theirs.ConfigPath, theirs.PodCIDRs))
-		if got != "iptables-nft A /agents [10.0.0.0/8]" {
+		got = strings.TrimSpace(fmt.Sprintln(theirs.Mode, theirs.Chain, theirs.ConfigPath))
+		if got != "iptables-nft A /agents" {
 			t.Errorf("%q: the agent has %s", line, got)
 		}
 	}

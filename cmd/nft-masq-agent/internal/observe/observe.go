@@ -1,17 +1,13 @@
 // Package observe is what the daemon reports beyond its own rules: those of older agents, the
-// connections that are evidence about the policy, source ports, interfaces and pods that the config
+// connections that are evidence about the policy, source ports, and interfaces that the config
 // misses. Each observer follows the loop of package agent, which does not know of it, and can be
 // deleted with its file and its line in [All].
 package observe
 
 import (
-	"context"
 	"net/http"
 
-	"go.uber.org/zap"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -33,30 +29,6 @@ func All(a *agent.Agent, h Host, o cli.Options, check func(nft.Policy) config.Pr
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
 		newOlderAgents(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, evidence,
-		&ports{Agent: a, read: h.Pressure, o: o}, &pods{a, o}, healthy,
+		&ports{Agent: a, read: h.Pressure, o: o}, healthy,
 	}
 }
-
-// pods reports pods of --pod-cidr that the policy does not cover.
-type pods struct {
-	*agent.Agent
-	o cli.Options
-}
-
-// Run implements [agent.Observer].
-func (p *pods) Run(ctx context.Context) {
-	told := ""
-	p.Follow(ctx, func(v agent.View, _ bool) {
-		if v.Installed == nil || v.Installed.Hash() == told {
-			return
-		}
-		told = v.Installed.Hash()
-		for _, why := range answer.UncoveredPods(v.Installed.Policy, p.o.PodCIDRs) {
-			p.Log(zap.WarnLevel, "pod_cidr_not_covered", "the config does not cover the pods of --pod-cidr",
-				"why", why.Error(), "hash", told)
-		}
-	})
-}
-
-// Collect implements [agent.Observer]: check and status tell the rest.
-func (p *pods) Collect(agent.Exporter) {}

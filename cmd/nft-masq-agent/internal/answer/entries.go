@@ -1,0 +1,80 @@
+package answer
+
+import (
+	"fmt"
+	"strings"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/iprange"
+)
+
+// An Entry is a value of a key of a policy, such as a CIDR of a list.
+type Entry struct {
+	// Key of the config file.
+	Key string `json:"key"`
+	// Family that the entry is about; absent if both.
+	Family string `json:"family,omitempty"`
+	// Value of the entry.
+	Value string `json:"value"`
+	// Place in a file; absent for a built-in default.
+	Place config.Position `json:"place,omitzero"`
+
+	title string // of its list
+	id    string // equal entries of a key have the same
+}
+
+// entries returns the entries of a policy: first those that control source address translation, then the
+// conditions of each family in the order in which they are asked.
+func entries(p nft.Policy) (all []Entry) {
+	titles := map[string]string{}
+	for _, row := range config.Translations() {
+		titles[row.Key] = row.Key + ": " + row.Means
+	}
+	add := func(key, family, value, id string, place config.Position) {
+		all = append(all, Entry{key, family, value, place, titles[key], id})
+	}
+	for _, f := range p.Families {
+		family := familyKey(f.IPv6)
+		for _, c := range f.SNAT.CIDRs {
+			add(config.KeySNATAddresses, family, c.Text(), c.Text(), c.Pos)
+		}
+		for _, r := range f.SNATRules {
+			add(config.KeySNATRules, family, ruleText(r), r.String(), r.At)
+		}
+	}
+	if p.Enforce != nil {
+		value := fmt.Sprintf("true, except for marks %v", p.Enforce.Marks)
+		add(config.KeyEnforceNonMasquerade, "", value, value, p.Enforce.At)
+	}
+	for _, f := range p.Families {
+		for _, q := range f.Questions {
+			titles[q.Key] = familyName(f.IPv6) + " " + q.Key + ": " + q.Means
+			if q.Asks == config.SentByNode {
+				add(q.Key, "", "false", "false", q.At)
+			}
+			for _, i := range q.Interfaces {
+				add(q.Key, "", i.Name, i.Name, i.Pos)
+			}
+			for _, c := range q.CIDRs {
+				add(q.Key, familyKey(f.IPv6), c.String(), c.String(), c.Pos)
+			}
+		}
+	}
+	return all
+}
+
+// ruleText describes an entry of snatRules, with the first of its addresses.
+func ruleText(r nft.SNATRule) string {
+	var parts []string
+	if len(r.From.CIDRs) > 0 {
+		parts = append(parts, "from "+addressList(iprange.SetOf(r.From.Prefixes())))
+	}
+	if len(r.To.CIDRs) > 0 {
+		parts = append(parts, "to "+addressList(iprange.SetOf(r.To.Prefixes())))
+	}
+	if len(r.Out) > 0 {
+		parts = append(parts, "by "+strings.Join(config.Names(r.Out), ", "))
+	}
+	return strings.Join(append(parts, "leaves from "+addressList(iprange.SetOf(r.Prefixes()))), " ")
+}
