@@ -76,7 +76,8 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 			continue
 		}
 		n.check(err)
-		verdict := judge.Decide(p, nft.Connection{Src: src, Dst: dst.Addr(), In: "pod0"})
+		steps := judge.Explain(p, nft.Connection{Src: src, Dst: dst.Addr(), In: "pod0"})
+		verdict := steps[len(steps)-1].Verdict
 		q := conntrack.Question{From: src, To: dst, Protocol: unix.IPPROTO_UDP}
 		all = append(all, sending{q, s, address, string(verdict)})
 	}

@@ -209,7 +209,7 @@ func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort
 		if policy != nil {
 			family, on := policy.Family(dst.Addr().Is6())
 			packet := nft.Connection{Src: pod.Address, Dst: dst.Addr(), In: pod.Interface}
-			if !on || !judge.Pods(family).Includes(packet) {
+			if !on || !judge.IsPod(family, packet) {
 				continue
 			}
 		}

@@ -107,7 +107,7 @@ func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
 	switch {
 	case ruling.OfSource:
 		return ruling, OfSource
-	case ruling.Depends, ruling.PerhapsNotPod:
+	case ruling.Depends:
 		return ruling, OnInterface
 	case right:
 		return ruling, Agrees

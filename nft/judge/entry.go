@@ -37,11 +37,8 @@ type Ruling struct {
 	// OfSource says that the policy does not concern the source: it is none of the pods that the
 	// policy names, or one that it leaves out.
 	OfSource bool
-	// Depends says that the verdict depends on an interface that is not known.
+	// Depends says that the verdict, or whether the source is a pod, depends on an interface that is not known.
 	Depends bool
-	// PerhapsNotPod says that the policy knows pods by the interface on which they send, which is
-	// not known.
-	PerhapsNotPod bool
 }
 
 // Rule returns the decision of a family's policy about a connection. Interfaces without a name are
@@ -53,37 +50,18 @@ func Rule(f *nft.FamilyPolicy, c nft.Connection) Ruling {
 		r.Verdict = nft.Local
 		return r
 	}
-	if c.FromNode {
-		c.In = ""
-	}
-	unknown := false // whether an interface decides that is not known
+	leaving := false // by an interface that is not known, and may decide
 	for i := range f.Questions {
 		q := &f.Questions[i]
-		matches := false
-		var cidr netip.Prefix
-		switch q.Asks {
-		case config.SentByNode:
-			matches = c.FromNode
-		case config.ReceivedOn:
-			if c.In == "" && !c.FromNode {
-				unknown = true
-				r.PerhapsNotPod = true
-				continue
-			}
-			_, _, matches = matching(*q, c.In)
-		case config.LeavingBy:
-			if c.Out == "" {
-				unknown = true
-				continue
-			}
-			_, _, matches = matching(*q, c.Out)
-		case config.SourceAddress:
-			cidr, matches = q.Covering(c.Src)
-		case config.DestinationAddress:
-			cidr, matches = q.Covering(c.Dst)
-		default:
-			q.Unknown()
+		switch {
+		case q.Asks == config.ReceivedOn && c.In == "" && !c.FromNode:
+			r.Depends = true
+			continue
+		case q.Asks == config.LeavingBy && c.Out == "":
+			leaving = true
+			continue
 		}
+		cidr, matches := ask(q, c)
 		if matches == q.Outside {
 			continue
 		}
@@ -95,6 +73,64 @@ func Rule(f *nft.FamilyPolicy, c nft.Connection) Ruling {
 		}
 		break
 	}
-	r.Depends = unknown && r.Verdict == nft.Masqueraded
+	r.Depends = r.Depends || leaving && r.Verdict == nft.Masqueraded
 	return r
+}
+
+// ask returns whether a question matches a connection, and the entry that contains its address.
+func ask(q *nft.Question, c nft.Connection) (cidr netip.Prefix, matches bool) {
+	switch q.Asks {
+	case config.SentByNode:
+		matches = c.FromNode
+	case config.ReceivedOn:
+		_, matches = matching(q, c.In)
+		matches = matches && !c.FromNode
+	case config.LeavingBy:
+		_, matches = matching(q, c.Out)
+	case config.SourceAddress:
+		return q.Covering(c.Src)
+	case config.DestinationAddress:
+		return q.Covering(c.Dst)
+	default:
+		q.Unknown()
+	}
+	return cidr, matches
+}
+
+// matching returns the entry of a question that matches the name of an interface.
+func matching(q *nft.Question, name string) (config.Interface, bool) {
+	for _, i := range q.Interfaces {
+		if name != "" && i.Matches(name) {
+			return i, true
+		}
+	}
+	return config.Interface{}, false
+}
+
+// IsPod reports whether the source of a connection is a pod according to a policy.
+func IsPod(f nft.FamilyPolicy, c nft.Connection) bool {
+	for i := range f.Questions {
+		q := &f.Questions[i]
+		if !q.LimitsSources() {
+			continue
+		}
+		if _, matches := ask(q, c); matches != q.Outside {
+			return false
+		}
+	}
+	return !c.FromNode
+}
+
+// LeavesBy reports whether connections that leave by an interface can be masqueraded.
+func LeavesBy(f nft.FamilyPolicy, name string) bool {
+	for i := range f.Questions {
+		q := &f.Questions[i]
+		if q.Asks != config.LeavingBy {
+			continue
+		}
+		if _, matches := matching(q, name); matches != q.Outside {
+			return false
+		}
+	}
+	return true
 }

@@ -34,15 +34,8 @@ func explain(f nft.FamilyPolicy, c nft.Connection) []Step {
 	if c.ToNode {
 		return steps
 	}
-	for _, q := range f.Questions {
-		entry, name, yes := answer(q, c)
-		step := Step{
-			Of: q, Question: q.Question(), Yes: yes, CIDR: entry, Name: name, Decides: yes != q.Outside,
-			Verdict: nft.Exempt,
-		}
-		if q.Masquerade {
-			step.Verdict = nft.Masqueraded
-		}
+	for i := range f.Questions {
+		step := newStep(&f.Questions[i], c)
 		steps = append(steps, step)
 		if step.Decides {
 			return steps
@@ -51,45 +44,40 @@ func explain(f nft.FamilyPolicy, c nft.Connection) []Step {
 	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: nft.Masqueraded})
 }
 
-// answer returns whether the question matches, with the entry that contains the
-// address, or the position and name of the entry that matches the interface.
-func answer(q nft.Question, c nft.Connection) (entry config.CIDR, name string, yes bool) {
+func newStep(q *nft.Question, c nft.Connection) Step {
+	_, matches := ask(q, c)
+	step := Step{Of: *q, Question: q.Question(), Yes: matches, Decides: matches != q.Outside, Verdict: nft.Exempt}
+	if q.Masquerade {
+		step.Verdict = nft.Masqueraded
+	}
+	var entry config.Interface
 	switch q.Asks {
 	case config.SentByNode:
-		return config.CIDR{Pos: q.At}, "", c.FromNode
-	case config.ReceivedOn:
-		return matching(q, c.In)
-	case config.LeavingBy:
-		return matching(q, c.Out)
+		step.CIDR.Pos = q.At
 	case config.SourceAddress:
-		entry, yes = q.Find(c.Src)
+		step.CIDR, _ = q.Find(c.Src)
 	case config.DestinationAddress:
-		entry, yes = q.Find(c.Dst)
-	default:
-		q.Unknown()
+		step.CIDR, _ = q.Find(c.Dst)
+	case config.ReceivedOn:
+		entry, _ = matching(q, c.In)
+	case config.LeavingBy:
+		entry, _ = matching(q, c.Out)
 	}
-	return entry, "", yes
-}
-
-func matching(q nft.Question, name string) (config.CIDR, string, bool) {
-	for _, i := range q.Interfaces {
-		if name != "" && i.Matches(name) {
-			return config.CIDR{Pos: i.Pos}, i.Name, true
-		}
+	if entry.Name != "" {
+		step.Name = entry.Name
+		step.CIDR.Pos = entry.Pos
 	}
-	return config.CIDR{}, "", false
-}
-
-// Decide returns only the verdict.
-func Decide(p nft.Policy, c nft.Connection) nft.Verdict {
-	steps := Explain(p, c)
-	return steps[len(steps)-1].Verdict
+	return step
 }
 
 // Enforced reports whether a connection keeps its address whatever other programs do
 // in chains after [nft.EnforcePriority]. One of a pod to itself, through a Service or a host
 // port, does not: with its own address as source it would not work.
 func Enforced(p nft.Policy, c nft.Connection) bool {
-	f, on := p.Family(c.Dst.Unmap().Is6())
-	return on && p.Enforces(f) && c.Src != c.Dst && Pods(f).Includes(c) && !Masqueraded(f).Includes(c)
+	f, on := p.Family(c.Dst.Is6())
+	if !on || !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
+		return false
+	}
+	steps := explain(f, c)
+	return steps[len(steps)-1].Verdict == nft.Exempt
 }

@@ -5,13 +5,12 @@ import (
 	"net/netip"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 )
 
 // MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
 func MasqueradesNode(f nft.FamilyPolicy, a netip.Addr) bool {
 	r := Masqueraded(f)
-	return r.Origin.Has("") && iprange.Contains(r.Src, a)
+	return !r.Empty() && Rule(&f, nft.Connection{Src: a, Dst: r.Dst[0].From, FromNode: true}).Verdict == nft.Masqueraded
 }
 
 // A PortScope is the ports among which that of a connection is chosen.

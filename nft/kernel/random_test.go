@@ -36,7 +36,8 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 							p.Verdict = cases.Specified(cases.ForView(c), conn)
 						}
 						wire.check(t, k, r, p)
-						if decided := judge.Decide(r.Policy, conn); decided != p.Verdict {
+						steps := judge.Explain(r.Policy, conn)
+						if decided := steps[len(steps)-1].Verdict; decided != p.Verdict {
 							t.Errorf("%s %s: explained as %s", p.Line, p.Verdict, decided)
 						}
 					}

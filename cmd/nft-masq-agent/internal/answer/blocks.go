@@ -7,7 +7,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
@@ -53,9 +52,9 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 	}
 	c.Block = &PortBlock{Ports: blocks.Block(scope.Block).String(), LastBytes: blocks.LastBytes(scope.Block)}
 	family, _ := p.Family(ipv6)
-	sources := judge.Pods(family).Src
 	for _, pod := range pods {
-		if blocks.Of(pod.Address) == scope.Block && iprange.Contains(sources, pod.Address) {
+		packet := nft.Connection{Src: pod.Address, In: pod.Interface}
+		if blocks.Of(pod.Address) == scope.Block && judge.IsPod(family, packet) {
 			c.Block.Pods = append(c.Block.Pods, pod.Address.String())
 		}
 	}

@@ -166,7 +166,7 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	}
 	packet := nft.Connection{Dst: masqueraded.Dst[0].From}
 	for _, link := range f.Links {
-		if link.Sends() && link.Name != "lo" && (packet.Out == "" || !masqueraded.Out.Has(packet.Out)) {
+		if link.Sends() && link.Name != "lo" && (packet.Out == "" || !judge.LeavesBy(family, packet.Out)) {
 			packet.Out = link.Name
 		}
 	}
@@ -226,9 +226,9 @@ func everything(family nft.FamilyPolicy) config.Problem {
 // notExempt warns of pods of the node that are not exempt as a destination: pods of other nodes that connect to them
 // are seen as their node.
 func notExempt(family nft.FamilyPolicy, pods []routes.Pod) config.Problems {
-	masqueraded := judge.Masqueraded(family)
 	outside := slices.DeleteFunc(slices.Clone(pods), func(p routes.Pod) bool {
-		return !masqueraded.Includes(nft.Connection{Src: pods[0].Address, Dst: p.Address, In: pods[0].Interface})
+		r := judge.Rule(&family, nft.Connection{Src: pods[0].Address, Dst: p.Address, In: pods[0].Interface})
+		return r.Verdict != nft.Masqueraded || r.Depends
 	})
 	if len(outside) == 0 {
 		return nil
