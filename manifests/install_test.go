@@ -86,7 +86,9 @@ func TestInstallSectionWorksAsWritten(t *testing.T) {
 
 // What commands of a section need that is in another one.
 var needed = map[string]string{
-	"manifests/MIGRATION.md, From ip-masq-agent": "kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n",
+	"manifests/MIGRATION.md, From ip-masq-agent": "make build; kubectl create configmap ip-masq-agent " +
+		"--from-file=manifests/agent-config --namespace=kube-system --dry-run=client -o yaml | kubectl apply -f -; " +
+		"kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n",
 	"manifests/README.md, Removal": "helm install nft-masq-agent manifests/helm --namespace kube-system " +
 		"--set image.repository=registry.example/nft-masq-agent",
 	"manifests/helm/README.md, ": "rm -rf bin/chart && cp -r manifests/helm bin/chart && " +
