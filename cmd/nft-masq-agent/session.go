@@ -106,8 +106,10 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if !f.found {
 		return f, nil
 	}
-	f.unknown = fmt.Sprintf("The kernel enforces %s, which is neither the config's policy (%s) nor a running agent's", f.Hash,
-		s.ConfigPath)
+	f.unknown = fmt.Sprintf("The kernel enforces %s, which is not the policy of the config (%s)", f.Hash, s.ConfigPath)
+	if s.agent == nil && !s.Given("config") {
+		f.unknown += "; a running agent may have other flags: give its --probe-socket, or its --config"
+	}
 	if f.Hash == "" {
 		f.unknown = "The kernel has rules of this agent without the hash of their policy"
 	}

@@ -441,8 +441,8 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	case Shown:
 		return f.shown(e)
 	case ShownByEntry:
-		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s agree.", to, e.words, e.policy,
-			Plural(f.ToEntry.Agrees, "open connection")+" that the same entry decides")
+		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.", to, e.words,
+			e.policy, Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
 	case Should:
 	}
 	if e.words == "" {
@@ -451,7 +451,8 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	}
 	shows := "no open connection shows it"
 	if evidence.Agrees > 0 {
-		shows = Plural(evidence.Agrees, "open connection") + " to it agree, but none was answered"
+		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(evidence.Agrees, "open connection"),
+			verb(evidence.Agrees, "agree"))
 	}
 	return fmt.Sprintf("%s should see %s: %s; %s.", to, e.words, e.policy, shows)
 }
@@ -468,9 +469,10 @@ func (f *ExplainFacts) shown(e expectation) string {
 			addressList(evidence.Seen), verb(n, "agree"))
 	}
 	if len(evidence.Seen) == 1 && evidence.Seen[0] == e.address {
-		return fmt.Sprintf("%s sees %s: %s; %s agree.", to, e.words, e.policy, counted)
+		return fmt.Sprintf("%s sees %s: %s; %s %s.", to, e.words, e.policy, counted, verb(evidence.Agrees, "agree"))
 	}
-	return fmt.Sprintf("%s sees %s, as %s show; it should see %s.", to, addressList(evidence.Seen), counted, e.words)
+	return fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", to, addressList(evidence.Seen), counted,
+		verb(evidence.Agrees, "show"), e.words)
 }
 
 func endpointList(all []netip.AddrPort) string {
@@ -515,7 +517,8 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 				End(x.SeenAs)))
 		}
 		if f.ToAddress.Agrees > 0 {
-			lines = append(lines, Plural(f.ToAddress.Agrees, "open connection")+" to it agree with the policy")
+			lines = append(lines, Plural(f.ToAddress.Agrees, "open connection")+" to it "+
+				verb(f.ToAddress.Agrees, "agree")+" with the policy")
 		}
 		lines = append(lines, f.others()...)
 		lines = append(lines, trace)
@@ -551,7 +554,7 @@ func (f *ExplainFacts) others() (lines []string) {
 // String says what may interfere.
 func (o Other) String() string {
 	if o.Handle == 0 {
-		return fmt.Sprintf("chain %s %s of another program translates sources: %s", o.Table, o.Chain, o.Command)
+		return fmt.Sprintf("chain %s %s of another program may translate sources: %s", o.Table, o.Chain, o.Command)
 	}
 	return fmt.Sprintf("rule %s %s handle %d of another program names it: %s", o.Table, o.Chain, o.Handle, o.Command)
 }
@@ -634,6 +637,12 @@ func (f *ExplainFacts) SetOthers(found others.Found) {
 		})
 	}
 	for _, c := range found.Translating {
+		named := slices.ContainsFunc(found.Rules, func(r others.Rule) bool {
+			return r.Family == c.Family && r.Table == c.Table && r.Chain == c.Chain
+		})
+		if named {
+			continue
+		}
 		f.Others = append(f.Others, Other{
 			Table: c.Family + " " + config.Printable(c.Table), Chain: config.Printable(c.Chain), Command: c.Command,
 		})

@@ -398,13 +398,14 @@ func overruledProblem(n int, counts []conntrack.Count) config.Problem {
 		for _, x := range c.Contradicting {
 			if details == "" && x.Age == conntrack.AgeOverruled {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
-					"nft-masq-agent explain %s --from %s --trace names the rule", x.Protocol, x.Source, x.Destination, x.SeenAs,
+					"nft-masq-agent explain %s --from %s --trace names the rule of that program: turn off its masquerading, or set "+
+					"enforceNonMasquerade", x.Protocol, x.Source, x.Destination, x.SeenAs,
 					c.Entry, x.Destination.Addr(), x.Source.Addr())
 			}
 		}
 	}
-	return statusProblem("connections-overruled", details, "%s that began under this policy contradict it: another program "+
-		"decides", Plural(n, "connection"))
+	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program decides",
+		Plural(n, "connection"), verb(n, "contradict"))
 }
 
 // ofPorts finds the destination with the largest share of source ports in use, if new connections to it fail or
@@ -507,7 +508,7 @@ func (s *Status) writeCounters(b *strings.Builder) {
 		return
 	}
 	counted := slices.ContainsFunc(s.Counters, func(c Counter) bool { return c.Count > 0 })
-	if !counted {
+	if !counted && len(s.Evidence) == 0 {
 		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses " +
 			"netfilter.\n")
 	}
