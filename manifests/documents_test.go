@@ -267,7 +267,8 @@ func wantTargets(t *testing.T, file, line string) {
 	}
 }
 
-// A tag may be moved, the digest of what was pushed is what it is.
+// A tag may be moved, the digest of what was pushed is what it is. Files that were edited since then have another version,
+// of which there is no image.
 func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -295,7 +296,10 @@ func TestInstallNamesThePushedImageByItsDigest(t *testing.T) {
 			makes(push)
 			wants("", `newName: "registry.example/a", digest: "`+digest+`"`)
 			wants(" TAG=v2", `newTag: "v2"`)
+			wants(" TAG=", digest)
 		}
+		writeFile(t, filepath.Join(dir, "pushed"), "registry.example/a:v3\n") // as make image writes it
+		wants(" TAG=", `newTag: "v3"`)
 	}
 }
 

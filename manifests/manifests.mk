@@ -12,6 +12,7 @@ CONTAINER_TOOL ?= $(eval CONTAINER_TOOL := $(shell docker info >/dev/null 2>&1 &
 DOCKER = $(filter docker,$(CONTAINER_TOOL))
 # The name of the image includes the registry that push sends it to. Without one, the nodes import the image.
 IMAGE ?= localhost/nft-masq-agent
+GIVEN := $(TAG)
 TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
 # For a registry without TLS: --insecure with docker, --tls-verify=false with the
 # others.
@@ -52,10 +53,10 @@ image: content-$(HOST_ARCH) ## use: Write the image into the archive bin/image.t
 	@go run ./manifests/release -dist bin/oci -version '$(TAG)' -image '$(IMAGE)' -commit '$(COMMIT)' \
 		-time '$(or $(shell git log -1 --format=%ct 2>/dev/null),0)' image $(HOST_ARCH)=bin/image_$(HOST_ARCH) >/dev/null
 	tar --directory bin/oci/image --create --file bin/image.tar .
-	@echo 'bin/image.tar: $(IMAGE):$(TAG)'
+	@echo '$(IMAGE):$(TAG)' | tee $(PUSHED)
 
-# What was pushed last, by which manifest and install then name the image: NAME:TAG DIGEST. docker prints the digest,
-# the others write it.
+# What push or image made last, by which manifest, install and uninstall then name the image, also when edited files have
+# another version: NAME:TAG, and the digest if it was pushed. docker prints the digest, the others write it.
 PUSHED = bin/pushed
 digest-of = $(if $(DOCKER),tee /dev/stderr | sed -nE 's/.*(sha256:[0-9a-f]{64}).*/\1/p' | tail -n 1,cat >&2; cat $(PUSHED).digest)
 pushed    = | { $(digest-of); } | sed 's|^|$(IMAGE):$(TAG) |' >$(PUSHED)
@@ -186,10 +187,11 @@ define kustomization
 	@mkdir -p bin/install
 	@{ echo 'resources: [../../manifests/$(1)]'; \
 	   echo 'components: [$(COMPONENTS:%=../../manifests/components/%,)]'; \
-	   echo 'images: [{name: nft-masq-agent, newName: "$(IMAGE)", $(or $(DIGEST:%=digest: "%"),newTag: "$(TAG)")}]'; } >bin/install/kustomization.yaml
+	   echo 'images: [{name: nft-masq-agent, newName: "$(IMAGE)", $(or $(DIGEST:%=digest: "%"),newTag: "$(LAST_TAG)")}]'; } >bin/install/kustomization.yaml
 endef
-# Of the image, if it was pushed from here.
-DIGEST = $(shell sed -n 's|^$(IMAGE):$(TAG) ||p' $(PUSHED) 2>/dev/null)
+# Of the image, if it was made here.
+LAST_TAG = $(or $(GIVEN),$(shell sed -n 's|^$(IMAGE):\([^ ]*\).*|\1|p' $(PUSHED) 2>/dev/null),$(TAG))
+DIGEST   = $(shell sed -n 's|^$(IMAGE):$(LAST_TAG) ||p' $(PUSHED) 2>/dev/null)
 # kubectl's, if there is one: the other one must be compiled first.
 BUILD_INSTALL = $(if $(shell $(KUBECTL) kustomize --help 2>/dev/null),$(KUBECTL) kustomize,$(KUSTOMIZE) build) bin/install
 
