@@ -194,7 +194,7 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"explain --pod default/web 203.0.113.9", 0, []string{"203.0.113.9 should see " + top.NodeV4.String(), web4}},
 		{"explain 10.9.0.9 --pod=default/web", 0, []string{"10.9.0.9 should see 10.244.1.2", web4}},
 		{"explain 2001:db8:1::1 --pod default/web", 0, []string{"2001:db8:1::1 should see " + top.NodeV6.String(), web6}},
-		{"explain 203.0.113.9 --pod default/web -o json", 0, []string{`"command": "explain"`}},
+		{"explain 203.0.113.9 --pod default/web -o json", 0, []string{`"command":"explain"`}},
 		{
 			"explain --pod default/web 203.0.113.9:443 --trace=1ms", 1,
 			[]string{"kubectl -n default exec web -- nc -z -w 3 203.0.113.9 443\n"},
