@@ -33,7 +33,7 @@ import (
 )
 
 // timeout bounds every wait. Only a failing test takes that long.
-var timeout = nfttest.Patient(30 * time.Second)
+var timeout = nfttest.Patient(15 * time.Second)
 
 // modes are the modes for which all claims about the kernel are tested.
 var modes = []nft.Mode{nft.ModeNFTables, nft.ModeIPTables}

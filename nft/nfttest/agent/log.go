@@ -108,7 +108,7 @@ func (g *Log) Take(events ...string) Line {
 }
 
 // timeout bounds every wait. Only a failure takes that long.
-var timeout = nfttest.Patient(time.Minute)
+var timeout = nfttest.Patient(15 * time.Second)
 
 // Await waits for a line with one of the events, or any line if none is given,
 // and takes it.
