@@ -32,19 +32,11 @@ type KernelState interface {
 	// Stage writes what no rule refers to yet.
 	Stage(ctx context.Context, commit Commit) error
 	// Switch adds to the transaction that changes what packets see, and to one after it,
-	// when no packet sees the old rules any more: that one names what it deletes, and may
-	// come after other programs' transactions. It reports whether the first is right after
-	// them, too.
-	Switch(now, after *nfnetlink.Batch) (atAny bool)
+	// when no packet sees the old rules any more. Both are right whatever other programs have
+	// committed since the state was read, as long as the conditions of the batch hold.
+	Switch(first, after *nfnetlink.Batch)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
-}
-
-// A Rewriter is a [KernelState] that can write chains again by their names.
-type Rewriter interface {
-	// Rewrite adds the chains that have differences of the kind OtherRules to a transaction that is right at any
-	// generation of the ruleset. It reports whether that is enough: not if their sets have to change.
-	Rewrite(b *nfnetlink.Batch) (enough bool)
 }
 
 // A Commit sends a transaction.

@@ -226,7 +226,7 @@ func memAvailable() float64 {
 func (f *follower) heal(c *nfnetlink.Conn) (time.Duration, error) {
 	var attack nfnetlink.Batch
 	attack.DelTable(nfnetlink.Inet, nft.TableName)
-	if err := c.Commit(&attack, 0); err != nil {
+	if err := c.Commit(&attack); err != nil {
 		return 0, fmt.Errorf("delete the agent's table: %w", err)
 	}
 	start := time.Now()

@@ -53,7 +53,7 @@ func (n *node) clear(table string, size int) error {
 			}
 		}
 	}
-	if err := n.conn.Commit(&b, 0); err != nil {
+	if err := n.conn.Commit(&b); err != nil {
 		return fmt.Errorf("delete tables: %w", err)
 	}
 	n.settle(size)

@@ -172,7 +172,7 @@ func (r *rester) writeOnce(c *nfnetlink.Conn) error {
 	} else {
 		batch.DelTable(nfnetlink.Inet, name)
 	}
-	if err := c.Commit(&batch, 0); err != nil {
+	if err := c.Commit(&batch); err != nil {
 		return err
 	}
 	r.commits++

@@ -95,7 +95,7 @@ func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
 			b := &nfnetlink.Batch{}
 			b.AddTable(nfnetlink.IPv4, "neighbour")
 			b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
-			n.check(c.Commit(b, 0))
+			n.check(c.Commit(b))
 		}
 		looks := n.checks("sighup")
 		d.signal(unix.SIGHUP)
@@ -150,7 +150,7 @@ func (n *testNode) neighbor(every time.Duration) {
 			b := &nfnetlink.Batch{}
 			b.AddTable(nfnetlink.IPv4, "neighbor")
 			b.DelTable(nfnetlink.IPv4, "neighbor")
-			n.check(c.Commit(b, 0))
+			n.check(c.Commit(b))
 			select {
 			case <-ticker.C:
 			case <-done:

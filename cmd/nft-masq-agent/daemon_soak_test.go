@@ -117,7 +117,7 @@ func (a *assailant) hostileConfig() {
 func (a *assailant) commit(b *nfnetlink.Batch) {
 	c := a.connect()
 	defer c.Close()
-	_ = c.Commit(b, 0)
+	_ = c.Commit(b)
 }
 
 func (a *assailant) floodElements() {

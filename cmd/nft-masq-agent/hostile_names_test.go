@@ -70,7 +70,7 @@ func spoil(n *testNode) {
 	})
 	c := n.connect()
 	defer c.Close()
-	n.check(c.Commit(b, 0))
+	n.check(c.Commit(b))
 }
 
 // obeyed returns the first control characters of a text.

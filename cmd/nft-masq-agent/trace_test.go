@@ -219,7 +219,7 @@ func TestATraceDoesNotPrintNamesRaw(t *testing.T) {
 	})
 	c := n.connect()
 	defer c.Close()
-	n.check(c.Commit(b, 0))
+	n.check(c.Commit(b))
 	for _, format := range []string{outputText, outputJSON} {
 		p := startTrace(t, n, "10.9.0.9", "--trace", "10m", "-o", format)
 		nfttest.MustSend(t, top, nfttest.Flow{

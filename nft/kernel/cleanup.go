@@ -29,7 +29,7 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 			return err
 		}
 		removed = names(s.Differences())
-		return s.carryOut(ctx)
+		return s.metOthers(s.carryOut(ctx))
 	})
 	if err == nil && what != LegacyOnly {
 		var left bool

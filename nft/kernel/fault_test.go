@@ -331,7 +331,7 @@ func (r *rig) reset(tr transition) {
 			b.DelTable(f, table.Name)
 		}
 	}
-	if err := r.conn.Commit(b, 0); err != nil {
+	if err := r.conn.Commit(b); err != nil {
 		r.Fatal(err)
 	}
 	if tr.from != nil {
@@ -507,8 +507,8 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 	}
 }
 
-// A change of a set takes two transactions, and the outcome of each is asked for. The
-// others read: the generation, after which an empty transaction takes two, the table, its chains, the rules
+// A change of a set takes two transactions, and the outcome of each is asked for. Before the second one, the generation,
+// the table and its sets are read, after an empty transaction. The others read: the generation, after which an empty transaction takes two, the table, its chains, the rules
 // of each chain, sets, counters, and without a change the elements of each set; a full check also
 // the table of a trace.
 func TestRequestsOfAnApplyAreFew(t *testing.T) {
@@ -517,8 +517,8 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		depth        nft.Depth
 		change, read int
 	}{
-		{nft.ModeNFTables, nft.Ours, 13, 10},
-		{nft.ModeNFTables, nft.Everything, 16, 13},
+		{nft.ModeNFTables, nft.Ours, 18, 10},
+		{nft.ModeNFTables, nft.Everything, 21, 13},
 		{nft.ModeIPTables, nft.Ours, 16, 13},
 		{nft.ModeIPTables, nft.Everything, 26, 23},
 	} {

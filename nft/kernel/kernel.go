@@ -150,29 +150,23 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s
 	return s, diffs, err
 }
 
-// write removes differences. Chains that only have other rules are written again as a whole, by their names:
-// that is right at any generation of the ruleset, and nothing is read again. Anything else is planned for the
-// generation that was read.
+// write removes differences.
 func (k *Kernel) write(ctx context.Context, s *State, found []nft.Difference, a *Applied) error {
-	if s.rewrite(found) == nil {
-		a.Generation = s.generation
-		return nil
-	}
 	c := change{kernel: k, state: s, found: found}
 	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
 	a.Recreated, a.Generation = c.recreated, c.generation
 	return err
 }
 
-// A change is the way to the wanted ruleset by a switch to sets that were filled before, or by replacing our table.
-// A switch is right only at the generation that was read: after another program's transaction the change is planned
-// again, with what it has filled.
+// A change is the way to the wanted ruleset: sets are filled, chains are written with a switch to these sets, or our
+// table is replaced. Each of its transactions is right whatever other programs have committed since the kernel was
+// read, or it is rejected; then the kernel is read again, but not what was compared or filled.
 type change struct {
 	kernel     *Kernel
 	state      *State
 	found      []nft.Difference
 	tries      int
-	doubts     int // reads after which the table cannot be changed as it is
+	rejected   []string // the differences of the last try, if the kernel rejected it
 	recreated  bool
 	generation uint32 // at which everything is right; 0: unknown, because the last try compared only a part
 }
@@ -185,40 +179,29 @@ func (c *change) try(ctx context.Context) error {
 			return err
 		}
 	}
-	obstacle := prevented(c.found)
-	odd := slices.ContainsFunc(c.found, func(d nft.Difference) bool { return d.Kind == nft.Odd })
+	if obstacle := prevented(c.found); obstacle != nil {
+		return obstacle
+	}
 	replacer, replaceable := c.state.wanted.(nft.Replacer)
-	switch {
-	case obstacle != nil || odd:
-		current, err := c.kernel.ended(c.found)
-		if err != nil {
-			return err
-		}
-		if current != c.state.generation {
-			return nfnetlink.ErrInterrupted
-		}
-	case c.doubts < 2:
+	if !hasKind(c.found, nft.Odd) {
 		err := c.state.carryOut(ctx)
 		if err == nil && c.tries == 1 {
 			c.generation = c.state.generation
 		}
 		if !replaceable || c.recreated || !mayComeFromTheTable(err) {
-			return err
+			return c.state.metOthers(err)
+		}
+		// It may have met what another program was writing. If that is not in the table, it is something else there.
+		found := texts(c.found)
+		if !slices.Equal(found, c.rejected) {
+			c.rejected = found
+			return nfnetlink.ErrInterrupted
 		}
 	}
-	// A transaction that is then aborted counts in what was read, too: only the second such read decides.
-	c.doubts++
-	if c.doubts == 1 {
-		return nfnetlink.ErrInterrupted
-	}
-	if obstacle != nil {
-		return obstacle
-	}
-	// Other programs' transactions do not change that it is replaced, as a whole: that needs no guard.
 	if err := replacer.Replace(c.state.commit); err != nil {
-		return err
+		return c.state.metOthers(err)
 	}
-	c.doubts, c.recreated = 0, true
+	c.recreated = true
 	return nfnetlink.ErrInterrupted
 }
 
@@ -236,8 +219,7 @@ func (c *change) readAgain(ctx context.Context) error {
 // ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished
 // have ended then: the kernel counts at once what they add, and lists it from the next generation on.
 func (k *Kernel) ended(diffs []nft.Difference) (uint32, error) {
-	counted := func(d nft.Difference) bool { return d.Kind == nft.Odd || d.Kind == nft.Prevented }
-	if slices.ContainsFunc(diffs, counted) {
+	if hasKind(diffs, nft.Odd) || hasKind(diffs, nft.Prevented) {
 		if err := k.conn.Settle(); err != nil {
 			return 0, err
 		}
@@ -265,6 +247,10 @@ func (a *Applied) describe(diffs []nft.Difference) {
 		case nft.Drift, nft.OtherRules, nft.Odd, nft.Prevented:
 		}
 	}
+}
+
+func hasKind(diffs []nft.Difference, kind nft.DifferenceKind) bool {
+	return slices.ContainsFunc(diffs, func(d nft.Difference) bool { return d.Kind == kind })
 }
 
 func texts(diffs []nft.Difference) (out []string) {

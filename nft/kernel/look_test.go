@@ -147,7 +147,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 	theirs := nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: "theirs"}
 	var b nfnetlink.Batch
 	b.AddChain(theirs)
-	if err := owner.Commit(&b, 0); err != nil {
+	if err := owner.Commit(&b); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -3,6 +3,7 @@ package kernel
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -84,6 +85,34 @@ func TestTableIsReplacedAtAnyGeneration(t *testing.T) {
 			t.Errorf("%s: %q, %v, recreated: %t", does, a.Differences, err, a.Recreated)
 		}
 		inSync(t, ns, want)
+	}
+}
+
+// Next to a program that commits every 5 ms, a table is replaced, too, in which the kernel counts more than it lists.
+func TestTableIsReplacedNextToAProgramThatCommitsAllTheTime(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	for _, does := range []string{
+		"add set TABLE theirs { type ipv4_addr; timeout 1h; }", "add quota TABLE theirs { 10 mbytes }",
+		"add flowtable TABLE theirs { hook ingress priority 0; }",
+		"add chain TABLE theirs { type filter hook output priority 0; jump pod-ports; }",
+	} {
+		t.Run(does, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			k, want := open(t, ns), withBlocks("", 1000)
+			apply(t, k, want, nft.Ours)
+			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {
+				t.Skipf("this kernel does not have it: %v", err)
+			}
+			disturb(t, ns, 5*time.Millisecond)
+			if a, err := k.Apply(t.Context(), want, nft.Frame); err != nil || len(a.Differences) == 0 {
+				t.Errorf("%q, %v", a.Differences, err)
+			}
+			if left, err := k.Diff(t.Context(), want, nft.Frame); err != nil || len(left) > 0 {
+				t.Errorf("then there are %q, %v", left, err)
+			}
+		})
 	}
 }
 

@@ -122,46 +122,13 @@ func (s *State) Differences() (diffs []nft.Difference) {
 	return diffs
 }
 
-// rewrite writes chains again that only have other rules. It fails if there are other differences.
-func (s *State) rewrite(diffs []nft.Difference) error {
-	r, ok := s.wanted.(nft.Rewriter)
-	if !ok || slices.ContainsFunc(diffs, func(d nft.Difference) bool { return d.Kind != nft.OtherRules }) {
-		return errors.ErrUnsupported
-	}
-	b := &nfnetlink.Batch{}
-	if !r.Rewrite(b) {
-		return errors.ErrUnsupported
-	}
-	return s.commit(b)
-}
-
-// commit sends a transaction that is right at any generation.
-func (s *State) commit(b *nfnetlink.Batch) error {
-	err := s.commitAt(b, 0)
-	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
-		// It may have met what another program has just written.
-		if current, _ := s.conn.Generation(); current != s.generation {
-			return nfnetlink.ErrInterrupted
-		}
-	}
-	return err
-}
-
-// commitNow sends a transaction that is right only if nobody has written since the state was read.
-func (s *State) commitNow(b *nfnetlink.Batch) error {
-	if s.generation == 0 {
-		return nfnetlink.ErrInterrupted
-	}
-	return s.commitAt(b, s.generation)
-}
-
-// commitAt sends a transaction. Then the generation of the state is the new one, or 0 if another program may have
+// commit sends a transaction. Then the generation of the state is the new one, or 0 if another program may have
 // written, too: the kernel does not count a transaction that changes nothing.
-func (s *State) commitAt(b *nfnetlink.Batch, generation uint32) error {
+func (s *State) commit(b *nfnetlink.Batch) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	if err := s.conn.Commit(b, generation); err != nil {
+	if err := s.conn.Commit(b); err != nil {
 		return err
 	}
 	if b.Generation-s.generation > 1 {
@@ -172,6 +139,17 @@ func (s *State) commitAt(b *nfnetlink.Batch, generation uint32) error {
 	return nil
 }
 
+// metOthers returns [nfnetlink.ErrInterrupted] for a rejection if that may be due to what another program has written
+// since the state was read.
+func (s *State) metOthers(err error) error {
+	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
+		if current, _ := s.conn.Generation(); current != s.generation {
+			return nfnetlink.ErrInterrupted
+		}
+	}
+	return err
+}
+
 // carryOut turns the state into the wanted one.
 func (s *State) carryOut(ctx context.Context) error {
 	if s.wanted != nil {
@@ -180,23 +158,16 @@ func (s *State) carryOut(ctx context.Context) error {
 		}
 	}
 	first, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	atAny := true
 	for _, m := range s.modes {
 		if m != nil {
-			before := first.Len()
-			right := m.Switch(first, after)
-			atAny = atAny && (right || first.Len() == before)
+			m.Switch(first, after)
 		}
 	}
 	older.Remove(s.left, first)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	commit := s.commit
-	if !atAny {
-		commit = s.commitNow
-	}
-	err := commit(first)
+	err := s.commit(first)
 	s.stale = err != nil && !errors.Is(err, unix.ERESTART)
 	if s.stale && len(s.left) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
 		return nfnetlink.ErrInterrupted // of what goes, something has gone, or has come

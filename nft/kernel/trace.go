@@ -32,7 +32,7 @@ func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
 	defer func() { _ = lock.Close() }()
 	b := &nfnetlink.Batch{}
 	b.DelTable(nfnetlink.Inet, TraceTable)
-	if err := c.Commit(b, 0); err != nil {
+	if err := c.Commit(b); err != nil {
 		return false, err
 	}
 	return true, nil

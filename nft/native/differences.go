@@ -18,24 +18,20 @@ func (s *State) Differences() []nft.Difference {
 	add := func(kind nft.DifferenceKind, format string, args ...any) {
 		out = append(out, nft.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
 	}
-	name := fmt.Sprintf("table %s %s", nfnetlink.Inet, nft.TableName)
-	switch t := s.table; {
-	case !t.exists && s.want == nil:
+	switch {
+	case !s.table.exists && s.want == nil:
 		return nil
-	case !t.exists:
-		add(nft.Drift, "%s is missing", name)
+	case !s.table.exists:
+		add(nft.Drift, "%s is missing", tableName())
 		return out
 	case s.want == nil:
-		add(nft.Leftover, "%s", name)
+		add(nft.Leftover, "%s", tableName())
 		return out
-	case t.Dormant():
-		add(nft.Odd, "%s is dormant", name)
-	case t.Flags != 0:
-		add(nft.Odd, "%s has the flag owner or persist", name)
-	case t.flooded:
-		add(nft.Drift, "%s has more than %d rules that are not in the config", name, slack)
-	case int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects):
-		add(nft.Odd, "%s has something that is not in the config, such as a flowtable", name)
+	case s.table.flooded:
+		add(nft.Drift, "%s has more than %d rules that are not in the config", tableName(), slack)
+	}
+	for _, text := range s.table.odd() {
+		add(nft.Odd, "%s", text)
 	}
 	s.chainDifferences(add)
 	s.setDifferences(add)
@@ -44,7 +40,6 @@ func (s *State) Differences() []nft.Difference {
 }
 
 func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
-	s.broken = nil
 	for _, w := range s.want.Chains {
 		got, ok := s.table.chain(w.Name)
 		if ok && !got.Hook.Equal(w.Hook) {
@@ -67,9 +62,6 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 		}
 		for _, text := range found {
 			add(nft.OtherRules, "%s", text)
-		}
-		if len(found) > 0 {
-			s.broken = append(s.broken, w)
 		}
 	}
 	wants := chainNames(s.want)
@@ -109,12 +101,8 @@ func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {
 		add(nft.Drift, "%s", text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.table.sets)) {
-		kind := nft.Drift
-		if !likeOurs(s.table.sets[name]) {
-			kind = nft.Odd
-		}
-		if !wanted[name] {
-			add(kind, "set %s is not in the config", nfnetlink.Printable(name))
+		if !wanted[name] && likeOurs(s.table.sets[name]) {
+			add(nft.Drift, "set %s is not in the config", nfnetlink.Printable(name))
 		}
 	}
 }
@@ -122,15 +110,15 @@ func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {
 func (s *State) objectDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	lacking := slices.Clone(s.want.Counters)
 	for _, x := range s.table.objects {
-		at := slices.Index(lacking, x.Name)
-		switch {
-		case x.Type != unix.NFT_OBJECT_COUNTER:
-			add(nft.Odd, "object %s is not in the config", nfnetlink.Printable(x.Name))
-		case at < 0:
-			add(nft.Drift, "object %s is not in the config", nfnetlink.Printable(x.Name))
-		default:
-			lacking = slices.Delete(lacking, at, at+1)
+		if x.Type != unix.NFT_OBJECT_COUNTER {
+			continue
 		}
+		position := slices.Index(lacking, x.Name)
+		if position < 0 {
+			add(nft.Drift, "object %s is not in the config", nfnetlink.Printable(x.Name))
+			continue
+		}
+		lacking = slices.Delete(lacking, position, position+1)
 	}
 	if len(lacking) > 0 {
 		add(nft.Drift, "counters are missing: %s", strings.Join(lacking, ", "))

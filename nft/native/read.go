@@ -3,6 +3,7 @@ package native
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -24,10 +25,9 @@ type State struct {
 	live  nft.Sides                // the kernel's set for each wanted one of which it has one
 	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
 
-	unread   map[string]bool // chains whose rules were not read, and whether they have the wanted ones
-	diffs    []string        // of the elements
-	broken   []nft.Chain     // those with differences of the kind Rules
-	replaced bool            // the table was
+	filled []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
+	unread map[string]bool // chains whose rules were not read, and whether they have the wanted ones
+	diffs  []string        // of the elements
 
 	encoded    map[string]*nfnetlink.Batch // the rules of chains that are to be written
 	encodedFor nft.Sides                   // with these sets
@@ -40,7 +40,7 @@ type State struct {
 // which has compared elements and filled sets, only what tells whether these are still there is read.
 func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.KernelState) (nft.KernelState, error) {
 	s := &State{
-		conn: c, last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
+		conn: c, table: newTable(), last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
 		live: nft.Sides{}, right: map[string]nfnetlink.Set{}, unread: map[string]bool{},
 	}
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
@@ -49,8 +49,16 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.
 	earlier, _ := staged.(*State)
 	frame := depth == nft.Frame && want.SamePolicy(has)
 	unchanged := frame && want.Same(has)
-	if err := s.readTable(earlier, frame, unchanged); err != nil || s.want == nil {
-		return s, err
+	if err := s.table.read(c); err != nil {
+		return nil, err
+	}
+	if s.table.exists {
+		if err := s.readRules(frame, unchanged); err != nil {
+			return nil, err
+		}
+	}
+	if s.want == nil {
+		return s, nil
 	}
 	for _, w := range s.want.Sets {
 		if name := s.now(w); name != "" {
@@ -76,6 +84,9 @@ func (s *State) keep(earlier *State) {
 		known := earlier.right[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
 			s.right[w.Name] = known
+			if slices.ContainsFunc(earlier.filled, func(f nfnetlink.Set) bool { return f.Name == known.Name }) {
+				s.filled = append(s.filled, known)
+			}
 		} else {
 			s.diffs = append(s.diffs, fmt.Sprintf("set %s is not filled", w.Name))
 		}
@@ -209,11 +220,9 @@ func newTable() *ourTable {
 	}
 }
 
-// readTable reads our table without the elements of its sets.
-func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
-	t := newTable()
-	s.table = t
-	t.Table, err = s.conn.Table(nfnetlink.Inet, nft.TableName)
+// read reads our table without rules and elements.
+func (t *ourTable) read(c *nfnetlink.Conn) (err error) {
+	t.Table, err = c.Table(nfnetlink.Inet, nft.TableName)
 	if nfnetlink.IsNotExist(err) {
 		return nil
 	}
@@ -221,19 +230,17 @@ func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
 		return fmt.Errorf("read table: %w", err)
 	}
 	t.exists = true
-	chains, err := s.conn.Chains(nfnetlink.Inet)
+	chains, err := c.Chains(nfnetlink.Inet)
 	if err != nil {
 		return err
 	}
-	t.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
-	t.named = make(map[string]nfnetlink.Chain, len(t.chains))
-	for _, ch := range t.chains {
-		t.named[ch.Name] = ch
+	for _, ch := range chains {
+		if ch.Table == nft.TableName {
+			t.chains = append(t.chains, ch)
+			t.named[ch.Name] = ch
+		}
 	}
-	if err := s.readRules(earlier, frame, unchanged); err != nil {
-		return err
-	}
-	sets, err := s.conn.Sets(nfnetlink.Inet, nft.TableName)
+	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
 		return err
 	}
@@ -242,12 +249,41 @@ func (s *State) readTable(earlier *State, frame, unchanged bool) (err error) {
 			t.sets[set.Name] = set
 		}
 	}
-	t.objects, err = s.conn.Objects(nfnetlink.Inet, nft.TableName)
+	t.objects, err = c.Objects(nfnetlink.Inet, nft.TableName)
 	return err
 }
 
+// odd describes what the table has that cannot be in the wanted one, and cannot be deleted without it.
+func (t *ourTable) odd() (texts []string) {
+	name := tableName()
+	switch {
+	case t.Dormant():
+		texts = append(texts, name+" is dormant")
+	case t.Flags != 0:
+		texts = append(texts, name+" has the flag owner or persist")
+	case t.hides():
+		texts = append(texts, name+" has something that is not in the config, such as a flowtable")
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.sets)) {
+		if !likeOurs(t.sets[name]) {
+			texts = append(texts, fmt.Sprintf("set %s is not in the config", nfnetlink.Printable(name)))
+		}
+	}
+	for _, x := range t.objects {
+		if x.Type != unix.NFT_OBJECT_COUNTER {
+			texts = append(texts, fmt.Sprintf("object %s is not in the config", nfnetlink.Printable(x.Name)))
+		}
+	}
+	return texts
+}
+
+// hides reports whether the kernel counts more than it lists.
+func (t *ourTable) hides() bool { return int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects) }
+
+func tableName() string { return fmt.Sprintf("table %s %s", nfnetlink.Inet, nft.TableName) }
+
 // readRules reads the rules that need it, in one list of the table if they are those of all chains.
-func (s *State) readRules(earlier *State, frame, unchanged bool) error {
+func (s *State) readRules(frame, unchanged bool) error {
 	limit := slack
 	references := map[string]uint32{}
 	if s.want != nil {
@@ -259,7 +295,7 @@ func (s *State) readRules(earlier *State, frame, unchanged bool) error {
 	var chains []string
 	for _, ch := range s.table.chains {
 		uses, ok := references[ch.Name]
-		if !ok || !s.leaveOut(ch, uses, earlier, frame, unchanged) {
+		if !frame || !ok || !s.leaveOut(ch, uses, unchanged) {
 			chains = append(chains, ch.Name)
 		}
 	}
@@ -280,20 +316,13 @@ func (s *State) readRules(earlier *State, frame, unchanged bool) error {
 	return nil
 }
 
-// leaveOut reports whether the rules of a chain that only maps lead to are not read: these chains are many. After an
-// earlier attempt they are not read again. In a frame they are read if their number is another one, and with other
-// addresses of the node they are written anew.
-func (s *State) leaveOut(c nfnetlink.Chain, uses uint32, earlier *State, frame, unchanged bool) bool {
-	switch {
-	case earlier != nil && !earlier.replaced:
-		s.unread[c.Name] = earlier.hadChain(s.table.Handle, c)
-	case frame && !unchanged:
-		s.unread[c.Name] = false
-	case frame && c.Use == uses:
-		s.unread[c.Name] = true
-	default:
+// leaveOut reports whether the rules of a chain that only maps lead to are not read: these chains are many. They are
+// read if their number is another one, and with other addresses of the node they are written anew.
+func (s *State) leaveOut(c nfnetlink.Chain, uses uint32, unchanged bool) bool {
+	if unchanged && c.Use != uses {
 		return false
 	}
+	s.unread[c.Name] = unchanged
 	return true
 }
 
@@ -317,18 +346,6 @@ func (t *ourTable) count() int {
 		n += len(rules)
 	}
 	return n
-}
-
-// hadChain reports whether a chain had the wanted rules in an earlier attempt, and has as many now.
-func (s *State) hadChain(table uint64, c nfnetlink.Chain) bool {
-	was, ok := s.table.chain(c.Name)
-	if !ok || s.table.Handle != table || was.Handle != c.Handle || was.Use != c.Use {
-		return false
-	}
-	if right, unread := s.unread[c.Name]; unread {
-		return right
-	}
-	return s.has(s.want.Chain(c.Name), s.live)
 }
 
 // mapped returns the kernel's reference counts of the chains that only maps lead to: each has its rules, and the

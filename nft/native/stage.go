@@ -92,11 +92,13 @@ func (s *State) fill(ctx context.Context, commit nft.Commit, most int) error {
 // record records that sets are right, which a transaction has created.
 func (s *State) record(sets []nft.Set, handles map[string]uint64) {
 	if handle, created := handles[s.want.Name]; created {
-		s.table.Handle = handle
+		s.table.Table = nfnetlink.Table{Family: s.want.Family, Name: s.want.Name, Handle: handle}
 	}
 	for _, w := range sets {
 		name := s.next(w)
-		s.right[w.Name] = nfnetlink.Set{Name: name, Handle: handles[name]}
+		filled := nfnetlink.Set{Name: name, Handle: handles[name]}
+		s.right[w.Name] = filled
+		s.filled = append(s.filled, filled)
 	}
 }
 

@@ -17,17 +17,65 @@ import (
 // then both modes apply, with the old verdict or the new one. In the other
 // direction, a packet reaches the chain that is emptied first, and sees both or
 // one, never neither.
-func (s *State) Switch(now, after *nfnetlink.Batch) (atAny bool) {
+//
+// Chains are written as a whole and by their names, which is right whatever others have committed, but only
+// next to the sets that were filled for them.
+func (s *State) Switch(first, after *nfnetlink.Batch) {
 	switch {
 	case s.want != nil:
-		s.write(now, after)
+		if len(s.filled) > 0 {
+			first.Require(sameSets{s.table.Table, s.filled})
+		}
+		s.write(first, after)
 	case !s.table.exists:
 	case s.last:
 		after.DelTable(s.table.Family, s.table.Name)
 	default:
-		now.DelTable(s.table.Family, s.table.Name)
+		first.DelTable(s.table.Family, s.table.Name)
 	}
-	return false
+}
+
+// An oddTable is our table if it seems to have something that the kernel does not list. It counts at once what another
+// program adds, but lists it when that has committed: only a read between two commits shows that it does not.
+type oddTable struct{}
+
+// Check implements [nfnetlink.Condition].
+func (oddTable) Check(c *nfnetlink.Conn) error {
+	current := newTable()
+	if err := current.read(c); err != nil {
+		return err
+	}
+	if len(current.odd()) == 0 {
+		return nfnetlink.ErrInterrupted
+	}
+	return nil
+}
+
+// sameSets are the sets that were filled before rules refer to them.
+type sameSets struct {
+	table  nfnetlink.Table
+	filled []nfnetlink.Set
+}
+
+// Check implements [nfnetlink.Condition].
+func (x sameSets) Check(c *nfnetlink.Conn) error {
+	if err := c.SameTable(x.table); err != nil {
+		return err
+	}
+	current, err := c.Sets(x.table.Family, x.table.Name)
+	if err != nil {
+		return err
+	}
+	handles := map[string]uint64{}
+	for _, set := range current {
+		handles[set.Name] = set.Handle
+	}
+	for _, set := range x.filled {
+		if handles[set.Name] != set.Handle {
+			return nfnetlink.ErrInterrupted
+		}
+	}
+	return nil
 }
 
 // write replaces all rules of the chains that are not as they are to be, and deletes what the wanted table does
@@ -137,20 +185,14 @@ func (s *State) rulesOf(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
 	return b
 }
 
-// Rewrite implements [nft.Rewriter].
-func (s *State) Rewrite(b *nfnetlink.Batch) (enough bool) {
-	if s.want == nil || len(s.lacking()) > 0 {
-		return false
-	}
-	s.writeChains(b, s.broken, s.live)
-	return true
-}
-
 // Replace implements [nft.Replacer]: other programs' maps, objects and chains in our
 // table may refer to what has to go, and flags of the table cannot be changed. Packets of
 // that moment may find the new sets empty.
 func (s *State) Replace(commit nft.Commit) error {
 	b := &nfnetlink.Batch{}
+	if s.table.hides() && len(s.table.odd()) == 1 {
+		b.Require(oddTable{})
+	}
 	if s.table.exists {
 		b.DelTable(s.want.Family, s.want.Name)
 	}
@@ -160,7 +202,6 @@ func (s *State) Replace(commit nft.Commit) error {
 		if err := commit(b); err != nil {
 			return err
 		}
-		s.replaced = true
 		return s.conn.Settle()
 	}
 	all := State{want: s.want, table: newTable(), right: map[string]nfnetlink.Set{}}
@@ -173,6 +214,7 @@ func (s *State) Replace(commit nft.Commit) error {
 		return err
 	}
 	all.record(s.want.Sets, b.Handles)
-	s.table.Handle, s.right, s.replaced = all.table.Handle, all.right, true
+	s.table.Handle = all.table.Handle
+	s.right = all.right
 	return nil
 }

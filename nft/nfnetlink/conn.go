@@ -176,39 +176,38 @@ func generationOf(m netlink.Message) uint32 {
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects
-// as a whole. With a generation other than zero the kernel rejects it with
-// ERESTART if the ruleset has changed since that generation was read.
+// as a whole. If the batch has conditions, they hold when it takes effect: they are checked right before, and the kernel
+// rejects it with ERESTART if the ruleset has another generation by then.
 //
 // The error wraps the kernel's errno (errors.Is) and names the message that was
 // rejected. After ENOBUFS it is unknown whether the transaction took effect.
-//
-// The conditions of the batch are checked right before, at the generation at which it is sent.
-func (c *Conn) Commit(b *Batch, generation uint32) error {
+func (c *Conn) Commit(b *Batch) error {
 	if b.Len() == 0 {
 		return nil
 	}
 	if len(b.conditions) == 0 {
-		return c.transact(b, generation)
+		return c.transact(b, 0)
 	}
-	for range attempts {
-		guard, err := c.check(b.conditions)
+	start := time.Now()
+	for n := 1; ; n++ {
+		generation, err := c.check(b.conditions)
 		if err != nil {
 			return err
 		}
-		if generation != 0 {
-			return c.transact(b, generation)
-		}
-		if err := c.transact(b, guard); !errors.Is(err, unix.ERESTART) {
+		err = c.transact(b, generation)
+		if !errors.Is(err, unix.ERESTART) || n >= attempts && time.Since(start) > patience {
 			return err
 		}
 	}
-	return ErrInterrupted
 }
 
-// check returns a generation at which conditions hold, if nobody has written since.
+// check returns a generation at which conditions hold.
 func (c *Conn) check(conditions []Condition) (generation uint32, err error) {
 	generation, err = c.Generation()
 	if err != nil {
+		return 0, err
+	}
+	if err := c.AwaitCommit(); err != nil {
 		return 0, err
 	}
 	for _, x := range conditions {

@@ -70,7 +70,7 @@ func commit(t *testing.T, n *nfttest.NS, b *nfnetlink.Batch) {
 	nfttest.In(t, n, func() (struct{}, error) {
 		c := nfnetlink.Dial()
 		defer func() { _ = c.Close() }()
-		return struct{}{}, c.Commit(b, 0)
+		return struct{}{}, c.Commit(b)
 	})
 }
 

@@ -62,9 +62,9 @@ func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 // create creates the table. One that a killed trace left is deleted first: this process has the lock.
 func create(c *nfnetlink.Conn, q Query) error {
 	left := remove(c)
-	err := c.Commit(q.table(true), 0)
+	err := c.Commit(q.table(true))
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // before Linux 5.12
-		err = c.Commit(q.table(false), 0)
+		err = c.Commit(q.table(false))
 	}
 	if err != nil {
 		return fmt.Errorf("create table inet %s: %w", kernel.TraceTable, errors.Join(err, left))
@@ -76,7 +76,7 @@ func create(c *nfnetlink.Conn, q Query) error {
 func remove(c *nfnetlink.Conn) error {
 	b := &nfnetlink.Batch{}
 	b.DelTable(nfnetlink.Inet, kernel.TraceTable)
-	err := c.Commit(b, 0)
+	err := c.Commit(b)
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return fmt.Errorf("delete table inet %s: %w", kernel.TraceTable, err)
 	}

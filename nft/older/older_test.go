@@ -40,27 +40,24 @@ func install(t *testing.T, ns *nfttest.NS, name string) {
 	nfttest.LoadForeign(t, ns, filepath.Join(testdata, name), nil)
 }
 
-// remove removes chains, if the ruleset has not changed since.
-func remove(t *testing.T, c *nfnetlink.Conn, generation uint32, chains []older.Chain) {
+// remove removes chains, if they have not changed since.
+func remove(t *testing.T, c *nfnetlink.Conn, chains []older.Chain) {
 	t.Helper()
 	var b nfnetlink.Batch
 	older.Remove(chains, &b)
-	if err := c.Commit(&b, generation); err != nil {
+	if err := c.Commit(&b); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// find returns what was found, and the generation of the ruleset before.
-func find(t *testing.T, c *nfnetlink.Conn) (generation uint32, found []older.Chain) {
+// find returns what was found.
+func find(t *testing.T, c *nfnetlink.Conn) []older.Chain {
 	t.Helper()
-	generation, err := c.Generation()
-	if err == nil {
-		found, err = older.Find(c, nft.Ruleset{})
-	}
+	found, err := older.Find(c, nft.Ruleset{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return generation, found
+	return found
 }
 
 // ruleHandles returns the rules of both nat tables by handle: a rule that is
@@ -102,15 +99,15 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 			}
 			before, handles := save(), ruleHandles(t, c)
 			install(t, ns, name)
-			generation, found := find(t, c)
-			remove(t, c, generation, found)
+			found := find(t, c)
+			remove(t, c, found)
 			if diff := cmp.Diff(before, save()); diff != "" {
 				t.Errorf("rules (-before +after):\n%s", diff)
 			}
 			if diff := cmp.Diff(handles, ruleHandles(t, c)); diff != "" {
 				t.Errorf("handles (-before +after):\n%s", diff)
 			}
-			if _, left := find(t, c); len(left) > 0 {
+			if left := find(t, c); len(left) > 0 {
 				t.Errorf("left %v", left)
 			}
 		})
@@ -134,7 +131,7 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule; ",
 		"",
 	} {
-		generation, found := find(t, c)
+		found := find(t, c)
 		got := ""
 		for _, l := range found {
 			got += l.String() + "; "
@@ -142,7 +139,7 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		if got != want {
 			t.Errorf("got %s\nwant %s", got, want)
 		}
-		remove(t, c, generation, found)
+		remove(t, c, found)
 	}
 	left := nfttest.ListRuleset(t, ns)
 	for chain, stays := range map[string]bool{"IP-MASQ": true, "IP-MASQ-AGENT": false, "NON-MASQUERADE-DAEMON": true} {
@@ -170,12 +167,12 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 				t.Parallel()
 				ns, c := dialNS(t)
 				nfttest.Run(t, ns, "*nat\n"+rules+"COMMIT\n", program+"-restore")
-				generation, found := find(t, c)
+				found := find(t, c)
 				var lines []string
 				for _, l := range found {
 					lines = append(lines, fmt.Sprintf("%s; %d jumps, decides %t", l, l.Jumps(), l.Decides()))
 				}
-				remove(t, c, generation, older.Removable(found))
+				remove(t, c, older.Removable(found))
 				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
 				got := strings.Join(lines, "\n") + "\n" + strings.TrimSuffix(left, "COMMIT\n")
 				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(got, "handle N")
@@ -207,7 +204,7 @@ func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
 			if name != "ip-masq" { // to which nothing of an agent's leads
 				want = []string{"ip nat", "ip6 nat"}
 			}
-			generation, found := find(t, c)
+			found := find(t, c)
 			var got []string
 			for _, l := range found {
 				got = append(got, l.Family.String()+" "+l.Table)
@@ -218,7 +215,7 @@ func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("chain %s { %s }: found in %q, want %q", name, rules, got, want)
 			}
-			remove(t, c, generation, older.Removable(found))
+			remove(t, c, older.Removable(found))
 			left := nfttest.ListRuleset(t, ns)
 			if n := strings.Count(left, "chain other {\n\t\tcounter packets 0 bytes 0 drop\n"); n != len(tables) {
 				t.Errorf("chain %s { %s }: of %d other chains, %d are left:\n%s", name, rules, len(tables), n, left)
@@ -242,7 +239,7 @@ func TestBaseChainsAreNotOlder(t *testing.T) {
 		text := fmt.Sprintf("table %s { chain IP-MASQ { type %s; counter accept comment \"ip-masq: \"; }; }", table, hook)
 		nfttest.NFT(t, ns, text, "-f", "-")
 	}
-	if _, found := find(t, c); len(found) > 0 {
+	if found := find(t, c); len(found) > 0 {
 		t.Errorf("found %v", found)
 	}
 }
@@ -266,7 +263,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 			t.Parallel()
 			ns, c := dialNS(t)
 			install(t, ns, "ip-masq-agent-custom-chain")
-			_, found := find(t, c)
+			found := find(t, c)
 			if len(found) != 1 {
 				t.Fatalf("found %v", found)
 			}
@@ -281,7 +278,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 			before := nfttest.ListRuleset(t, ns)
 			var b nfnetlink.Batch
 			older.Remove(found, &b)
-			if err := c.Commit(&b, 0); err == nil {
+			if err := c.Commit(&b); err == nil {
 				t.Error("the kernel took it")
 			}
 			if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {

@@ -23,14 +23,13 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 // Switch implements [nft.KernelState]. If anything differs, our chain is written again as a whole, in both
 // families: another agent may have written the one that was right. That is right at any generation: the chain
 // is named, and the jumps that are deleted by their handles have to be as they were found.
-func (s *State) Switch(now, _ *nfnetlink.Batch) (atAny bool) {
+func (s *State) Switch(now, _ *nfnetlink.Batch) {
 	if len(s.Differences()) > 0 {
 		for _, t := range s.tables {
 			s.writeChain(now, t)
 			s.writeJump(now, t)
 		}
 	}
-	return true
 }
 
 // writeChain writes our chain in a shared table again. What other programs have there is not touched.

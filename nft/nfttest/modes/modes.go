@@ -71,16 +71,7 @@ func Texts(s nft.KernelState) (all []string) {
 // Commit returns what sends a transaction, if it has anything.
 func (n *Node) Commit(t testing.TB) nft.Commit {
 	t.Helper()
-	return func(b *nfnetlink.Batch) error {
-		if b.Len() == 0 {
-			return nil
-		}
-		generation, err := n.Conn.Generation()
-		if err != nil {
-			return err
-		}
-		return n.Conn.Commit(b, generation)
-	}
+	return n.Conn.Commit
 }
 
 // Apply writes what is wanted, and returns the differences that there were. Afterwards there
