@@ -131,9 +131,9 @@ func (s *State) commit(b *nfnetlink.Batch) error {
 	if err := s.conn.Commit(b); err != nil {
 		return err
 	}
-	if b.Generation-s.generation > 1 {
-		s.generation = 0
-	} else {
+	alone := b.Generation-s.generation <= 1
+	s.generation = 0
+	if alone && b.Changes() {
 		s.generation = b.Generation
 	}
 	return nil

@@ -34,6 +34,19 @@ type ruleID struct {
 // Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
+// Changes reports whether the batch surely changes something. What it creates may exist by then, and a transaction that
+// changes nothing does not raise the generation.
+func (b *Batch) Changes() bool {
+	for _, m := range b.msgs {
+		switch uint16(m.Header.Type & 0xff) {
+		case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_NEWSETELEM,
+			unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELSET, unix.NFT_MSG_DELOBJ:
+			return true
+		}
+	}
+	return false
+}
+
 // Append adds the messages of another batch.
 func (b *Batch) Append(o *Batch) {
 	b.msgs = append(b.msgs, o.msgs...)

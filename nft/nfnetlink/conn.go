@@ -222,7 +222,7 @@ func (c *Conn) check(conditions []Condition) (generation uint32, err error) {
 // generation can be read a moment before (nf_tables_commit). An empty transaction has to wait for its turn.
 func (c *Conn) AwaitCommit() error {
 	err := c.transact(&Batch{}, 0)
-	if errors.As(err, new(*RejectedError)) {
+	if errors.As(err, new(*RejectedError)) && !errors.Is(err, unix.ENOMEM) {
 		return nil // it is committed or rejected in its turn
 	}
 	return err
