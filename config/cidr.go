@@ -36,10 +36,13 @@ var (
 	template    = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
 )
 
-// notOne says why a text with a comma or the beginning of a template is no CIDR.
+// notOne says why a text with a comma, a hyphen or the beginning of a template is no CIDR.
 func notOne(s string) string {
 	if template.MatchString(s) {
 		return quote(s) + " is a placeholder that nothing has replaced: render the file before it is mounted"
+	}
+	if strings.Contains(s, " - ") {
+		return quote(s) + ` is more than one entry, because a line is indented further: align the "-"`
 	}
 	for entry := range strings.SplitSeq(s, ",") {
 		if _, err := netip.ParsePrefix(strings.TrimSpace(entry)); err != nil {
@@ -63,7 +66,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	switch {
 	case err == nil && !a.Is4In6() && p == p.Masked():
 		return p, ""
-	case strings.ContainsAny(s, ",${<"):
+	case strings.ContainsAny(s, ",${<"), strings.Contains(s, " - "):
 		return p, notOne(s)
 	case meant != s:
 		what := "blank"

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -102,35 +101,7 @@ func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 		return p
 	}
 	if msg != "" {
-		at := f.position(item)
-		if next := f.swallowed(n); next.Line > 0 {
-			at, msg = next,
-				fmt.Sprintf(`this entry is indented further than the one in line %d, and a part of it: align the "-"`,
-					n.Line)
-		}
-		f.add(Error, "invalidEntry", at, "%s", msg)
+		f.report(Error, "invalidEntry", item, "%s", msg)
 	}
 	return p
-}
-
-var swallowed = regexp.MustCompile(`[ \n]- `)
-
-// swallowed returns the place of a "-" that is indented further than the entry before it, so
-// that YAML takes its line for the continuation of that entry; the zero position if there is none.
-// Longer texts than a line that is shown are not searched, because an entry may stand anywhere
-// by an alias.
-func (f *file) swallowed(n *yaml.Node) Position {
-	if n.Style != 0 || len(n.Value) > maxLine || !swallowed.MatchString(n.Value) {
-		return Position{}
-	}
-	lines := f.lines()[min(n.Line, len(f.lines())):]
-	for i, line := range lines[:min(maxLine, len(lines))] {
-		if text := strings.TrimLeft(line, " \t"); text != "" && !strings.HasPrefix(text, "#") {
-			if !strings.HasPrefix(text, "- ") {
-				break
-			}
-			return At(f.name, n.Line+1+i, len(line)-len(text)+1)
-		}
-	}
-	return Position{}
 }

@@ -40,10 +40,12 @@ func newText(s Source) *text {
 	if t.json {
 		breaks = jsonLineBreaks
 	}
-	t.s = breaks.Replace(strings.TrimPrefix(t.s, "\uFEFF"))
+	t.s = breaks.Replace(strings.TrimPrefix(t.s, byteOrderMark))
 	t.hasKey = hasKey(t.s)
 	return t
 }
+
+const byteOrderMark = "\uFEFF"
 
 // lineBreaks replaces those of YAML 1.1, by which yaml.v3 counts lines.
 var (

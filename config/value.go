@@ -12,7 +12,7 @@ import (
 // bool reads what is a boolean to the older agents, including yes and on, which are
 // booleans in YAML 1.1. In quotes they are texts, which yaml.v3 decodes all the same.
 func (f *file) bool(key string, n *yaml.Node, to *bool) bool {
-	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 && !f.isText(n) || n.Tag == "!!bool" && n.Style != 0)
+	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 || n.Tag == "!!bool")
 	switch {
 	case valid && n.Decode(to) == nil:
 		return true
@@ -22,30 +22,19 @@ func (f *file) bool(key string, n *yaml.Node, to *bool) bool {
 	return f.wrong(Error, key, n, "want true or false")
 }
 
-// isText reports whether a value has the tag "!", which yaml.v3 ignores. To the older
-// agents it makes a text of any value.
-func (f *file) isText(n *yaml.Node) bool {
-	lines := f.lines()
-	if n.Line == 0 || n.Line > len(lines) {
-		return false
-	}
-	line := []rune(lines[n.Line-1])
-	return strings.HasPrefix(string(line[min(n.Column-1, len(line)):]), "! ")
-}
-
 // decimal reads a decimal integer; 010 would be another one in YAML 1.1.
-func (f *file) decimal(n *yaml.Node) (number int, ok bool) {
+func decimal(n *yaml.Node) (number int, ok bool) {
 	number, err := strconv.Atoi(n.Value)
-	return number, err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number) && !f.isText(n)
+	return number, err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number)
 }
 
 func (f *file) int(key string, n *yaml.Node, to *int) (valid bool) {
-	*to, valid = f.decimal(n)
+	*to, valid = decimal(n)
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
 func (f *file) podPorts(key string, n *yaml.Node, to *int) (valid bool) {
-	*to, valid = f.decimal(n)
+	*to, valid = decimal(n)
 	valid = valid && (*to == 0 || *to >= minPortsPerPod && *to <= maxPortsPerPod)
 	return valid || f.wrong(Error, key, n, fmt.Sprintf("want 0 (off), or %d to %d", minPortsPerPod, maxPortsPerPod))
 }

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,14 +16,24 @@ func (f *file) root() *yaml.Node {
 	if strings.Count(f.s, "\n") > maxLines {
 		return f.tooMany()
 	}
-	source := f.firstDocument()
 	if f.json {
-		if !f.validJSON() {
-			return nil
-		}
-		source = asYAML.Replace(source)
+		return f.parseJSON()
 	}
-	if f.nodes -= countNodes(source, f.nodes); f.nodes < 0 {
+	if strings.HasPrefix(f.s, byteOrderMark) { // the older agents read the first line alone, or all, as its content is
+		f.add(Error, "syntax", At(f.name, 1, 1), "the file begins with two byte order marks: remove them")
+		return nil
+	}
+	if match := noDocument.FindStringSubmatchIndex(f.s); match != nil {
+		f.add(Error, "syntax", f.at(match[2]), "a document ends here before it begins: remove this line")
+		return nil
+	}
+	source := withoutComments(f.firstDocument())
+	if match := bareTag.FindStringSubmatchIndex(source); match != nil {
+		f.add(Error, "syntax", f.at(match[2]), `the tag "!" makes a text of any value: remove it, or write the value in quotes`)
+		return nil
+	}
+	f.nodes -= countNodes(source, f.nodes)
+	if f.nodes < 0 {
 		return f.tooMany()
 	}
 	root, err := parseYAML(strings.NewReader(source))
@@ -42,15 +51,43 @@ func (f *file) root() *yaml.Node {
 	return root
 }
 
-// asYAML replaces what YAML reads otherwise than JSON: tabs, which valid JSON has only
-// between values, and in texts the characters that YAML takes for line breaks. No value
-// that is accepted has any of these.
-var asYAML = strings.NewReplacer("\t", " ", "\u0085", "\u00a0", "\u2028", "\u00a0", "\u2029", "\u00a0")
+// bareTag matches the tag "!" where a value may begin. The older agents make a text of the value, and yaml.v3
+// ignores the tag.
+var bareTag = regexp.MustCompile(`(?m)(?:^|: |- |[\[{,?]|&[^ \n]+)[ \t]*(!(?:<!>)?)(?:[ \t]|$)`)
+
+// noDocument matches a beginning in which a document ends.
+var noDocument = regexp.MustCompile(`^(?:[ \t]*(?:#.*)?\n)*(\.\.\.)(?:$|[ \t\n])`)
 
 func (f *file) tooMany() *yaml.Node {
-	f.add(Error, "tooMany", At(f.name, 0, 0), "too many values: a config may have at most 100,000")
+	f.add(Error, "tooMany", At(f.name, 0, 0), "too many values: a config may have at most %d", maxNodes)
 	return nil
 }
+
+// withoutComments removes the comments of a YAML text, each of which takes as much memory as a value if it stands
+// next to one. Those behind a block scalar, or a quote that a line does not close, may be a part of a text: they stay.
+func withoutComments(s string) string {
+	if !strings.Contains(s, "#") {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		line, remaining, _ := strings.Cut(s, "\n")
+		content := line
+		if i := comment.FindStringIndex(line); i != nil && !strings.ContainsAny(line[:i[0]], `"'`) {
+			content = line[:i[0]]
+		}
+		if strings.ContainsAny(content, "|>") || strings.Count(content, `"`)%2 > 0 || strings.Count(content, "'")%2 > 0 {
+			break
+		}
+		b.WriteString(content)
+		b.WriteString(s[len(line) : len(s)-len(remaining)])
+		s = remaining
+	}
+	b.WriteString(s)
+	return b.String()
+}
+
+var comment = regexp.MustCompile(`(^|[ \t])[ \t]*#`)
 
 const errSecondDocument = "a second document begins here: a config file has one, merge them"
 
@@ -96,31 +133,4 @@ func parseYAML(r io.Reader) (root *yaml.Node, err error) {
 		err = nil
 	}
 	return root, err
-}
-
-// validJSON reports whether a file that begins with "{" is JSON, for which the
-// older agents take it. As YAML it means the same.
-func (f *file) validJSON() bool {
-	err := json.Unmarshal([]byte(f.s), &struct{}{})
-	if err == nil {
-		return true
-	}
-	offset := len(strings.TrimRight(f.s, " \t\n")) // if the end is unexpected
-	var syntax *json.SyntaxError
-	if errors.As(err, &syntax) {
-		offset = min(offset, int(syntax.Offset)-1)
-	}
-	hint, before := "", strings.TrimRight(f.s[:offset], " \t\n")
-	closing := offset < len(f.s) && strings.IndexByte("]}", f.s[offset]) >= 0
-	switch {
-	case closing && strings.HasSuffix(before, ","):
-		offset, hint = len(before)-1, ": remove this comma, the last entry has none"
-	case strings.Contains(err.Error(), "after object key:value pair"),
-		strings.Contains(err.Error(), "after array element"):
-		hint = ": put a comma before it"
-	case strings.Contains(err.Error(), "escape"):
-		hint = `: a backslash begins an escape; write "/" in a CIDR`
-	}
-	f.add(Error, "syntax", f.at(offset), `JSON, as the file begins with "{": %s%s`, err, hint) // quotes a character
-	return false
 }
