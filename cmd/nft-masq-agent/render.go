@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -52,7 +51,7 @@ func renderCommand() command {
 }
 
 func (f *renderFlags) render(_ context.Context, operands []string, e environment) (int, error) {
-	if err := cmp.Or(f.UseFile(operands), f.contradiction()); err != nil {
+	if err := f.UseFile(operands); err != nil {
 		return exitUsage, usageError{err}
 	}
 	if whose := f.ask(e).whose; whose != "" {
@@ -91,15 +90,4 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		_, _ = fmt.Fprintf(e.stderr, "omitted: %s, because the policy is for IPv4\n", answer.Plural(omitted, "IPv6 CIDR"))
 	}
 	return exitDone, write(e.stdout, text)
-}
-
-func (f *renderFlags) contradiction() error {
-	if f.Given("mode") && (f.format == formatNFT && f.Mode != nft.ModeNFTables ||
-		f.format == formatIPTables && f.Mode != nft.ModeIPTables) {
-		return fmt.Errorf("--output %s and --mode %s contradict each other: omit one", f.format, f.Mode)
-	}
-	if f.format == formatWinBridge && len(f.Ports) > 0 {
-		return errors.New("--to-ports is not supported by win-bridge")
-	}
-	return nil
 }

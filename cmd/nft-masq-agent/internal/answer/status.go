@@ -30,9 +30,8 @@ type Status struct {
 	Counters []Counter `json:"counters"`
 	// Evidence of open connections, by the entry of the policy that decides them.
 	Evidence []EntryEvidence `json:"evidence"`
-	// Areas are the health of this node on one screen.
-	Areas []Area `json:"areas"`
 
+	summary [][2]string // what was looked at, and what is there
 	verbose bool
 }
 
@@ -117,51 +116,25 @@ type StatusFacts struct {
 	Verbose    bool
 }
 
-// ranks are the problems by weight, with the area of each. The first one stands in the first line. Problems of
-// the files have no ID here: they come after config-rejected.
-var ranks = []struct{ id, area string }{
-	{"agent-stuck", "agent"},
-	{"rules-not-written", "agent"},
-	{"rules-delayed", "agent"},
-	{"config-rejected", "config"},
-	{"config-vanished", "config"},
-	{"", "config"},
-	{"second-agent", "agent"},
-	{"out-of-sync", "rules"},
-	{"no-agent", "agent"},
-	{"older-agent", "rules"},
-	{health.InterfaceList, "config"},
-	{health.NoPods, "config"},
-	{health.LegacyTables, "rules"},
-	{"connections-overruled", "connections"},
-	{"destination-unanswered", "connections"},
-	{"uplink-silent", "connections"},
-	{health.Forwarding, "forwarding"},
-	{health.OtherFile, "config"},
-	{health.SingleFile, "config"},
-	{health.Conntrack, "connections"},
-	{health.InsertFailed, "connections"},
-	{"rules-restored", "rules"},
-	{"source-ports", "connections"},
-	{"snat-missing", "addresses"},
-	{"snat-rule-missing", "addresses"},
+// weights are the problems, the most serious one first: it stands in the first line. Problems of the files have no ID
+// here: they come after config-rejected.
+var weights = []string{
+	"agent-stuck", "rules-not-written", "rules-delayed", "config-rejected", "config-vanished", "", "second-agent",
+	"out-of-sync", "no-agent", "older-agent", health.InterfaceList, health.NoPods, health.LegacyTables,
+	"connections-overruled", "destination-unanswered", "uplink-silent", health.Forwarding, health.OtherFile,
+	health.SingleFile, health.Conntrack, health.InsertFailed, "rules-restored", "source-ports", "snat-missing",
+	"snat-rule-missing",
 }
 
 // rank returns the weight of a problem, the smallest first.
 func rank(p config.Problem) int {
-	files := 0
-	for i, r := range ranks {
-		if r.id == p.ID {
-			return i
-		}
-		if r.id == "" {
-			files = i
-		}
+	if place := slices.Index(weights, p.ID); place >= 0 {
+		return place
 	}
-	return files
+	return slices.Index(weights, "")
 }
 
-// NewStatus finds the problems in the facts. The first line, the areas and the exit code follow from them.
+// NewStatus finds the problems in the facts. The first line and the exit code follow from them.
 func NewStatus(f StatusFacts) Status {
 	s := Status{
 		Head: f.Head, Config: f.Config, Kernel: f.Kernel, Counters: []Counter{}, Evidence: []EntryEvidence{},
@@ -180,8 +153,35 @@ func NewStatus(f StatusFacts) Status {
 	s.Take(f.Files)
 	s.Take(f.problems())
 	slices.SortStableFunc(s.Errors, func(a, b config.Problem) int { return cmp.Compare(rank(a), rank(b)) })
-	s.Areas = areas(f, s.Errors)
+	s.summary = f.summary()
 	return s
+}
+
+// summary says what was looked at besides the problems.
+func (f *StatusFacts) summary() [][2]string {
+	agent := "none"
+	if f.Agent != nil {
+		agent = running.Process(f.Agent.PID)
+		if f.Agent.Policy != nil {
+			agent += " " + f.Agent.Policy.String()
+		}
+	}
+	connections := "not compared with the policy"
+	if f.Evidence != nil {
+		open, agreeing := 0, 0
+		for _, c := range f.Evidence.Counts {
+			open += c.Open()
+			agreeing += c.Agrees
+		}
+		connections = fmt.Sprintf("%d tracked; %d of %d that the policy concerns agree with it", f.Evidence.Tracked,
+			agreeing, open)
+	}
+	addresses := strings.Join(NodeSNAT(f.Policy), "; ")
+	return [][2]string{
+		{"agent", agent}, {"config", f.Config.Hash + ", from " + f.source()}, {"kernel", f.installed()},
+		{"connections", connections}, {"addresses", cmp.Or(addresses, "those of the interfaces")},
+		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
+	}
 }
 
 func (s *Status) setEvidence(f StatusFacts) {
@@ -311,6 +311,8 @@ func (f *StatusFacts) installed() string {
 	switch {
 	case f.Kernel.Hash == "":
 		return "none of our rules are installed"
+	case f.Kernel.InSync:
+		return "as the config says, mode " + f.Kernel.Mode
 	case f.Kernel.Hash == f.Config.Hash && f.Kernel.Mode == f.Config.Mode:
 		return fmt.Sprintf("%s is installed, but its rules were changed", f.Kernel.Hash)
 	}
@@ -479,9 +481,9 @@ func (s *Status) String() string {
 	if len(s.Errors) == 0 {
 		first(&b, fmt.Sprintf("in sync: %s is installed, mode %s", s.Kernel.Hash, s.Config.Mode))
 	}
-	writeAreas(&b, s.Areas)
-	if s.Agent != nil && s.Agent.Policy != nil {
-		lines(&b, "  ", fmt.Sprintf("pid %d %s", s.Agent.PID, s.Agent.Policy))
+	b.WriteString("\n")
+	for _, part := range s.summary {
+		fmt.Fprintf(&b, "%-12s %s\n", part[0], part[1])
 	}
 	s.writeCounters(&b)
 	s.writeEvidence(&b)

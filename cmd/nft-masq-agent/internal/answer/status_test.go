@@ -38,33 +38,32 @@ func healthy(t *testing.T, text string) *StatusFacts {
 	}
 }
 
-// Each problem stands in the first line, in its area, and leads to exit code 1; a note does none of this.
+// Each problem stands in the first line, and leads to exit code 1; a note does none of this.
 func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 	anything := judge.Entry{Verdict: nft.Masqueraded}
 	for _, tt := range []struct {
 		name, config string
 		facts        func(f *StatusFacts)
-		id, area     string // "" if nothing is wrong
+		id           string // "" if nothing is wrong
 		first        string // the first line
 		details      string // a part of the lines below it
 		note         string // the ID of a warning or a note
-		unknown      string // an area that was not looked at
 	}{
 		{name: "a healthy node", first: "in sync: "},
-		{name: "nothing is compared", first: "in sync: ", unknown: "connections", facts: func(f *StatusFacts) {
+		{name: "nothing is compared", first: "in sync: ", facts: func(f *StatusFacts) {
 			f.Evidence = nil
 		}},
-		{name: "no connection of a pod", first: "in sync: ", unknown: "connections", facts: func(f *StatusFacts) {
+		{name: "no connection of a pod", first: "in sync: ", facts: func(f *StatusFacts) {
 			f.Evidence = &conntrack.Evidence{}
 		}},
 		{
-			name: "connections cannot be read", first: "in sync: ", unknown: "connections", note: health.Unchecked,
+			name: "connections cannot be read", first: "in sync: ", note: health.Unchecked,
 			facts: func(f *StatusFacts) {
 				f.Evidence = nil
 				f.EvidenceError = errors.New("no module")
 			},
 		},
-		{name: "no pods are known", first: "in sync: ", unknown: "forwarding", facts: func(f *StatusFacts) {
+		{name: "no pods are known", first: "in sync: ", facts: func(f *StatusFacts) {
 			f.Health.Pods = nil
 		}},
 		{name: "stale connections", first: "in sync: ", note: "stale-connections", facts: func(f *StatusFacts) {
@@ -87,51 +86,51 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{name: "something cannot be read", first: "in sync: ", note: health.Unchecked, facts: func(f *StatusFacts) {
 			f.Health.Unread = []health.Unread{{What: "the interfaces", Err: unix.EPERM}}
 		}},
-		{name: "no agent", id: "no-agent", area: "agent", first: "no agent runs on this node", facts: func(f *StatusFacts) {
+		{name: "no agent", id: "no-agent", first: "no agent runs on this node", facts: func(f *StatusFacts) {
 			f.Agent = nil
 		}},
 		{
-			name: "an agent that says that it is stuck", id: "agent-stuck", area: "agent",
+			name: "an agent that says that it is stuck", id: "agent-stuck",
 			first: "the agent is stuck (pid 7): in a read", facts: func(f *StatusFacts) { f.Agent.Alive = "in a read" },
 		},
 		{
-			name: "the kernel rejects", id: "rules-not-written", area: "agent", first: "the agent cannot write its rules",
+			name: "the kernel rejects", id: "rules-not-written", first: "the agent cannot write its rules",
 			details: "no nf_nat", facts: func(f *StatusFacts) { f.Agent.Failure = "no nf_nat" },
 		},
 		{
-			name: "rules are delayed", id: "rules-delayed", area: "agent", first: "others write all the time",
+			name: "rules are delayed", id: "rules-delayed", first: "others write all the time",
 			facts: func(f *StatusFacts) {
 				f.Agent.Failure = "others write all the time"
 				f.Agent.Delayed = true
 			},
 		},
 		{
-			name: "two agents", id: "second-agent", area: "agent",
+			name: "two agents", id: "second-agent",
 			first: "2 agents run here (pid 7, pid 9) and overwrite each other: stop all but one",
 			facts: func(f *StatusFacts) { f.Agent.SecondAgent = 9 },
 		},
 		{
-			name: "rules are restored again and again", id: "rules-restored", area: "rules",
+			name: "rules are restored again and again", id: "rules-restored",
 			first: "another program keeps changing the rules", facts: func(f *StatusFacts) {
 				f.Agent.Problems = config.Problems{{ID: "rules-restored", Msg: "another program keeps changing the rules"}}
 			},
 		},
 		{
-			name: "the config vanished", id: "config-vanished", area: "config", first: "the config is gone",
+			name: "the config vanished", id: "config-vanished", first: "the config is gone",
 			facts: func(f *StatusFacts) {
 				f.Agent.Vanished = "the config is gone"
 			},
 		},
 		{
-			name: "a rejected config", id: "config-rejected", area: "config",
+			name: "a rejected config", id: "config-rejected",
 			first: "config rejected; an earlier config (12345678) is installed, mode nftables", details: "fix /its/config:3:5",
-			unknown: "rules", facts: func(f *StatusFacts) {
+			facts: func(f *StatusFacts) {
 				f.Rejected = config.Problems{{ID: "host-bits", Pos: config.At("/its/config", 3, 5), Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 			},
 		},
 		{
-			name: "a rejected config, as older agents read it", id: "config-rejected", area: "config",
+			name: "a rejected config, as older agents read it", id: "config-rejected",
 			first: "config rejected; the older agents' reading of it (12345678) is installed", facts: func(f *StatusFacts) {
 				f.Rejected = config.Problems{{ID: "host-bits", Pos: config.At("/its/config", 3, 5), Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
@@ -139,44 +138,44 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
-			name: "a rejected config and no rules", id: "config-rejected", area: "config",
+			name: "a rejected config and no rules", id: "config-rejected",
 			first: "config rejected; none of our rules are installed", facts: func(f *StatusFacts) {
 				f.Rejected = errors.New("it cannot be read")
 				f.Kernel = Kernel{}
 			},
 		},
 		{
-			name: "another policy is installed", id: "out-of-sync", area: "rules",
+			name: "another policy is installed", id: "out-of-sync",
 			first: "out of sync: installed: 12345678, mode nftables", details: "expected: ", facts: func(f *StatusFacts) {
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 			},
 		},
 		{
-			name: "the same policy in another mode", id: "out-of-sync", area: "rules", first: "out of sync: installed: ",
+			name: "the same policy in another mode", id: "out-of-sync", first: "out of sync: installed: ",
 			facts: func(f *StatusFacts) {
 				f.Kernel.InSync = false
 				f.Kernel.Mode = "iptables-nft"
 			},
 		},
-		{name: "changed rules", id: "out-of-sync", area: "rules", facts: func(f *StatusFacts) {
+		{name: "changed rules", id: "out-of-sync", facts: func(f *StatusFacts) {
 			f.Kernel.InSync = false
 			f.Kernel.Hash = f.Config.Hash
 		}, first: "out of sync: "},
 		{
-			name: "other flags than the agent's", id: "out-of-sync", area: "rules", first: "out of sync: none of our rules",
+			name: "other flags than the agent's", id: "out-of-sync", first: "out of sync: none of our rules",
 			details: "this command has another --mode than the agent", facts: func(f *StatusFacts) {
 				f.Kernel = Kernel{}
 				f.Others = "--mode"
 			},
 		},
 		{
-			name: "rules of an older agent", id: "older-agent", area: "rules",
+			name: "rules of an older agent", id: "older-agent",
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
 				f.Older = []older.Chain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
 			},
 		},
 		{
-			name: "overruled connections", id: "connections-overruled", area: "connections",
+			name: "overruled connections", id: "connections-overruled",
 			first:   "2 connections that began under this policy contradict it: another program decides",
 			details: "nft-masq-agent explain 203.0.113.9 --from 10.244.1.7 --trace names the rule", facts: func(f *StatusFacts) {
 				f.Evidence.Counts = []conntrack.Count{{
@@ -185,97 +184,97 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
-			name: "overruled connections that have ended", id: "connections-overruled", area: "connections",
+			name: "overruled connections that have ended", id: "connections-overruled",
 			first: "2 connections that began under this policy contradict it", facts: func(f *StatusFacts) {
 				f.Evidence.Recent = []conntrack.Count{{Entry: anything, Overruled: 2}}
 			},
 		},
 		{
-			name: "a destination does not answer", id: "destination-unanswered", area: "connections",
+			name: "a destination does not answer", id: "destination-unanswered",
 			first:   "10.16.2.27 answered 0 of 20 connections that show the pod's IP",
 			details: "force 10.16.2.27/32", facts: func(f *StatusFacts) {
 				f.Evidence.Unanswered = []conntrack.Unanswered{{To: netip.MustParseAddr("10.16.2.27"), Silent: 20}}
 			},
 		},
 		{
-			name: "nothing that is masqueraded is answered", id: "uplink-silent", area: "connections",
+			name: "nothing that is masqueraded is answered", id: "uplink-silent",
 			first: "19 of 20 masqueraded IPv4 connections have no reply", facts: func(f *StatusFacts) {
 				f.Evidence.SilentUplinks = []conntrack.Unanswered{{Entry: anything, Silent: 19, Answered: 1}}
 			},
 		},
 		{
-			name: "an interface list matches nothing", id: health.InterfaceList, area: "config",
+			name: "an interface list matches nothing", id: health.InterfaceList,
 			config: "masqueradeSrcInterfaces: [cali*]\n",
 			first:  "nothing is masqueraded: no packet passes an interface of masqueradeSrcInterfaces (cali*)",
 		},
 		{
-			name: "packets of pods are received elsewhere", id: health.NoPods, area: "config",
+			name: "packets of pods are received elsewhere", id: health.NoPods,
 			config:  "masqueradeSrcInterfaces: [lo]\n",
 			first:   "nothing is masqueraded: masqueradeSrcInterfaces excludes each of this node's 1 IPv4 pods",
 			details: "such as 10.244.1.7, received on veth1: masqueradeSrcInterfaces begins with lo (config:1:27)",
 		},
 		{
-			name: "pods leave by no such interface", id: health.InterfaceList, area: "config",
+			name: "pods leave by no such interface", id: health.InterfaceList,
 			config: "masqueradeOutInterfaces: [wg0]\n", first: "nothing is masqueraded: no packet passes an interface of",
 		},
 		{
-			name: "the sources exclude every pod", id: health.NoPods, area: "config",
+			name: "the sources exclude every pod", id: health.NoPods,
 			config: "masqueradeSrcCIDRs: [10.245.0.0/16]\n",
 			first:  "nothing is masqueraded: masqueradeSrcCIDRs excludes each of this node's 1 IPv4 pods",
 		},
 		{
-			name: "legacy nat", id: health.LegacyTables, area: "rules",
+			name: "legacy nat", id: health.LegacyTables,
 			first: "rules in legacy ip_tables (ip nat) translate, too", details: "iptables-legacy -t nat -S shows them",
 			facts: func(f *StatusFacts) {
 				f.Health.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat"}}
 			},
 		},
 		{
-			name: "forwarding is off", id: health.Forwarding, area: "forwarding",
+			name: "forwarding is off", id: health.Forwarding,
 			first: "no pod reaches another host: this node forwards no IPv4 packets of veth1", details: "sysctl -w it",
 			facts: func(f *StatusFacts) {
 				f.Health.NotForwarding = []health.NotForwarded{{Interface: "veth1", Remedy: "sysctl -w it"}}
 			},
 		},
 		{
-			name: "another file", id: health.OtherFile, area: "config",
+			name: "another file", id: health.OtherFile,
 			first: "the defaults apply: the config file is missing, next to another one",
 			facts: func(f *StatusFacts) { f.Health.OtherFile = "/its/config.yaml" },
 		},
 		{
-			name: "a single file", id: health.SingleFile, area: "config",
+			name: "a single file", id: health.SingleFile,
 			first: "the config does not follow its source when that is replaced", facts: func(f *StatusFacts) {
 				f.Health.Single = true
 			},
 		},
 		{
-			name: "conntrack is full", id: health.Conntrack, area: "connections",
+			name: "conntrack is full", id: health.Conntrack,
 			first: "new connections fail, or will: 90 of 100 connections are tracked", facts: func(f *StatusFacts) {
 				f.Health.Tracked = conntrack.Stats{Entries: 90, Limit: 100}
 			},
 		},
 		{
-			name: "inserts failed", id: health.InsertFailed, area: "connections",
+			name: "inserts failed", id: health.InsertFailed,
 			first: "2 new connections failed since the last check", facts: func(f *StatusFacts) { f.Health.Failed = 2 },
 		},
 		{
-			name: "no free source ports", id: "source-ports", area: "connections",
+			name: "no free source ports", id: "source-ports",
 			first: "new tcp connections to 203.0.113.9:443 fail, or " +
 				"will", facts: func(f *StatusFacts) { f.Full = fullPorts(-1) },
 		},
 		{
-			name: "a full block", id: "source-ports", area: "connections",
+			name: "a full block", id: "source-ports",
 			config: "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
 			first:  "new tcp connections of a pod to 203.0.113.9:443 fail, or will", facts: func(f *StatusFacts) {
 				f.Full = fullPorts(7)
 			},
 		},
 		{
-			name: "none of snatAddresses", id: "snat-missing", area: "addresses", config: "snatAddresses: [198.51.100.8]\n",
+			name: "none of snatAddresses", id: "snat-missing", config: "snatAddresses: [198.51.100.8]\n",
 			first: "this node has none of snatAddresses",
 		},
 		{
-			name: "an entry of snatRules without an address", id: "snat-rule-missing", area: "addresses",
+			name: "an entry of snatRules without an address", id: "snat-rule-missing",
 			config: "snatRules: [{from: [10.244.0.0/16], addresses: [198.51.100.8]}]\n",
 			first:  "this node has no address of entry 1 of snatRules",
 		},
@@ -306,12 +305,6 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			if id != tt.id {
 				t.Errorf("problem %q, want %q", id, tt.id)
 			}
-			for _, a := range s.Areas {
-				if wrong := !a.OK && !a.Unknown; wrong != (a.Name == tt.area) || a.Unknown && tt.unknown != a.Name &&
-					tt.unknown != "connections" && tt.id == "" {
-					t.Errorf("area %+v", a)
-				}
-			}
 			noted := slices.ContainsFunc(slices.Concat(s.Warnings, s.Notes),
 				func(p config.Problem) bool { return p.ID == tt.note })
 			if tt.note != "" && !noted {
@@ -324,11 +317,11 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 // Each ID has one rank.
 func TestEachProblemHasOneRank(t *testing.T) {
 	found := map[string]bool{}
-	for _, r := range ranks {
-		if found[r.id] {
-			t.Errorf("%s has two ranks", r.id)
+	for _, id := range weights {
+		if found[id] {
+			t.Errorf("%s has two ranks", id)
 		}
-		found[r.id] = true
+		found[id] = true
 	}
 	for _, id := range health.IDs {
 		if !found[id] {

@@ -33,7 +33,7 @@ func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err err
 	if err := checkWindows(c); err != nil {
 		return "", 0, err
 	}
-	if c.ToPorts != nil && len(*c.ToPorts) > 0 {
+	if len(p.Ports) > 0 {
 		return "", 0, errors.New(config.KeyToPorts + " is not supported by win-bridge")
 	}
 	ipv4, _ := p.Family(false)

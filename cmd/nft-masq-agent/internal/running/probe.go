@@ -31,16 +31,9 @@ var ErrNoAnswer = errors.New("no answer")
 // Ask asks the agent on a unix socket for its report. Only a process of root, or of the
 // caller's own user, can answer. The error is [ErrNoAnswer] if it is stuck or stopped.
 func Ask(socket string) (r Report, err error) {
-	pid, status, text, err := get(socket, "/agent", askTimeout)
+	pid, err := read(socket, "/agent", &r)
 	if err != nil {
 		return Report{}, err
-	}
-	if status != http.StatusOK {
-		return Report{}, fmt.Errorf("the agent at %s answers %s: it is another version", config.Printable(socket),
-			http.StatusText(status))
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return Report{}, fmt.Errorf("read the agent's report: %w", err)
 	}
 	if pid != 0 { // as this process sees it
 		r.PID = pid
@@ -77,17 +70,23 @@ func Probe(socket, path string) (reason string, err error) {
 // Read asks the agent on a unix socket by a path, and reads its answer in JSON, such as the evidence about
 // the policy in force. If the agent has none, the error says why.
 func Read(socket, path string, answer any) error {
-	_, status, text, err := get(socket, path, askTimeout)
+	_, err := read(socket, path, answer)
+	return err
+}
+
+func read(socket, path string, answer any) (pid int, err error) {
+	pid, status, text, err := get(socket, path, askTimeout)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if status != http.StatusOK {
-		return fmt.Errorf("the agent at %s: %s", config.Printable(socket), config.Printable(strings.TrimSpace(string(text))))
+		return 0, fmt.Errorf("the agent at %s answers %s: %s", config.Printable(socket), http.StatusText(status),
+			config.Printable(strings.TrimSpace(string(text))))
 	}
 	if err := json.Unmarshal(text, answer); err != nil {
-		return fmt.Errorf("read the agent's answer: %w", err)
+		return 0, fmt.Errorf("read the agent's answer: %w", err)
 	}
-	return nil
+	return pid, nil
 }
 
 func get(socket, path string, timeout time.Duration) (pid, status int, text []byte, err error) {

@@ -103,9 +103,9 @@ func TestAgentIsNotItsOwnSecondAgent(t *testing.T) {
 
 func TestAnswersThatAreNoReportAreErrors(t *testing.T) {
 	for answer, want := range map[string]string{
-		"404 no":               "answers Not Found: it is another version",
-		"200 no":               "read the agent's report: ",
-		"200 {\"pid\": \"x\"}": "read the agent's report: ",
+		"404 no":               "answers Not Found: ",
+		"200 no":               "read the agent's answer: ",
+		"200 {\"pid\": \"x\"}": "read the agent's answer: ",
 	} {
 		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			status, text, _ := strings.Cut(answer, " ")
