@@ -26,8 +26,8 @@ const (
 
 // Other keys of a file.
 const (
-	keyMasqLinkLocal     = "masqLinkLocal"
-	keyMasqLinkLocalIPv6 = "masqLinkLocalIPv6"
+	KeyMasqLinkLocal     = "masqLinkLocal"
+	KeyMasqLinkLocalIPv6 = "masqLinkLocalIPv6"
 	keyEnableIPv6        = "enableIPv6"
 	keyLinkLocal         = "linkLocal"
 	keyResyncInterval    = "resyncInterval"

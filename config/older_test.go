@@ -103,7 +103,7 @@ var explicitTag = regexp.MustCompile(`!.*(bool|binary)`)
 // newerKeys matches the keys that only this agent has. Wrong values of them are
 // errors although the older agents ignore the keys.
 var newerKeys = func() *regexp.Regexp {
-	older := []string{KeyNonMasqueradeCIDRs, keyMasqLinkLocal, keyMasqLinkLocalIPv6, keyResyncInterval, keyCIDRLimit}
+	older := []string{KeyNonMasqueradeCIDRs, KeyMasqLinkLocal, KeyMasqLinkLocalIPv6, keyResyncInterval, keyCIDRLimit}
 	newer := slices.DeleteFunc(Keys(), func(key string) bool { return slices.Contains(older, key) })
 	return regexp.MustCompile(`(?i)(^|[^a-z])(` + strings.Join(newer, "|") + `)\W`)
 }()

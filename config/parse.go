@@ -155,22 +155,22 @@ func (p *parser) linkLocal(row *Row) {
 	exempt := false
 	scalar(p, row, &exempt, (*file).bool, yes)
 	at, given := p.set[row.Key]
-	other, both := p.set[keyMasqLinkLocal]
+	other, both := p.set[KeyMasqLinkLocal]
 	switch {
 	case !given:
 	case both:
 		p.add(Mistake, "conflictingKeys", at, "%s is the inverse of %s, which is set at %s: remove one of them",
-			keyLinkLocal, keyMasqLinkLocal, other)
+			keyLinkLocal, KeyMasqLinkLocal, other)
 	case p.ofPredecessor():
 		p.config.MasqLinkLocal = !exempt
 		p.add(Warning, "deprecatedKey", at, "%s is deprecated: write its inverse, %s: %t",
-			keyLinkLocal, keyMasqLinkLocal, !exempt)
+			keyLinkLocal, KeyMasqLinkLocal, !exempt)
 	case exempt:
 		p.add(Warning, "deprecatedKey", at, "%s is ignored, as by ip-masq-agent: remove it, or write %s: false",
-			keyLinkLocal, keyMasqLinkLocal)
+			keyLinkLocal, KeyMasqLinkLocal)
 	default:
 		p.add(Mistake, "ignoredKey", at, "%s: false masquerades link-local destinations with non-masquerade-daemon, but "+
-			"ip-masq-agent ignores it, and exempts them: write %s: true or %[2]s: false", keyLinkLocal, keyMasqLinkLocal)
+			"ip-masq-agent ignores it, and exempts them: write %s: true or %[2]s: false", keyLinkLocal, KeyMasqLinkLocal)
 	}
 }
 

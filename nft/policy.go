@@ -82,12 +82,20 @@ func NewList(written []config.CIDR) List {
 	return l
 }
 
-// Link-local networks: RFC 3927 and RFC 4291. They are first in the lists, as
-// with the older agents, and not from a file.
-var (
-	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
-	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
-)
+// An Exemption is a network that is exempt, first in the list as with the older agents,
+// unless a key of the file is true.
+type Exemption struct {
+	Prefix netip.Prefix
+	Key    string
+}
+
+// Exemptions returns the link-local networks: RFC 3927 and RFC 4291.
+func Exemptions() []Exemption {
+	return []Exemption{
+		{netip.MustParsePrefix("169.254.0.0/16"), config.KeyMasqLinkLocal},
+		{netip.MustParsePrefix("fe80::/10"), config.KeyMasqLinkLocalIPv6},
+	}
+}
 
 // NewPolicy returns the policy of a config and options. A condition that the
 // layout cannot express is left out; [Build] rejects it.
@@ -99,9 +107,9 @@ func NewPolicy(c config.Config, o Options) Policy {
 	if c.ToPorts != nil {
 		p.Ports = *c.ToPorts
 	}
-	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), false, linkLocalIPv4, c.MasqLinkLocal))
+	p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), false))
 	if c.EnableIPv6 {
-		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true, linkLocalIPv6, c.MasqLinkLocalIPv6))
+		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true))
 	}
 	if o.Layout.Mode() == ModeNFTables {
 		p.PortsPerPod, p.DropInvalid = c.PortsPerPod.Size, c.DropInvalid != nil
@@ -112,7 +120,7 @@ func NewPolicy(c config.Config, o Options) Policy {
 	return p
 }
 
-func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix, masqLinkLocal bool) FamilyPolicy {
+func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
 	if m == ModeNFTables {
 		f.SNAT.List = NewList(ofFamily(c.SNATAddresses, ipv6))
@@ -123,8 +131,8 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 			continue
 		}
 		cidrs := ofFamily(row.Entries(c), ipv6)
-		if row.Key == config.KeyNonMasqueradeCIDRs && !masqLinkLocal {
-			cidrs = withLinkLocal(cidrs, linkLocal)
+		if row.Key == config.KeyNonMasqueradeCIDRs {
+			cidrs = withExemptions(c, cidrs, ipv6)
 		}
 		q := Question{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
 		at := row.Explicit(c)
@@ -138,14 +146,27 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool, linkLocal netip.Prefix,
 	return f
 }
 
-// withLinkLocal inserts a link-local network at the front. If the file has it
-// too, its position is that in the file.
-func withLinkLocal(cidrs []config.CIDR, linkLocal netip.Prefix) []config.CIDR {
-	first := config.CIDR{Prefix: linkLocal}
-	if i := slices.IndexFunc(cidrs, func(c config.CIDR) bool { return c.Prefix == linkLocal }); i >= 0 {
-		first = cidrs[i]
+// withExemptions inserts a family's exemptions at the front of its list. If the file has one
+// of them too, its position is that in the file.
+func withExemptions(c config.Config, cidrs []config.CIDR, ipv6 bool) []config.CIDR {
+	masqueraded := map[string]bool{
+		config.KeyMasqLinkLocal: c.MasqLinkLocal, config.KeyMasqLinkLocalIPv6: c.MasqLinkLocalIPv6,
 	}
-	return slices.Concat([]config.CIDR{first}, cidrs)
+	var exempt []config.CIDR
+	for _, e := range Exemptions() {
+		if masqueraded[e.Key] || e.Prefix.Addr().Is6() != ipv6 {
+			continue
+		}
+		first := config.CIDR{Prefix: e.Prefix}
+		if i := slices.IndexFunc(cidrs, func(c config.CIDR) bool { return c.Prefix == e.Prefix }); i >= 0 {
+			first = cidrs[i]
+		}
+		exempt = append(exempt, first)
+	}
+	if len(exempt) == 0 {
+		return cidrs
+	}
+	return slices.Concat(exempt, cidrs)
 }
 
 // uncovered returns interfaces by name, without those that another one covers.

@@ -446,3 +446,25 @@ func TestModeIPTablesHasTheKeysOfOlderAgents(t *testing.T) {
 		}
 	})
 }
+
+// portsPerPod needs a chain for each block, and two if both families have addresses of their own.
+func TestPortsPerPodNeedsAtMost600Chains(t *testing.T) {
+	t.Parallel()
+	const file = "enableIPv6: true\nmasqueradeSrcCIDRs: [10.244.0.0/16, 'fd00:10:244::/48']\nportsPerPod: %d\n" +
+		"snatAddresses: [198.51.100.0/24, '2001:db8:5::/64']\nenforceNonMasquerade: true\ndropInvalid: true\n"
+	for _, size := range []int{16, 250, 2000} {
+		for _, present := range [][]netip.Addr{
+			nil, cases.Addrs("198.51.100.1"), cases.Addrs("198.51.100.1", "198.51.100.2", "2001:db8:5::1", "2001:db8:5::2"),
+		} {
+			source := config.Source{Name: "f", Data: fmt.Appendf(nil, file, size)}
+			b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}, Marks: cases.Marks()}, source)
+			if err := b.Problems.Err(); err != nil {
+				t.Fatal(err)
+			}
+			r := b.Ruleset.On(present)
+			if n := len(r.Tables[0].Chains); n > 600 {
+				t.Errorf("portsPerPod %d, %v: %d chains", size, present, n)
+			}
+		}
+	}
+}

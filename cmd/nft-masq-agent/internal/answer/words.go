@@ -2,17 +2,12 @@ package answer
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 	"unicode/utf8"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
-)
-
-var (
-	linkLocalIPv4 = netip.MustParsePrefix("169.254.0.0/16")
-	linkLocalIPv6 = netip.MustParsePrefix("fe80::/10")
+	"nft-masq-agent/nft"
 )
 
 func familyName(ipv6 bool) string {
@@ -24,11 +19,10 @@ func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
 
 // placeText returns where an entry of a list comes from.
 func placeText(place config.Position, entry string) string {
-	if place == nowhere && entry == linkLocalIPv4.String() {
-		return "link-local, masqLinkLocal is false"
-	}
-	if place == nowhere && entry == linkLocalIPv6.String() {
-		return "link-local, masqLinkLocalIPv6 is false"
+	for _, exemption := range nft.Exemptions() {
+		if place == nowhere && entry == exemption.Prefix.String() {
+			return "link-local, " + exemption.Key + " is false"
+		}
 	}
 	return place.String()
 }
