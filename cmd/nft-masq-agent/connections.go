@@ -335,7 +335,7 @@ func (f *connectionsFlags) delete(
 	d := conntrack.Deletion{
 		Tracker: conntrack.Open(),
 		Doomed:  func(e *conntrack.Entry) bool { return keys[e.Key] && contradicting(comparison, e) },
-		Listed:  func(int) {},
+		Begun:   func() {},
 	}
 	err = d.Run(ctx)
 	r.Deleted = d.Deleted

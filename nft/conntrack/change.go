@@ -33,78 +33,26 @@ func (c Change) Outdated(e *Entry) bool {
 	if !e.open() || e.translatedDestination() {
 		return false
 	}
-	ruling, agrees := c.InForce.opinion(e)
-	return !agrees && !ruling.Depends && c.Before.agrees(e)
+	ruling, right := c.InForce.opinion(e)
+	if right || ruling.Depends {
+		return false
+	}
+	_, before := c.Before.opinion(e)
+	return before
 }
 
-// A Deletion deletes connections. It lists them first, so what opens meanwhile is not deleted, and reads
-// and asks about each one again right before it deletes it. Their next packets start new connections, to
-// which the current rules apply.
-//
-// It remembers at most 65,536 connections; if there are more, it lists again.
+// A Deletion deletes connections in one pass, and asks about each one again right before that. Their next packets start
+// new connections, to which the current rules apply.
 type Deletion struct {
 	Tracker *Tracker
 	// Doomed reports whether to delete an entry.
 	Doomed func(*Entry) bool
-	// Listed is called once, with the number of connections to delete.
-	Listed func(n int)
+	// Begun is called before the first one is deleted.
+	Begun func()
 
 	Deleted int // connections
 	// Busy counts those that the kernel did not delete: before Linux 6.4, those in a flowtable.
 	Busy int
-
-	rounds int    // lists that follow
-	begun  bool   // Listed was called
-	listed *Noted // what is left to delete; nil: it is to be listed
-}
-
-// Run deletes at most 10,000 connections per second. It ends with the context. After an error it may be
-// called again, and continues.
-func (d *Deletion) Run(ctx context.Context) error {
-	for {
-		if d.listed == nil {
-			if err := d.list(ctx); err != nil {
-				return err
-			}
-		}
-		if d.listed.Len() == 0 {
-			return nil
-		}
-		if err := d.remove(ctx); err != nil {
-			return err
-		}
-		if d.rounds == 0 {
-			return nil
-		}
-		d.rounds--
-		d.listed = nil
-	}
-}
-
-// list remembers the connections to delete.
-func (d *Deletion) list(ctx context.Context) error {
-	var listed *Noted
-	n := 0
-	err := d.Tracker.Dump(ctx, Filter{}, func() {
-		listed = newNoted(d.Tracker.noted)
-		n = 0
-	}, func(e *Entry) error {
-		if d.Doomed(e) {
-			listed.add(e, AgeStale)
-			n++
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	d.listed = listed
-	if !d.begun {
-		d.begun = true
-		d.rounds = n / d.Tracker.noted
-		d.Listed(n)
-	}
-	return nil
 }
 
 // At most 10,000 connections are deleted per second, in steps.
@@ -113,33 +61,41 @@ const (
 	deletionStep = 100
 )
 
-// remove deletes the connections that were listed.
-func (d *Deletion) remove(ctx context.Context) error {
+// Run deletes at most 10,000 connections per second. It ends with the context. After an error it may be
+// called again.
+func (d *Deletion) Run(ctx context.Context) error {
 	tick := time.NewTicker(deletionStep * time.Second / deletionRate)
 	defer tick.Stop()
 	c := d.Tracker.dial()
 	defer func() { _ = c.Close() }()
+	d.Busy = 0
 	return d.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
-		if _, listed := d.listed.age(e); !listed {
+		if !d.Doomed(e) {
 			return nil
 		}
-		switch err := e.remove(c, d.Doomed); {
+		if d.Deleted+d.Busy == 0 {
+			d.Begun()
+		}
+		err := e.remove(c, d.Doomed)
+		switch {
 		case err == nil:
 			d.Deleted++
 		case errors.Is(err, unix.EBUSY):
 			d.Busy++
-		case !errors.Is(err, unix.ENOENT):
+		case errors.Is(err, unix.ENOENT):
+			return nil
+		default:
 			return fmt.Errorf("delete connection: %w", err)
 		}
-		d.listed.drop(e)
-		if d.listed.Len()%deletionStep == 0 {
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if (d.Deleted+d.Busy)%deletionStep != 0 {
+			return nil
 		}
-		return nil
+		select {
+		case <-tick.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	})
 }
 

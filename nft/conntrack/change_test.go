@@ -93,31 +93,28 @@ func toward(dst string) func(*Entry) bool {
 	return func(e *Entry) bool { return e.Destination().Addr() == netip.MustParseAddr(dst) }
 }
 
-// What opens while connections are deleted is not in the list, so it ends. Each is asked about again.
-func TestDeletionOfWhatWasListedAndIsStillDoomed(t *testing.T) {
+// Each connection is asked about again right before it is deleted.
+func TestDeletionOfWhatIsStillDoomed(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	table := newTable(dialIn(ns))
 	insert(t, ns, untranslated(20, "203.0.113.1")...)
 	insert(t, ns, untranslated(20, "203.0.113.2")...)
-	insert(t, ns, untranslated(20, "203.0.113.3")...)
-	var listed []int
-	spared := netip.MustParseAddr("203.0.113.3") // until they are listed
+	asked := map[Key]int{}
+	begun := 0
 	d := Deletion{
 		Tracker: table,
-		Doomed:  func(e *Entry) bool { return e.Destination().Addr() != spared },
-		Listed: func(n int) {
-			listed = append(listed, n)
-			insert(t, ns, untranslated(20, "203.0.113.4")...)
-			spared = netip.MustParseAddr("203.0.113.2")
+		Doomed: func(e *Entry) bool {
+			asked[e.Key]++
+			return asked[e.Key] == 1 || e.Destination().Addr() == netip.MustParseAddr("203.0.113.1")
 		},
+		Begun: func() { begun++ },
 	}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != 20 || d.Busy != 0 || !slices.Equal(listed, []int{40}) {
-		t.Errorf("deleted %d of %d: %v", d.Deleted, listed, err)
+	if err := d.Run(t.Context()); err != nil || d.Deleted != 20 || d.Busy != 0 || begun == 0 {
+		t.Errorf("deleted %d, begun %d times: %v", d.Deleted, begun, err)
 	}
-	want := []string{"203.0.113.2", "203.0.113.3", "203.0.113.4"}
-	if got := left(t, table); !slices.Equal(got, want) {
-		t.Errorf("connections to %q are left, want %q", got, want)
+	if got := left(t, table); !slices.Equal(got, []string{"203.0.113.2"}) {
+		t.Errorf("connections to %q are left", got)
 	}
 }
 
@@ -135,7 +132,7 @@ func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
 		}
 		return nil
 	}, nil))
-	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Listed: func(int) {}}
+	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Begun: func() {}}
 	if err := d.Run(t.Context()); err != nil || d.Deleted != all-3 || d.Busy != 3 {
 		t.Errorf("deleted %d, busy %d: %v", d.Deleted, d.Busy, err)
 	}
@@ -152,52 +149,33 @@ func TestDeletionEndsWithItsContextAndContinuesAfterAFailure(t *testing.T) {
 	broken := errors.New("broken")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	begun, failing, lists := false, true, 0
+	failing := true
 	d := Deletion{
 		Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
-			switch {
-			case begun && n == few && failing:
-				return broken
-			case begun && n == few && ctx.Err() == nil:
-				cancel()
+			if n != few || ctx.Err() != nil {
+				return nil
 			}
+			if failing {
+				return broken
+			}
+			cancel()
 			return nil
 		})),
-		Doomed: toward("203.0.113.9"),
-		Listed: func(int) {
-			begun = true
-			lists++
-		},
+		Doomed: toward("203.0.113.9"), Begun: func() {},
 	}
 	if err := d.Run(ctx); !errors.Is(err, broken) || d.Deleted == 0 || d.Deleted > few {
 		t.Errorf("deleted %d: %v", d.Deleted, err)
 	}
 	failing = false
 	first := d.Deleted
-	insert(t, ns, untranslated(1, "203.0.113.1")...)
 	if err := d.Run(ctx); !errors.Is(err, context.Canceled) || d.Deleted == all || d.Deleted < first {
 		t.Errorf("deleted %d: %v", d.Deleted, err)
 	}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != all || lists != 1 {
-		t.Errorf("deleted %d, listed %d times: %v", d.Deleted, lists, err)
+	if err := d.Run(t.Context()); err != nil || d.Deleted != all {
+		t.Errorf("deleted %d: %v", d.Deleted, err)
 	}
-	if got := left(t, newTable(dialIn(ns))); !slices.Equal(got, []string{"203.0.113.1"}) {
+	if got := left(t, newTable(dialIn(ns))); len(got) > 0 {
 		t.Errorf("connections to %q are left", got)
-	}
-}
-
-// More than are remembered are listed again.
-func TestManyConnectionsAreDeletedInRounds(t *testing.T) {
-	t.Parallel()
-	ns := nfttest.NewNS(t, "node")
-	const all = 250
-	insert(t, ns, untranslated(all, "203.0.113.9")...)
-	listed := 0
-	table := newTable(dialIn(ns))
-	table.noted = 100
-	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Listed: func(n int) { listed += n }}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != all || listed != all {
-		t.Errorf("deleted %d of %d: %v", d.Deleted, listed, err)
 	}
 }
 
@@ -234,7 +212,7 @@ func TestDeletionsAreAtMostTenThousandASecond(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	const all = 3000
 	insert(t, ns, untranslated(all, "203.0.113.9")...)
-	d := Deletion{Tracker: newTable(dialIn(ns)), Doomed: func(*Entry) bool { return true }, Listed: func(int) {}}
+	d := Deletion{Tracker: newTable(dialIn(ns)), Doomed: func(*Entry) bool { return true }, Begun: func() {}}
 	start := time.Now()
 	if err := d.Run(t.Context()); err != nil || d.Deleted != all {
 		t.Errorf("deleted %d of %d: %v", d.Deleted, all, err)

@@ -368,7 +368,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 	table := newTable(dialIn(top.Node))
 	// The policy before agrees with one of two, and another program decided about the other.
 	before := comparisonOf(exempting("192.0.2.0/24"))
-	past := Past{Policies: []*Comparison{before}, History: History{Earlier: newNoted(1)}}
+	past := Past{Before: before, History: History{Earlier: newNoted(1)}}
 	noted, err := table.Note(t.Context(), comparison, past)
 	if err != nil || noted.Len() != 1 {
 		t.Fatalf("%+v: %v", noted, err)
@@ -413,16 +413,14 @@ func TestQuestionsAreWrittenAndRead(t *testing.T) {
 	if err != nil || !slices.Equal(got, all) {
 		t.Errorf("%+v: %v", got, err)
 	}
-	for _, text := range []string{
-		"to=x&from=&protocol=0", "to=10.9.0.9:1", "to=10.9.0.9:1&from=x&protocol=0", "to=10.9.0.9:1&from=&protocol=300",
-	} {
-		query, err := url.ParseQuery(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := ParseQuestions(query); err == nil {
+	for _, text := range []string{`x`, `[{"to":"x"}]`, `[{"to":"10.9.0.9:1","protocol":300}]`} {
+		if got, err := ParseQuestions(url.Values{"questions": {text}}); err == nil {
 			t.Errorf("%s: %+v", text, got)
 		}
+	}
+	many := make([]Question, maxQuestions+1)
+	if got, err := ParseQuestions(Query(many)); err == nil {
+		t.Errorf("%d questions", len(got))
 	}
 }
 
@@ -433,23 +431,30 @@ func TestChangesOfThePolicyKeepWhatIsKnown(t *testing.T) {
 	stale, undated, none := newNoted(1), newNoted(1), newNoted(1)
 	stale.add(&e, AgeStale)
 	undated.add(&e, AgeUndated)
-	past := func(n *Noted, missing bool, policies ...*Comparison) Past {
-		return Past{Policies: policies, History: History{Earlier: n}, Missing: missing}
+	depends := comparisonOf(func(c *config.Config) {
+		c.NonMasqueradeCIDRs = nil
+		c.NonMasqueradeOutInterfaces = []config.Interface{{Name: "eth9"}}
+		c.SNATAddresses = cases.CIDRs("198.51.100.8/32")
+	})
+	past := func(n *Noted, missing bool, before *Comparison) Past {
+		return Past{Before: before, History: History{Earlier: n}, Missing: missing}
 	}
+	kept := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "10.244.1.2:1")
 	for name, tt := range map[string]struct {
-		past Past
-		want Age
+		past  Past
+		entry Entry
+		want  Age
 	}{
-		"the start":              {Past{}, AgeUndated},
-		"the policy before":      {past(none, false, translates), AgeStale},
-		"one before that":        {past(none, false, exempts, translates), AgeStale},
-		"overruled":              {past(none, false, exempts), AgeOverruled},
-		"stale":                  {past(stale, false, exempts), AgeStale},
-		"undated":                {past(undated, false, exempts), AgeUndated},
-		"while rules were gone":  {past(none, true, exempts), AgeStale},
-		"undated, and rules too": {past(undated, true, exempts), AgeUndated},
+		"the start":              {Past{}, e, AgeUndated},
+		"the policy before":      {past(none, false, translates), e, AgeStale},
+		"overruled":              {past(none, false, exempts), e, AgeOverruled},
+		"stale":                  {past(stale, false, exempts), e, AgeStale},
+		"undated":                {past(undated, false, exempts), e, AgeUndated},
+		"while rules were gone":  {past(none, true, exempts), e, AgeStale},
+		"undated, and rules too": {past(undated, true, exempts), e, AgeUndated},
+		"an interface decided":   {past(none, false, depends), kept, AgeUndated},
 	} {
-		if got := tt.past.age(&e); got != tt.want {
+		if got := tt.past.age(&tt.entry); got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
 	}

@@ -163,11 +163,5 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 	return r, judge.AllowsSource(*f, src, dst, seen, iprange.Contains(c.local, seen))
 }
 
-// agrees reports whether the entry is translated as the policy says, on some interface.
-func (c *Comparison) agrees(e *Entry) bool {
-	_, right := c.opinion(e)
-	return right
-}
-
 // translatedDestination reports whether the destination was translated, by DNAT or by IPVS.
 func (e *Entry) translatedDestination() bool { return e.Original.Dst != e.Destination() }

@@ -87,8 +87,6 @@ func (n *Noted) add(e *Entry, age Age) {
 	n.Full = true
 }
 
-func (n *Noted) drop(e *Entry) { delete(n.Undated, e.hash()) }
-
 // Len returns how many connections are remembered, none if nothing is known.
 func (n *Noted) Len() int {
 	if n == nil {
@@ -99,9 +97,8 @@ func (n *Noted) Len() int {
 
 // A Past is what was known and in force before a policy.
 type Past struct {
-	// Policies were in force since the history was noted.
-	Policies []*Comparison
-	// History is that of the first of them.
+	Before *Comparison // nil: it is not known what was in force
+	// History is that of the policy before.
 	History History
 	// Missing says that rules were missing for some time before the policy came into force.
 	Missing bool
@@ -109,20 +106,27 @@ type Past struct {
 
 // age returns when an entry began that contradicts a policy which has just come into force.
 func (p Past) age(e *Entry) Age {
-	for _, c := range p.Policies {
-		if c.agrees(e) {
-			return AgeStale
-		}
+	if p.Before == nil {
+		return AgeUndated
+	}
+	ruling, right := p.Before.opinion(e)
+	if right {
+		return AgeStale
 	}
 	age := p.History.Age(e)
-	if age == AgeOverruled && p.Missing {
+	switch {
+	case age != AgeOverruled:
+		return age
+	case p.Missing:
 		return AgeStale
+	case ruling.Depends: // the policy before may have decided
+		return AgeUndated
 	}
 	return age
 }
 
 // Note remembers the connections that contradict a policy which has just come into force: they are
-// stale if one of the past agrees with them, and otherwise what they were. It ends with the context.
+// stale if the policy before agrees with them, and otherwise what they were. It ends with the context.
 func (t *Tracker) Note(ctx context.Context, c *Comparison, past Past) (*Noted, error) {
 	var n *Noted
 	s, err := t.each(ctx, func() { n = newNoted(t.noted) }, func(e *Entry) {

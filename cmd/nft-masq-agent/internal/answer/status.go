@@ -213,7 +213,6 @@ func (f *StatusFacts) problems() (found config.Problems) {
 	found = append(found, f.ofAgent()...)
 	found = append(found, f.ofRules()...)
 	found = append(found, f.ofOtherAgents()...)
-	found = append(found, health.Interfaces(health.AbsentInterfaces(f.Policy, f.Health.Links))...)
 	found = append(found, f.Health.Problems(f.Policy)...)
 	found = append(found, f.ofConnections()...)
 	found = append(found, f.ofPorts()...)

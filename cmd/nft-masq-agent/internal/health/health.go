@@ -20,7 +20,7 @@ import (
 
 // IDs of the problems that [Facts.Problems] finds, by weight.
 var IDs = []string{
-	LegacyTables, NoPods, Forwarding, OtherFile, SingleFile, Conntrack, InsertFailed,
+	InterfaceList, LegacyTables, NoPods, Forwarding, OtherFile, SingleFile, Conntrack, InsertFailed,
 }
 
 // The IDs.
@@ -122,6 +122,7 @@ func (f *Facts) Problems(p nft.Policy) (found config.Problems) {
 	for _, u := range f.Unread {
 		found = append(found, problem(config.Warning, Unchecked, "", "cannot read %s: %v", u.What, u.Err))
 	}
+	found = append(found, f.interfaces(p)...)
 	found = append(found, f.legacy()...)
 	for _, family := range p.Families {
 		found = append(found, f.podsOf(family)...)

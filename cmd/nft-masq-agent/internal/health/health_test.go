@@ -112,7 +112,7 @@ var steps = map[string]func(n *row, words []string) string{
 	},
 	"check": func(n *row, _ []string) string {
 		f := n.Read(filepath.Join(n.Proc, "config"))
-		return n.say(append(Interfaces(AbsentInterfaces(n.policy, f.Links)), f.Problems(n.policy)...))
+		return n.say(f.Problems(n.policy))
 	},
 	"not-forwarded": func(n *row, words []string) string {
 		kind := map[string]int{

@@ -10,8 +10,8 @@ import (
 	"nft-masq-agent/nft/routes"
 )
 
-// An AbsentInterface is a list entry that matches no interface of the node.
-type AbsentInterface struct {
+// An absentInterface is a list entry that matches no interface of the node.
+type absentInterface struct {
 	config.Interface
 	Key string
 	// Only means that the list restricts masquerading to its interfaces and
@@ -22,10 +22,10 @@ type AbsentInterface struct {
 	Master string
 }
 
-// AbsentInterfaces returns the list entries that match none of the node's interfaces by
+// absentInterfaces returns the list entries that match none of the node's interfaces by
 // which packets come or go: a part of another interface, such as the port of a bridge, is
 // none. Their rules stay, because an interface may appear later.
-func AbsentInterfaces(p nft.Policy, all []routes.Interface) (absent []AbsentInterface) {
+func absentInterfaces(p nft.Policy, all []routes.Interface) (absent []absentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
@@ -38,7 +38,7 @@ func AbsentInterfaces(p nft.Policy, all []routes.Interface) (absent []AbsentInte
 		for _, i := range q.Interfaces {
 			master, found := find(all, i, carries)
 			if !found && !slices.ContainsFunc(q.Interfaces, func(o config.Interface) bool { return o.Matches(master) }) {
-				absent = append(absent, AbsentInterface{Interface: i, Key: q.Key, Master: master})
+				absent = append(absent, absentInterface{Interface: i, Key: q.Key, Master: master})
 			}
 		}
 		for i := range absent[first:] {
@@ -63,9 +63,10 @@ func find(all []routes.Interface, i config.Interface, carries func(routes.Interf
 	return master, false
 }
 
-// Interfaces returns a problem for each list of interfaces because of which nothing is
-// masqueraded on the node, and a note for each other entry without an interface.
-func Interfaces(absent []AbsentInterface) (found config.Problems) {
+// interfaces finds lists of interfaces because of which nothing is masqueraded on the node, and notes other entries
+// without an interface.
+func (f *Facts) interfaces(p nft.Policy) (found config.Problems) {
+	absent := absentInterfaces(p, f.Links)
 	for i, a := range absent {
 		master := config.Printable(a.Master)
 		switch {
@@ -82,7 +83,7 @@ func Interfaces(absent []AbsentInterface) (found config.Problems) {
 }
 
 // unmatchedList describes the list of a key, the first one of absent.
-func unmatchedList(key string, absent []AbsentInterface) string {
+func unmatchedList(key string, absent []absentInterface) string {
 	var names, masters []string
 	for _, a := range absent {
 		if master := config.Printable(a.Master); a.Key == key {
@@ -106,7 +107,7 @@ func unmatchedList(key string, absent []AbsentInterface) string {
 }
 
 // missing returns a note about an entry.
-func missing(a AbsentInterface, format string, args ...any) config.Problem {
+func missing(a absentInterface, format string, args ...any) config.Problem {
 	note := problem(config.Note, InterfaceMissing, "", format, args...)
 	note.Pos = a.Pos
 	return note

@@ -49,7 +49,7 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 			all = append(all, routes.Interface{Name: name, Master: master, MasterKind: kind})
 		}
 		var got []string
-		for _, i := range AbsentInterfaces(p, all) {
+		for _, i := range absentInterfaces(p, all) {
 			text := strings.TrimSuffix(fmt.Sprintf("%s/%s", i.Name, i.Master), "/")
 			got = append(got, map[bool]string{true: "!"}[i.Only]+text)
 		}
@@ -57,7 +57,7 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 			t.Errorf("%+v: %q", tt, got)
 		}
 	}
-	if absent := AbsentInterfaces(nft.Policy{}, nil); absent != nil {
+	if absent := absentInterfaces(nft.Policy{}, nil); absent != nil {
 		t.Error(absent)
 	}
 }

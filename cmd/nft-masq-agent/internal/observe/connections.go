@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -43,22 +42,15 @@ type period struct {
 	rules   nft.Ruleset
 	changes int
 	repairs int
-	past    past
+
+	before  *nft.Policy       // that was in force right before; nil: it is not known
+	earlier conntrack.History // of that policy
+	missing bool              // rules were missing, and were restored
+
 	noted   bool // it is known which connections contradicted them at first
 	history conntrack.History
 	flushed config.Stale // outdated connections that were deleted
 }
-
-// A past is what was in force before a period.
-type past struct {
-	// policies were in force since the history was noted, the last one right before; none: it is not known.
-	policies []nft.Policy
-	history  conntrack.History // of the first of them
-	missing  bool              // rules were missing, and were restored
-}
-
-// maxPast is how many policies are remembered that come and go faster than connections are read.
-const maxPast = 8
 
 // effective identifies what is in force: a state of our rules, and what to do with
 // connections that contradict it. The zero value is none.
@@ -123,18 +115,10 @@ func newPeriod(v agent.View, before *period) *period {
 		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
 		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now()},
 	}
-	if before == nil {
-		return p
-	}
-	if before.noted {
-		p.past.history = before.history
-	} else {
-		p.past = before.past
-	}
-	p.past.missing = p.past.missing && !before.noted || v.Repairs != before.repairs
-	p.past.policies = append(slices.Clip(p.past.policies), before.rules.Policy)
-	if n := len(p.past.policies); n > maxPast {
-		p.past.policies = p.past.policies[n-maxPast:]
+	if before != nil {
+		p.before = &before.rules.Policy
+		p.earlier = before.history
+		p.missing = v.Repairs != before.repairs
 	}
 	return p
 }
@@ -195,7 +179,7 @@ func (o *connections) note(p *period) {
 	if p.noted {
 		return
 	}
-	noted, err := o.host.Note(p.ctx, p.rules.Policy, p.past)
+	noted, err := o.host.Note(p.ctx, p)
 	if err == nil {
 		p.history.Earlier = noted
 	}
@@ -240,7 +224,7 @@ func (o *connections) gather(ctx context.Context, questions ...conntrack.Questio
 		return e, errNoPolicy
 	}
 	o.told.tell(o.Agent, e)
-	e.Recent = o.told.recent(e.Time)
+	e.Recent = o.told.recent()
 	o.last = &e
 	return e, nil
 }

@@ -18,7 +18,7 @@ func TestConnectionsAreReadLessOftenIfSlow(t *testing.T) {
 		if n := w.readings; n < 9 || n > 10 {
 			t.Errorf("read %d times in 100 minutes", n)
 		}
-		if every := w.all[3].(*ports).last.Load().interval; every != 10*time.Minute {
+		if every := w.all[2].(*ports).last.Load().interval; every != 10*time.Minute {
 			t.Errorf("the metric is %s", every)
 		}
 	})

@@ -18,22 +18,25 @@ import (
 // told is what the log has been told of the evidence about the rules in force, so that it has one line
 // for each entry of the policy, destination and family.
 type told struct {
-	changes   int // of the rules
-	stale     bool
-	overruled map[judge.Entry]overruling
-	silent    map[netip.Addr]bool
-	uplinks   [2]bool
-	further   bool // there is a line about more than maxTold
+	changes  int // of the rules
+	stale    bool
+	findings map[string]finding
+	further  bool // there is a line about more than maxTold
 }
 
-// An overruling is when an entry last had overruled connections, and how many.
-type overruling struct {
-	at    time.Time
-	count conntrack.Count
+// A finding is what evidence shows about an entry of the policy, a destination, or a family.
+type finding struct {
+	event, text string
+	gone, over  string // event and text when it is no longer seen
+	subject     []any  // the fields that both lines have
+	fields      []any  // those of the first line alone
+	at          time.Time
+	count       conntrack.Count // of an entry
+	to          netip.Addr      // a destination
 }
 
 const (
-	// maxTold is how many entries and destinations have a line of their own.
+	// maxTold is how many findings have a line of their own.
 	maxTold = 20
 	// recently is for how long an entry is overruled after the last connection.
 	recently = 10 * time.Minute
@@ -41,14 +44,70 @@ const (
 
 // tell logs what is new, and what is gone.
 func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
-	if t.overruled == nil {
-		t.overruled = map[judge.Entry]overruling{}
-		t.silent = map[netip.Addr]bool{}
+	if t.findings == nil {
+		t.findings = map[string]finding{}
 	}
 	t.tellStale(a, e)
-	t.tellOverruled(a, e)
-	t.tellSilent(a, e)
-	t.tellUplinks(a, e)
+	current := findings(e)
+	for _, key := range slices.Sorted(maps.Keys(current)) {
+		f := current[key]
+		_, known := t.findings[key]
+		t.findings[key] = f
+		if !known && t.room(a) {
+			a.Log(zap.WarnLevel, f.event, f.text, append(f.subject, f.fields...)...)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(t.findings)) {
+		f := t.findings[key]
+		_, seen := current[key]
+		lasts := f.count.Overruled > 0 && e.Time.Sub(f.at) <= recently
+		if seen || lasts || hidden(e, f.to) {
+			continue
+		}
+		delete(t.findings, key)
+		a.Log(zap.InfoLevel, f.gone, f.over, f.subject...)
+	}
+}
+
+// findings returns what evidence shows that contradicts the policy, or is unanswered.
+func findings(e conntrack.Evidence) map[string]finding {
+	all := map[string]finding{}
+	for _, c := range e.Counts {
+		if c.Overruled == 0 {
+			break // they come first
+		}
+		family := conntrack.FamilyName(c.Entry.IPv6)
+		x := c.Contradicting[0]
+		all["entry "+family+" "+c.Entry.String()] = finding{
+			event: "connections_overruled", text: "connections contradict the policy: " + c.OverruledText(),
+			gone: "connections_overruled_gone", over: "connections no longer contradict the policy",
+			subject: []any{"family", family, "entry", c.Entry.String()},
+			fields: []any{
+				"verdict", string(c.Entry.Verdict), "connections", c.Overruled, "source", x.Source.String(), "destination",
+				x.Destination.String(), "seen_as", x.SeenAs.String(),
+			},
+			at: e.Time, count: c,
+		}
+	}
+	for _, u := range e.Unanswered {
+		all["destination "+u.To.String()] = finding{
+			event: "destination_unanswered", text: u.Text(), gone: "destination_unanswered_gone",
+			over:    "no connections to a destination are unanswered any more: it answers, or nobody asks",
+			subject: []any{"destination", u.To.String()},
+			fields:  []any{"entry", u.Entry.String(), "connections", u.Answered + u.Silent, "answered", u.Answered},
+			to:      u.To,
+		}
+	}
+	for _, u := range e.SilentUplinks {
+		family := conntrack.FamilyName(u.Entry.IPv6)
+		all["uplink "+family] = finding{
+			event: "uplink_unanswered", text: u.UplinkText(), gone: "uplink_unanswered_gone",
+			over:    "masqueraded connections are answered again",
+			subject: []any{"family", family},
+			fields:  []any{"connections", u.Answered + u.Silent, "answered", u.Answered},
+		}
+	}
+	return all
 }
 
 // tellStale logs once how many connections keep the translation of an earlier policy.
@@ -70,34 +129,9 @@ func (t *told) tellStale(a *agent.Agent, e conntrack.Evidence) {
 		"existing connections keep an address that contradicts the current rules", fields...)
 }
 
-func (t *told) tellOverruled(a *agent.Agent, e conntrack.Evidence) {
-	for _, c := range e.Counts {
-		if c.Overruled == 0 {
-			break // they come first
-		}
-		_, known := t.overruled[c.Entry]
-		t.overruled[c.Entry] = overruling{e.Time, c}
-		if known || !t.room(a, len(t.overruled)) {
-			continue
-		}
-		x := c.Contradicting[0]
-		a.Log(zap.WarnLevel, "connections_overruled", "connections contradict the policy: "+c.OverruledText(),
-			"family", conntrack.FamilyName(c.Entry.IPv6), "entry", c.Entry.String(), "verdict", string(c.Entry.Verdict),
-			"connections", c.Overruled, "source", x.Source.String(), "destination", x.Destination.String(),
-			"seen_as", x.SeenAs.String())
-	}
-	for entry, o := range t.overruled {
-		if e.Time.Sub(o.at) > recently {
-			delete(t.overruled, entry)
-			a.Log(zap.InfoLevel, "connections_overruled_gone", "connections no longer contradict the policy", "family",
-				conntrack.FamilyName(entry.IPv6), "entry", entry.String())
-		}
-	}
-}
-
-// room reports whether an entry has a line of its own; n is how many there are with it.
-func (t *told) room(a *agent.Agent, n int) bool {
-	if n <= maxTold {
+// room reports whether the last finding has a line of its own.
+func (t *told) room(a *agent.Agent) bool {
+	if len(t.findings) <= maxTold {
 		return true
 	}
 	if !t.further {
@@ -108,68 +142,21 @@ func (t *told) room(a *agent.Agent, n int) bool {
 	return false
 }
 
-func (t *told) tellSilent(a *agent.Agent, e conntrack.Evidence) {
-	silent := map[netip.Addr]bool{}
-	for _, u := range e.Unanswered {
-		silent[u.To] = true
-		if t.silent[u.To] {
-			continue
-		}
-		t.silent[u.To] = true
-		if t.room(a, len(t.silent)) {
-			a.Log(zap.WarnLevel, "destination_unanswered", u.Text(), "destination", u.To.String(), "entry",
-				u.Entry.String(), "connections", u.Answered+u.Silent, "answered", u.Answered)
-		}
-	}
-	for to := range t.silent {
-		if !silent[to] && !hidden(e, to) {
-			delete(t.silent, to)
-			a.Log(zap.InfoLevel, "destination_unanswered_gone",
-				"no connections to a destination are unanswered any more: it answers, or nobody asks", "destination",
-				to.String())
-		}
-	}
-}
-
 // hidden reports whether nothing is known of a destination, because the uplink is silent.
 func hidden(e conntrack.Evidence, to netip.Addr) bool {
-	return slices.ContainsFunc(e.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == to.Is6() })
-}
-
-func (t *told) tellUplinks(a *agent.Agent, e conntrack.Evidence) {
-	var silent [2]bool
-	for _, u := range e.SilentUplinks {
-		i := 0
-		if u.Entry.IPv6 {
-			i = 1
-		}
-		silent[i] = true
-		if !t.uplinks[i] {
-			a.Log(zap.WarnLevel, "uplink_unanswered", u.UplinkText(), "family", conntrack.FamilyName(u.Entry.IPv6),
-				"connections", u.Answered+u.Silent, "answered", u.Answered)
-		}
-	}
-	for i := range silent {
-		if t.uplinks[i] && !silent[i] {
-			a.Log(zap.InfoLevel, "uplink_unanswered_gone", "masqueraded connections are answered again", "family",
-				conntrack.FamilyName(i == 1))
-		}
-	}
-	t.uplinks = silent
+	return to.IsValid() &&
+		slices.ContainsFunc(e.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == to.Is6() })
 }
 
 // recent returns the last counts of the entries that were overruled recently.
-func (t *told) recent(now time.Time) (all []conntrack.Count) {
-	for _, o := range t.overruled {
-		if now.Sub(o.at) <= recently {
-			all = append(all, o.count)
+func (t *told) recent() (all []conntrack.Count) {
+	for _, f := range t.findings {
+		if f.count.Overruled > 0 {
+			all = append(all, f.count)
 		}
 	}
 	slices.SortFunc(all, func(a, b conntrack.Count) int {
-		if a.Overruled != b.Overruled {
-			return b.Overruled - a.Overruled
-		}
-		return compareEntries(a.Entry, b.Entry)
+		return cmp.Or(b.Overruled-a.Overruled, strings.Compare(a.Entry.String(), b.Entry.String()))
 	})
 	return all
 }
@@ -227,8 +214,6 @@ func sorted(all map[series]int) []series {
 			strings.Compare(a.evidence, b.evidence))
 	})
 }
-
-func compareEntries(a, b judge.Entry) int { return strings.Compare(a.String(), b.String()) }
 
 // keyName is the label of an entry.
 func keyName(e judge.Entry) string { return cmp.Or(e.Key, "anything else") }

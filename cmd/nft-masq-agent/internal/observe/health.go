@@ -16,12 +16,12 @@ import (
 )
 
 // nodeHealth reports what keeps the policy from having an effect on the node, or in force. It looks
-// at the node when everything is checked, and not at each change, which would ask the kernel
-// more than the change itself.
+// at the node when the policy is another one, and when everything is checked.
 type nodeHealth struct {
 	*agent.Agent
 	check   func(nft.Policy) config.Problems
-	repairs int // at the last view
+	policy  *nft.Ruleset // that the node was checked for
+	repairs int          // at the last view
 
 	mu       sync.Mutex
 	restored []time.Time // within a minute
@@ -35,7 +35,8 @@ const rulesRestored = "rules-restored"
 func (o *nodeHealth) Run(ctx context.Context) {
 	o.Follow(ctx, func(v agent.View, checked bool) {
 		o.count(v)
-		if v.Installed != nil && checked {
+		if v.Installed != nil && (checked || v.Installed != o.policy) {
+			o.policy = v.Installed
 			o.look(v.Installed.Policy, v.Missing)
 		}
 	})

@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/routes"
 )
 
 // A Host is what observers read, next to the loop, which does not wait for it: a [Node], or
@@ -22,12 +21,12 @@ type Host interface {
 	// XTables finds those in legacy ip_tables, and is fast.
 	XTables() ([]older.LegacyTable, error)
 	// Note remembers which connections contradict a policy that has come into force.
-	Note(context.Context, nft.Policy, past) (*conntrack.Noted, error)
+	Note(context.Context, *period) (*conntrack.Noted, error)
 	// Gather compares the connections with a policy.
 	Gather(context.Context, nft.Policy, conntrack.History, ...conntrack.Question) (conntrack.Evidence, error)
-	// Flush begins a pass. listed is called when the number of its connections is known.
-	Flush(before, inForce nft.Policy, which config.Stale, listed func(int)) Flush
-	Interfaces() ([]routes.Interface, error)
+	// Flush deletes the connections that a change of the policy outdates, in one pass. begun is called before the
+	// first one. It returns how many it has deleted, and how many the kernel kept.
+	Flush(ctx context.Context, before, inForce nft.Policy, which config.Stale, begun func()) (deleted, kept int, err error)
 	Pressure(conntrack.Ports) (conntrack.Pressure, error)
 }
 
@@ -39,9 +38,6 @@ type Node struct{ *kernel.Kernel }
 
 // NewNode returns a node for a kernel.
 func NewNode(k *kernel.Kernel) *Node { return &Node{k} }
-
-// Interfaces lists those of this node.
-func (h *Node) Interfaces() ([]routes.Interface, error) { return routes.Interfaces() }
 
 // Pressure reads how many source ports are in use.
 func (h *Node) Pressure(ports conntrack.Ports) (conntrack.Pressure, error) {
@@ -57,16 +53,16 @@ func (h *Node) Older(ctx context.Context, want nft.Ruleset) (found []older.Chain
 }
 
 // Note implements [Host].
-func (h *Node) Note(ctx context.Context, p nft.Policy, before past) (*conntrack.Noted, error) {
+func (h *Node) Note(ctx context.Context, p *period) (*conntrack.Noted, error) {
 	node, err := conntrack.ReadNode()
 	if err != nil {
 		return nil, err
 	}
-	earlier := conntrack.Past{History: before.history, Missing: before.missing}
-	for _, policy := range before.policies {
-		earlier.Policies = append(earlier.Policies, conntrack.NewComparison(policy, node))
+	past := conntrack.Past{History: p.earlier, Missing: p.missing}
+	if p.before != nil {
+		past.Before = conntrack.NewComparison(*p.before, node)
 	}
-	return conntrack.Open().Note(ctx, conntrack.NewComparison(p, node), earlier)
+	return conntrack.Open().Note(ctx, conntrack.NewComparison(p.rules.Policy, node), past)
 }
 
 // Gather implements [Host].
@@ -81,23 +77,23 @@ func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.Histo
 }
 
 // Flush implements [Host].
-func (h *Node) Flush(before, inForce nft.Policy, which config.Stale, listed func(int)) Flush {
-	var change conntrack.Change
+func (h *Node) Flush(ctx context.Context, before, inForce nft.Policy, which config.Stale, begun func()) (
+	deleted, kept int, err error,
+) {
+	node, err := conntrack.ReadNode()
+	if err != nil {
+		return 0, 0, err
+	}
+	change := conntrack.Change{
+		Before: conntrack.NewComparison(before, node), InForce: conntrack.NewComparison(inForce, node),
+	}
 	d := conntrack.Deletion{
 		Tracker: conntrack.Open(),
 		Doomed: func(e *conntrack.Entry) bool {
 			return (which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
 		},
-		Listed: listed,
+		Begun: begun,
 	}
-	return func(ctx context.Context) (deleted, kept int, err error) {
-		node, err := conntrack.ReadNode()
-		if err != nil {
-			return 0, 0, err
-		}
-		change.Before = conntrack.NewComparison(before, node)
-		change.InForce = conntrack.NewComparison(inForce, node)
-		err = d.Run(ctx)
-		return d.Deleted, d.Busy, err
-	}
+	err = d.Run(ctx)
+	return d.Deleted, d.Busy, err
 }

@@ -28,7 +28,6 @@ func All(a *agent.Agent, h Host, o cli.Options, check func(nft.Policy) config.Pr
 	a.ServeOnSocket("GET "+EvidencePath, http.HandlerFunc(evidence.serveEvidence))
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
-		newOlderAgents(a, h, o), &interfaces{Agent: a, list: h.Interfaces}, evidence,
-		&ports{Agent: a, read: h.Pressure, o: o}, healthy,
+		newOlderAgents(a, h, o), evidence, &ports{Agent: a, read: h.Pressure, o: o}, healthy,
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -31,7 +32,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 	"nft-masq-agent/nft/older"
-	"nft-masq-agent/nft/routes"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/observers.txt")
@@ -49,8 +49,7 @@ type world struct {
 	searches   int           // for older agents that began
 	searching  int           // that are running
 	searchCost time.Duration // how long one takes
-	interfaces []routes.Interface
-	passes     []string // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
+	passes     []string      // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
 	evidence   conntrack.Evidence
 	gathered   int           // times
 	notes      int           // times
@@ -86,11 +85,6 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	}, func(*loop.World) { test(w.T, w) })
 }
 
-func (w *world) Interfaces() (all []routes.Interface, err error) {
-	w.Locked(func() { all = w.interfaces })
-	return all, nil
-}
-
 func (w *world) XTables() (found []older.LegacyTable, err error) {
 	w.Locked(func() { found = w.xtables })
 	return found, nil
@@ -107,7 +101,7 @@ func (w *world) Pressure(conntrack.Ports) (conntrack.Pressure, error) {
 	}, err
 }
 
-func (w *world) Note(ctx context.Context, _ nft.Policy, _ past) (*conntrack.Noted, error) {
+func (w *world) Note(ctx context.Context, _ *period) (*conntrack.Noted, error) {
 	var err error
 	w.Locked(func() {
 		w.notes++
@@ -131,28 +125,27 @@ func (w *world) Gather(ctx context.Context, _ nft.Policy, h conntrack.History, q
 	return e, errors.Join(ctx.Err(), err)
 }
 
-func (w *world) Flush(_, _ nft.Policy, _ config.Stale, listed func(int)) Flush {
-	return func(ctx context.Context) (deleted, kept int, err error) {
-		is := "5:1:canceled"
-		w.Locked(func() {
-			if len(w.passes) > 0 {
-				is, w.passes = w.passes[0], w.passes[1:]
-			}
-		})
-		words := strings.Split(is, ":")
-		if n := nfttest.Must(strconv.Atoi(words[0])); n >= 0 {
-			listed(n)
+func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begun func()) (deleted, kept int, err error) {
+	pass := "1:canceled"
+	w.Locked(func() {
+		if len(w.passes) > 0 {
+			pass, w.passes = w.passes[0], w.passes[1:]
 		}
-		switch words[2] {
-		case "":
-		case "canceled":
-			<-ctx.Done()
-			err = ctx.Err()
-		default:
-			err = errors.New(words[2])
-		}
-		return nfttest.Must(strconv.Atoi(words[1])), 0, err
+	})
+	number, failure, _ := strings.Cut(pass, ":")
+	deleted = nfttest.Must(strconv.Atoi(number))
+	if deleted > 0 {
+		begun()
 	}
+	switch failure {
+	case "":
+	case "canceled":
+		<-ctx.Done()
+		err = ctx.Err()
+	default:
+		err = errors.New(failure)
+	}
+	return deleted, 0, err
 }
 
 func (w *world) Older(context.Context, nft.Ruleset) (found []older.Chain, err error) {
@@ -192,7 +185,6 @@ func (w *world) steps() loop.Steps {
 		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
 		"evidence":    set(w.show),
 		"search-cost": set(func(cost string) { w.searchCost = nfttest.Must(time.ParseDuration(cost)) }),
-		"interfaces":  set(func(list string) { w.interfaces = interfacesOf(list) }),
 		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}[why] }),
 		"problems": set(func(list string) {
 			w.problems = nil
@@ -201,7 +193,7 @@ func (w *world) steps() loop.Steps {
 			}
 		}),
 		"known": func(*loop.World, string) string { return w.agent.Report().Problems.Error() },
-		"ask":   func(_ *loop.World, query string) string { return w.ask(query) },
+		"ask":   func(_ *loop.World, questions string) string { return w.ask(questions) },
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
 				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, "+
@@ -244,8 +236,9 @@ func (w *world) show(list string) {
 	}
 }
 
-// ask asks for evidence as a command does.
-func (w *world) ask(query string) string {
+// ask asks for evidence as a command does, with questions in JSON.
+func (w *world) ask(questions string) string {
+	query := "?" + url.Values{"questions": {questions}}.Encode()
 	r := httptest.NewRecorder()
 	request := httptest.NewRequestWithContext(w.T.Context(), http.MethodGet, EvidencePath+query, nil)
 	w.agent.SocketHandler().ServeHTTP(r, request)
@@ -256,19 +249,6 @@ func (w *world) ask(query string) string {
 	var e conntrack.Evidence
 	nfttest.Check(json.Unmarshal([]byte(text), &e))
 	return fmt.Sprintf("%d counts, %d recently overruled, %d answers", len(e.Counts), len(e.Recent), len(e.Answers))
-}
-
-// interfacesOf are those with these names; with "=", after which is the bridge of a port.
-func interfacesOf(list string) (all []routes.Interface) {
-	for name := range strings.FieldsSeq(list) {
-		name, master, port := strings.Cut(name, "=")
-		i := routes.Interface{Name: name, Master: master}
-		if port {
-			i.MasterKind = "bridge"
-		}
-		all = append(all, i)
-	}
-	return all
 }
 
 func TestObserversDoWhatTheirScriptsSay(t *testing.T) {

@@ -106,15 +106,23 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 	return names
 }
 
+// isNew remembers what was found, and reports whether that is something else than before. It logs if it is gone.
+func (s *olderAgents) isNew(known *[]string, found []string, gone, text string) bool {
+	if slices.Equal(*known, found) {
+		return false
+	}
+	*known = found
+	if len(found) == 0 {
+		s.Log(zap.InfoLevel, gone, text)
+		return false
+	}
+	return true
+}
+
 // logTables logs what --takeover cannot remove.
 func (s *olderAgents) logTables(tables []older.LegacyTable) {
-	before := s.tables
-	s.tables = namesOf(tables)
-	if slices.Equal(before, s.tables) {
-		return
-	}
-	if len(tables) == 0 {
-		s.Log(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
+	if !s.isNew(&s.tables, namesOf(tables), "xtables_rules_gone",
+		"the rules of iptables-based agents in legacy ip_tables are gone") {
 		return
 	}
 	s.Log(zap.WarnLevel, "xtables_rules_found",
@@ -123,13 +131,7 @@ func (s *olderAgents) logTables(tables []older.LegacyTable) {
 }
 
 func (s *olderAgents) logChains(chains []older.Chain) {
-	before := s.chains
-	s.chains = namesOf(chains)
-	if slices.Equal(before, s.chains) {
-		return
-	}
-	if len(chains) == 0 {
-		s.Log(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
+	if !s.isNew(&s.chains, namesOf(chains), "legacy_rules_gone", "the rules of iptables-based agents are gone") {
 		return
 	}
 	fields := []any{"found", s.chains}
