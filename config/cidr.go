@@ -60,7 +60,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	}
 	p, err := netip.ParsePrefix(s)
 	addr, _, slash := strings.Cut(s, "/")
-	a, none := netip.ParseAddr(addr)
+	a, addrErr := netip.ParseAddr(addr)
 	zone := zones.FindString(s)
 	meant := slips.Replace(s)
 	switch {
@@ -69,12 +69,12 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	case strings.ContainsAny(s, ",${<"), strings.Contains(s, " - "):
 		return p, notOne(s)
 	case meant != s:
-		what := "blank"
+		slip := "blank"
 		if strings.Contains(s, `\`) {
-			what = "backslash"
+			slip = "backslash"
 		}
 		if _, msg := parseCIDR(meant); msg == "" {
-			return p, fmt.Sprintf("%s has a %s in it: write %q", quote(s), what, meant)
+			return p, fmt.Sprintf("%s has a %s in it: write %q", quote(s), slip, meant)
 		}
 		return p, fmt.Sprintf(notCIDR, quote(s))
 	case leadingZero.MatchString(s):
@@ -82,7 +82,7 @@ func parseCIDR(s string) (netip.Prefix, string) {
 			"write it without the zero, in decimal"
 	case zone != "":
 		return p, fmt.Sprintf("%s has a zone, which is not possible here: remove %q", quote(s), zone)
-	case none != nil:
+	case addrErr != nil:
 		return p, fmt.Sprintf(notCIDR, quote(s))
 	case a.Is4In6() && slash && p.Bits() < 96:
 		return p, fmt.Sprintf("%q is IPv4-mapped: write the IPv4 network", s)

@@ -255,24 +255,24 @@ func (r Row) in(c *Config) any {
 }
 
 // Entries returns the key's CIDRs in a config, also those in its entries.
-func (r Row) Entries(from Config) []CIDR {
-	all := get[[]CIDR](r, from)
-	for _, rule := range get[[]SNATRule](r, from) {
-		all = append(all, slices.Concat(rule.From, rule.To, rule.Addresses)...)
+func (r Row) Entries(c Config) []CIDR {
+	entries := get[[]CIDR](r, c)
+	for _, rule := range get[[]SNATRule](r, c) {
+		entries = append(entries, slices.Concat(rule.From, rule.To, rule.Addresses)...)
 	}
-	return all
+	return entries
 }
 
 // Interfaces returns the key's interfaces in a config.
-func (r Row) Interfaces(from Config) []Interface { return get[[]Interface](r, from) }
+func (r Row) Interfaces(c Config) []Interface { return get[[]Interface](r, c) }
 
 // Explicit returns the position at which a config sets the condition to false, or
 // another key to true, or nil.
-func (r Row) Explicit(from Config) *Position { return get[*Position](r, from) }
+func (r Row) Explicit(c Config) *Position { return get[*Position](r, c) }
 
 // get returns the value of a key if it is of that type.
-func get[T any](r Row, from Config) (value T) {
-	if field, ok := r.in(&from).(*T); ok {
+func get[T any](r Row, c Config) (value T) {
+	if field, ok := r.in(&c).(*T); ok {
 		value = *field
 	}
 	return value
@@ -285,38 +285,38 @@ type Value struct {
 }
 
 // Values returns the key's values in a config.
-func (r Row) Values(from Config) (out []Value) {
-	switch of := r.in(&from).(type) {
+func (r Row) Values(c Config) (values []Value) {
+	switch field := r.in(&c).(type) {
 	case *[]CIDR:
-		for _, entry := range *of {
+		for _, entry := range *field {
 			text := entry.String()
 			if r.entryKind == &addresses {
 				text = entry.Text()
 			}
-			out = append(out, Value{text, entry.Pos})
+			values = append(values, Value{text, entry.Pos})
 		}
 	case *[]Interface:
-		for _, entry := range *of {
-			out = append(out, Value{entry.Name, entry.Pos})
+		for _, entry := range *field {
+			values = append(values, Value{entry.Name, entry.Pos})
 		}
 	case *[]SNATRule:
-		for _, entry := range *of {
-			out = append(out, Value{entry.String(), entry.Pos})
+		for _, entry := range *field {
+			values = append(values, Value{entry.String(), entry.Pos})
 		}
 	case **Position:
-		if *of != nil {
-			out = append(out, Value{strconv.FormatBool(r.explicit), **of})
+		if *field != nil {
+			values = append(values, Value{strconv.FormatBool(r.explicit), **field})
 		}
 	case *PodPorts:
-		if of.Size > 0 {
-			out = append(out, Value{strconv.Itoa(of.Size), of.Pos})
+		if field.Size > 0 {
+			values = append(values, Value{strconv.Itoa(field.Size), field.Pos})
 		}
 	case *Stale:
-		if *of != StaleKeep {
-			out = append(out, Value{string(*of), from.given[r.Key]})
+		if *field != StaleKeep {
+			values = append(values, Value{string(*field), c.given[r.Key]})
 		}
 	}
-	return out
+	return values
 }
 
 // Defaults are the values that command-line flags set for keys missing from the file.
@@ -342,11 +342,11 @@ func Default(d Defaults) Config {
 	return c
 }
 
-// defaultCIDRs returns the RFC 1918 ranges and, if all is set, the other reserved
+// defaultCIDRs returns the RFC 1918 ranges and, if reserved is set, the other reserved
 // ranges that the older agents exempt with --nomasq-all-reserved-ranges.
-func defaultCIDRs(all bool) []CIDR {
+func defaultCIDRs(reserved bool) []CIDR {
 	ranges := []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
-	if all {
+	if reserved {
 		ranges = append(ranges, "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24",
 			"198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")
 	}

@@ -39,13 +39,13 @@ func (p *parser) read(s Source) {
 			"not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read")
 		return
 	}
-	before := len(p.kept)
+	reported := len(p.kept)
 	root := f.root()
 	if root == nil {
 		return
 	}
 	if empty := isNull(root) || root.Kind == yaml.MappingNode && len(root.Content) == 0; empty {
-		if len(p.kept) > before { // such as a second document
+		if len(p.kept) > reported { // such as a second document
 			return
 		}
 		p.add(Note, "emptyFile", At(f.name, 1, 1), "the file is empty: each key has its default, unless another file sets it")
@@ -74,7 +74,8 @@ func (p *parser) read(s Source) {
 func (f *file) mapping(m *yaml.Node) {
 	seen := map[string]*yaml.Node{}
 	for i := 0; i < len(m.Content) && f.expand(m, 1); i += 2 {
-		k, v := m.Content[i], target(m.Content[i+1])
+		k := m.Content[i]
+		v := target(m.Content[i+1])
 		switch name := target(k); {
 		case k.Tag == "!!merge":
 			f.merge(v)
@@ -87,11 +88,11 @@ func (f *file) mapping(m *yaml.Node) {
 }
 
 // expand reports whether more values may be read after aliases have been expanded.
-func (f *file) expand(n *yaml.Node, more int) bool {
-	if f.expanded <= maxExpanded && f.expanded+more > maxExpanded {
+func (f *file) expand(n *yaml.Node, values int) bool {
+	if f.expanded <= maxExpanded && f.expanded+values > maxExpanded {
 		f.report(Error, "alias", n, "the aliases expand to more than a config file may hold: write the values out")
 	}
-	f.expanded += more
+	f.expanded += values
 	return f.expanded <= maxExpanded
 }
 
@@ -112,7 +113,8 @@ func (f *file) merge(v *yaml.Node) {
 }
 
 func (f *file) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
-	row, key := knownKey(name), strings.ToLower(name)
+	row := knownKey(name)
+	key := strings.ToLower(name)
 	if row != nil {
 		key = row.Key
 	}

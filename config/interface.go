@@ -36,7 +36,7 @@ const (
 
 // parseInterface returns what is wrong with a name, or "": what the kernel
 // forbids (dev_valid_name), and what cannot be written in a rule.
-func parseInterface(s string) (none netip.Prefix, msg string) {
+func parseInterface(s string) (_ netip.Prefix, msg string) {
 	switch name := strings.TrimSuffix(s, "*"); {
 	case s == "*":
 		msg = `"*" means every interface: leave the key out`
@@ -50,5 +50,5 @@ func parseInterface(s string) (none netip.Prefix, msg string) {
 	case strings.Contains(name, "*"):
 		msg = quote(s) + `: a "*" can only be the last character, for all names that begin so`
 	}
-	return none, msg
+	return netip.Prefix{}, msg
 }

@@ -117,11 +117,13 @@ func (f *file) invalidJSON(err error) {
 	if errors.As(err, &syntax) {
 		offset = min(offset, int(syntax.Offset)-1)
 	}
-	hint, before := "", strings.TrimRight(f.s[:offset], " \t\n")
+	hint := ""
+	preceding := strings.TrimRight(f.s[:offset], " \t\n")
 	closing := offset < len(f.s) && strings.IndexByte("]}", f.s[offset]) >= 0
 	switch {
-	case closing && strings.HasSuffix(before, ","):
-		offset, hint = len(before)-1, ": remove this comma, the last entry has none"
+	case closing && strings.HasSuffix(preceding, ","):
+		offset = len(preceding) - 1
+		hint = ": remove this comma, the last entry has none"
 	case strings.Contains(err.Error(), "after object key:value pair"),
 		strings.Contains(err.Error(), "after array element"):
 		hint = ": put a comma before it"

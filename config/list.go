@@ -25,9 +25,9 @@ var (
 // what was in its place, in the defaults or in an earlier list, even if that has been
 // shortened since. The older agents check only what is left at the end.
 func (f *file) list(row *Row) (items []*yaml.Node) {
-	var left []*yaml.Node
+	var previous []*yaml.Node
 	for _, cidr := range row.Entries(f.config) {
-		left = append(left, &yaml.Node{Kind: yaml.ScalarNode, Value: cidr.String()})
+		previous = append(previous, &yaml.Node{Kind: yaml.ScalarNode, Value: cidr.String()})
 	}
 	for _, s := range f.settings {
 		n := s.value
@@ -38,10 +38,10 @@ func (f *file) list(row *Row) (items []*yaml.Node) {
 			f.noList(row, n)
 			continue
 		case len(n.Content) == 0:
-			left = nil
+			previous = nil
 		}
-		items = left[:0]
-		if _, again := f.set[row.Key]; !again {
+		items = previous[:0]
+		if _, given := f.set[row.Key]; !given {
 			f.set[row.Key] = f.position(s.key)
 		}
 		for i, item := range n.Content {
@@ -59,7 +59,7 @@ func (f *file) list(row *Row) (items []*yaml.Node) {
 				f.report(Error, "wrongValue", item, "%s", row.wrongEntry(entry))
 			}
 		}
-		left = items
+		previous = items
 	}
 	return items
 }

@@ -52,7 +52,7 @@ func (f *file) isManifest(root *yaml.Node) bool {
 // Unwrap returns the config in a ConfigMap manifest: its entry config or ip-masq-agent, or
 // else its only entry, and a note about it. If the entry is a block scalar, positions refer
 // to the manifest. Syntax errors are left to Parse.
-func Unwrap(s Source) (out Source, note *Problem, err error) {
+func Unwrap(s Source) (config Source, note *Problem, err error) {
 	if countNodes(string(s.Data), maxNodes) > maxNodes {
 		return s, nil, nil
 	}
@@ -65,8 +65,8 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 		Data yaml.Node
 	}
 	fail := func(n *yaml.Node, format string, args ...any) (Source, *Problem, error) {
-		at := At(s.Name, max(n.Line, 1), max(n.Column, 1))
-		return s, nil, Problems{{ID: "manifest", Level: Error, Pos: at, Msg: fmt.Sprintf(format, args...)}}
+		position := At(s.Name, max(n.Line, 1), max(n.Column, 1))
+		return s, nil, Problems{{ID: "manifest", Level: Error, Pos: position, Msg: fmt.Sprintf(format, args...)}}
 	}
 	if root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
 		return fail(root, "this is no ConfigMap manifest: leave --manifest out")
@@ -85,34 +85,35 @@ func Unwrap(s Source) (out Source, note *Problem, err error) {
 				Printable(key.Value), kind(v))
 		}
 		if len(entries) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && name == nil {
-			name, value = key, entries[i+1]
+			name = key
+			value = entries[i+1]
 		}
 	}
 	if name == nil {
 		return fail(&manifest.Data, "none of the %d entries of the ConfigMap is named config or ip-masq-agent",
 			len(entries)/2)
 	}
-	out = Source{Name: s.Name, Data: []byte(value.Value)}
+	config = Source{Name: s.Name, Data: []byte(value.Value)}
 	if value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
-		out.Data = block(string(s.Data), value.Line, name.Column)
+		config.Data = block(string(s.Data), value.Line, name.Column)
 	}
 	note = &Problem{
 		ID: "configMap", Level: Note, Pos: At(s.Name, value.Line, value.Column),
 		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
 	}
-	return out, note, nil
+	return config, note, nil
 }
 
 // block returns the text with every line blanked except those of the block scalar
 // that begins after a line and is indented by at least so many spaces, so that
 // positions stay the same.
-func block(text string, after, indent int) []byte {
+func block(text string, line, indent int) []byte {
 	lines := strings.Split(text, "\n")
 	ended := false
 	for i, l := range lines {
 		content := strings.TrimLeft(l, " ")
-		ended = ended || i >= after && strings.TrimSpace(content) != "" && len(l)-len(content) < indent
-		if i < after || ended {
+		ended = ended || i >= line && strings.TrimSpace(content) != "" && len(l)-len(content) < indent
+		if i < line || ended {
 			lines[i] = ""
 		}
 	}

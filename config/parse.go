@@ -22,7 +22,8 @@ func Parse(d Defaults, sources ...Source) (Config, Problems) {
 	p := &parser{defaults: d, config: Default(d), set: map[string]Position{}, nodes: maxNodes}
 	size := 0
 	for _, s := range sources {
-		if size += len(s.Data); size > maxSize {
+		size += len(s.Data)
+		if size > maxSize {
 			return Config{}, Problems{tooLarge(Printable(s.Name), len(sources) > 1)}
 		}
 		p.joined = p.joined || s.Joined
@@ -61,47 +62,48 @@ func (p *parser) merge(row *Row) {
 		p.linkLocal(row)
 		return
 	}
-	switch to := row.in(&p.config).(type) {
+	switch field := row.in(&p.config).(type) {
 	case *[]CIDR, *[]Interface, *[]SNATRule:
 		p.mergeLists(row)
 	case *bool:
-		scalar(p, row, to, (*file).bool, yes)
+		scalar(p, row, field, (*file).bool, yes)
 	case **bool:
 		value := false
 		scalar(p, row, &value, (*file).bool, yes)
 		if _, set := p.set[row.Key]; set {
-			*to = &value
+			*field = &value
 		}
 	case **[]PortRange:
 		value := ""
 		scalar(p, row, &value, (*file).ports, func(string, string) bool { return false })
 		if _, set := p.set[row.Key]; set {
 			ranges, _ := ParsePorts(value)
-			*to = &ranges
+			*field = &ranges
 		}
 	case *PodPorts:
-		more := func(a, b int) bool { return a > 0 && (b == 0 || a < b) }
-		if scalar(p, row, &to.Size, (*file).podPorts, more); to.Size > 0 {
-			to.Pos = p.set[row.Key]
+		smaller := func(a, b int) bool { return a > 0 && (b == 0 || a < b) }
+		scalar(p, row, &field.Size, (*file).podPorts, smaller)
+		if field.Size > 0 {
+			field.Pos = p.set[row.Key]
 		}
 	case **Position:
 		value := !row.explicit
 		scalar(p, row, &value, (*file).bool, yes)
-		if at := p.set[row.Key]; value == row.explicit {
-			*to = &at
+		if position := p.set[row.Key]; value == row.explicit {
+			*field = &position
 		}
 	case *time.Duration:
-		scalar(p, row, to, (*file).duration, cmp.Less[time.Duration])
+		scalar(p, row, field, (*file).duration, cmp.Less[time.Duration])
 	case *int:
-		scalar(p, row, to, (*file).int, cmp.Less[int])
+		scalar(p, row, field, (*file).int, cmp.Less[int])
 	case *Stale:
-		more := func(a, b Stale) bool { return a == StaleAll || b == StaleKeep }
-		scalar(p, row, to, (*file).staleConnections, more)
+		wider := func(a, b Stale) bool { return a == StaleAll || b == StaleKeep }
+		scalar(p, row, field, (*file).staleConnections, wider)
 	}
 }
 
 func (p *parser) mergeLists(row *Row) {
-	switch to := row.in(&p.config).(type) {
+	switch field := row.in(&p.config).(type) {
 	case *[]CIDR:
 		var list []CIDR
 		for _, f := range p.files {
@@ -112,26 +114,26 @@ func (p *parser) mergeLists(row *Row) {
 			}
 		}
 		if _, set := p.set[row.Key]; set {
-			*to = list
+			*field = list
 		}
 	case *[]Interface:
 		for _, f := range p.files {
 			for _, item := range f.list(row) {
 				f.entry(row, item)
-				*to = append(*to, Interface{target(item).Value, f.position(item)})
+				*field = append(*field, Interface{target(item).Value, f.position(item)})
 			}
 		}
-		if n := len(*to); n > maxInterfaces {
+		if n := len(*field); n > maxInterfaces {
 			p.add(Error, "tooManyEntries", p.set[row.Key], "%s has %d names, at most %d are possible: use a prefix such as %q",
 				row.Key, n, maxInterfaces, "veth*")
 		}
 	case *[]SNATRule:
 		for _, f := range p.files {
-			*to = append(*to, f.snatRules(row)...)
+			*field = append(*field, f.snatRules(row)...)
 		}
-		if n := len(*to); n > maxSNATRules {
-			p.add(Error, "tooManyEntries", (*to)[maxSNATRules].Pos, "%s has %d entries, at most %d are possible: each is a rule",
-				row.Key, n, maxSNATRules)
+		if n := len(*field); n > maxSNATRules {
+			p.add(Error, "tooManyEntries", (*field)[maxSNATRules].Pos,
+				"%s has %d entries, at most %d are possible: each is a rule", row.Key, n, maxSNATRules)
 		}
 	}
 }
@@ -154,23 +156,23 @@ func (p *parser) ofPredecessor() bool {
 func (p *parser) linkLocal(row *Row) {
 	exempt := false
 	scalar(p, row, &exempt, (*file).bool, yes)
-	at, given := p.set[row.Key]
-	other, both := p.set[KeyMasqLinkLocal]
+	position, given := p.set[row.Key]
+	inverse, both := p.set[KeyMasqLinkLocal]
 	switch {
 	case !given:
 	case both:
-		p.add(Mistake, "conflictingKeys", at, "%s is the inverse of %s, which is set at %s: remove one of them",
-			keyLinkLocal, KeyMasqLinkLocal, other)
+		p.add(Mistake, "conflictingKeys", position, "%s is the inverse of %s, which is set at %s: remove one of them",
+			keyLinkLocal, KeyMasqLinkLocal, inverse)
 	case p.ofPredecessor():
 		p.config.MasqLinkLocal = !exempt
-		p.add(Warning, "deprecatedKey", at, "%s is deprecated: write its inverse, %s: %t",
+		p.add(Warning, "deprecatedKey", position, "%s is deprecated: write its inverse, %s: %t",
 			keyLinkLocal, KeyMasqLinkLocal, !exempt)
 	case exempt:
-		p.add(Warning, "deprecatedKey", at, "%s is ignored, as by ip-masq-agent: remove it, or write %s: false",
+		p.add(Warning, "deprecatedKey", position, "%s is ignored, as by ip-masq-agent: remove it, or write %s: false",
 			keyLinkLocal, KeyMasqLinkLocal)
 	default:
-		p.add(Mistake, "ignoredKey", at, "%s: false masquerades link-local destinations with non-masquerade-daemon, but "+
-			"ip-masq-agent ignores it, and exempts them: write %s: true or %[2]s: false", keyLinkLocal, KeyMasqLinkLocal)
+		p.add(Mistake, "ignoredKey", position, "%s: false masquerades link-local destinations with non-masquerade-daemon, "+
+			"but ip-masq-agent ignores it, and exempts them: write %s: true or %[2]s: false", keyLinkLocal, KeyMasqLinkLocal)
 	}
 }
 
@@ -178,20 +180,21 @@ func (p *parser) linkLocal(row *Row) {
 // last one applies, and null leaves what is there, except a duration. Of several
 // files, that applies which wins over the others.
 func scalar[T comparable](
-	p *parser, row *Row, to *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
+	p *parser, row *Row, field *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
 ) {
 	for _, f := range p.files {
 		var value T
-		var at *yaml.Node
+		var place *yaml.Node
 		for _, s := range f.settings {
 			decoded := !isNull(s.value) || row.Key == keyResyncInterval
 			if s.row == row && decoded && read(f, row.Key, s.value, &value) {
-				at = s.value
+				place = s.value
 			}
 		}
-		_, again := p.set[row.Key]
-		if at != nil && (!again || value != *to && wins(value, *to)) {
-			*to, p.set[row.Key] = value, f.position(at)
+		_, given := p.set[row.Key]
+		if place != nil && (!given || value != *field && wins(value, *field)) {
+			*field = value
+			p.set[row.Key] = f.position(place)
 		}
 	}
 }
@@ -223,16 +226,19 @@ func (p *parser) checkDirectory(sources []Source) {
 // checkLists checks the length of nonMasqueradeCIDRs, and warns once per list about
 // IPv6 CIDRs while IPv6 is off.
 func (p *parser) checkLists() {
-	at, listed := p.set[KeyNonMasqueradeCIDRs]
-	n, limit := len(p.config.NonMasqueradeCIDRs), p.config.CIDRLimit
+	position, listed := p.set[KeyNonMasqueradeCIDRs]
+	n := len(p.config.NonMasqueradeCIDRs)
+	limit := p.config.CIDRLimit
 	if listed && n == 0 {
-		p.add(Warning, "emptyList", at,
+		p.add(Warning, "emptyList", position,
 			"%s is empty: not even the default ranges are exempt (to keep them, leave the key out)", KeyNonMasqueradeCIDRs)
 	}
 	if n > limit {
-		level, ignored := Error, ""
+		level := Error
+		ignored := ""
 		if p.joined {
-			level, ignored = Warning, "; this is ignored in a directory"
+			level = Warning
+			ignored = "; this is ignored in a directory"
 		}
 		p.add(level, "cidrLimit", p.set[keyCIDRLimit], "%s is %d, but %s has %d entries%s",
 			keyCIDRLimit, limit, KeyNonMasqueradeCIDRs, n, ignored)
@@ -250,34 +256,35 @@ func (p *parser) checkLists() {
 
 // checkNeedsPods checks that a key at a position does not concern more than pods. harm is
 // what it would do.
-func (p *parser) checkNeedsPods(key string, at *Position, harm string) {
+func (p *parser) checkNeedsPods(key string, position *Position, harm string) {
 	c := p.config
-	ipv4, ipv6 := c.knowsPods(false), c.knowsPods(true)
+	ipv4 := c.knowsPods(false)
+	ipv6 := c.knowsPods(true)
 	const noEffect = "%s has no effect on %s: %s has no such entry"
 	switch {
-	case at == nil:
+	case position == nil:
 	case !ipv4 && !ipv6:
-		p.add(Error, "needsSources", *at, "%s needs %s or %s: without them it would also %s "+
+		p.add(Error, "needsSources", *position, "%s needs %s or %s: without them it would also %s "+
 			"containers and virtual machines of Docker and other programs",
 			key, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces, harm)
 	case !ipv4:
-		p.add(Warning, "noEffect", *at, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", *position, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
 	case !ipv6 && c.EnableIPv6:
-		p.add(Warning, "noEffect", *at, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", *position, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
 	}
 }
 
 // checkPortsPerPod checks that pods are known, and that there are no snatRules: each entry would need
 // a chain for each block.
 func (p *parser) checkPortsPerPod() {
-	size, at := p.config.PortsPerPod.Size, p.config.PortsPerPod.Pos
-	if size == 0 {
+	position := p.config.PortsPerPod.Pos
+	if p.config.PortsPerPod.Size == 0 {
 		return
 	}
-	p.checkNeedsPods(KeyPortsPerPod, &at, "give blocks of ports to")
+	p.checkNeedsPods(KeyPortsPerPod, &position, "give blocks of ports to")
 	if rules := p.config.SNATRules; len(rules) > 0 {
-		p.add(Error, "conflictingKeys", at, "%s cannot be combined with %s, whose first entry is at %s: remove one of them, "+
-			"or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
+		p.add(Error, "conflictingKeys", position, "%s cannot be combined with %s, whose first entry is at %s: remove one of "+
+			"them, or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
 	}
 }
 

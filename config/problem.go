@@ -164,8 +164,8 @@ func ProblemsOf(err error) Problems {
 	return faults
 }
 
-// most is how many problems of each level one Parse reports. The rest is counted.
-const most = 100
+// maxReported is how many problems of each level one Parse reports. The rest is counted.
+const maxReported = 100
 
 // A report collects problems.
 type report struct {
@@ -173,9 +173,10 @@ type report struct {
 	found [Note + 1]int // by level
 }
 
-func (r *report) add(level Level, id string, at Position, format string, args ...any) {
-	if r.found[level]++; r.found[level] <= most {
-		r.kept = append(r.kept, Problem{ID: id, Level: level, Pos: at, Msg: fmt.Sprintf(format, args...)})
+func (r *report) add(level Level, id string, position Position, format string, args ...any) {
+	r.found[level]++
+	if r.found[level] <= maxReported {
+		r.kept = append(r.kept, Problem{ID: id, Level: level, Pos: position, Msg: fmt.Sprintf(format, args...)})
 	}
 }
 
@@ -189,16 +190,17 @@ func (p *parser) sorted() Problems {
 	}
 	key := func(p Problem) []int { return []int{order[p.Pos.File], p.Pos.Line, p.Pos.Col, int(p.Level)} }
 	slices.SortStableFunc(p.kept, func(a, b Problem) int { return slices.Compare(key(a), key(b)) })
-	all := slices.Compact(p.kept)
-	for i, problem := range all {
+	problems := slices.Compact(p.kept)
+	for i, problem := range problems {
 		if problem.Pos.Line > 0 {
-			all[i] = p.files[order[problem.Pos.File]].show(problem)
+			problems[i] = p.files[order[problem.Pos.File]].show(problem)
 		}
 	}
 	for i, n := range p.found {
-		if level := Level(i); n > most {
-			all = append(all, Problem{ID: "more", Level: level, Msg: fmt.Sprintf("and %d more %ss", n-most, level)})
+		if level := Level(i); n > maxReported {
+			msg := fmt.Sprintf("and %d more %ss", n-maxReported, level)
+			problems = append(problems, Problem{ID: "more", Level: level, Msg: msg})
 		}
 	}
-	return all
+	return problems
 }

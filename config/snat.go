@@ -81,7 +81,8 @@ func (f *file) snatRules(row *Row) (rules []SNATRule) {
 }
 
 func (f *file) snatRule(item *yaml.Node) SNATRule {
-	r, before := SNATRule{Pos: f.position(item)}, f.found[Error]
+	r := SNATRule{Pos: f.position(item)}
+	errorsBefore := f.found[Error]
 	m := target(item)
 	if m.Kind != yaml.MappingNode {
 		f.report(Error, "wrongValue", item, "an entry is %s, want a mapping with addresses, and from, to or out", describe(m))
@@ -125,7 +126,7 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 			if other {
 				from, to = to, from
 			}
-			if f.found[Error] == before && len(list) > 0 && some != other {
+			if f.found[Error] == errorsBefore && len(list) > 0 && some != other {
 				f.report(Warning, "noEffect", item, "an entry of %s has %s in %s, but not in %s: it never matches that",
 					KeySNATRules, family, from, to)
 			}

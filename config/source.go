@@ -72,8 +72,8 @@ func Read(path string) ([]Source, error) {
 // neither a file nor a directory.
 var ErrMissing = errors.New("no config file")
 
-func missing(path, why string) error {
-	return fmt.Errorf("%w at %s: %s", ErrMissing, Printable(path), why)
+func missing(path, reason string) error {
+	return fmt.Errorf("%w at %s: %s", ErrMissing, Printable(path), reason)
 }
 
 // isAbsence reports whether a path leads to nothing: also by a link to itself, or through
@@ -108,10 +108,10 @@ func readPath(path string) ([]Source, error) {
 // not be mixed.
 func readConsistent(path string, read func(string) ([]Source, error)) ([]Source, error) {
 	for try := 1; ; try++ {
-		before, _ := os.Readlink(filepath.Join(path, "..data"))
+		version, _ := os.Readlink(filepath.Join(path, "..data"))
 		sources, err := read(path)
-		after, _ := os.Readlink(filepath.Join(path, "..data"))
-		if before == after || try == readTries {
+		current, _ := os.Readlink(filepath.Join(path, "..data"))
+		if version == current || try == readTries {
 			return sources, err
 		}
 	}
@@ -129,7 +129,7 @@ func readEntries(path string) ([]Source, error) {
 	if !slices.ContainsFunc(names, func(name string) bool { return matches(name, patterns...) }) {
 		patterns = []string{"config"}
 	}
-	left := maxSize
+	remaining := maxSize
 	var sources []Source
 	for _, name := range names {
 		full := filepath.Join(path, name)
@@ -143,7 +143,7 @@ func readEntries(path string) ([]Source, error) {
 			sources = append(sources, Source{Name: Printable(full), Joined: true, Ignored: true})
 			continue
 		}
-		s, err := readRegular(full, left)
+		s, err := readRegular(full, remaining)
 		if isAbsence(err) || errors.Is(err, ErrMissing) {
 			continue
 		} else if err != nil {
@@ -151,7 +151,7 @@ func readEntries(path string) ([]Source, error) {
 		}
 		s.Joined = true
 		sources = append(sources, s)
-		left -= len(s.Data)
+		remaining -= len(s.Data)
 	}
 	return sources, nil
 }
@@ -186,7 +186,7 @@ func matches(name string, patterns ...string) bool {
 
 // readRegular reads a file up to a size. If something else has taken its place,
 // opening it does not block.
-func readRegular(path string, most int) (s Source, err error) {
+func readRegular(path string, limit int) (s Source, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return s, readError(err)
@@ -200,12 +200,12 @@ func readRegular(path string, most int) (s Source, err error) {
 		return s, notRegular(path, info)
 	}
 	var data bytes.Buffer
-	data.Grow(int(min(info.Size(), int64(most))) + bytes.MinRead)
-	if _, err := data.ReadFrom(io.LimitReader(f, int64(most)+1)); err != nil {
+	data.Grow(int(min(info.Size(), int64(limit))) + bytes.MinRead)
+	if _, err := data.ReadFrom(io.LimitReader(f, int64(limit)+1)); err != nil {
 		return s, readError(err)
 	}
-	if data.Len() > most {
-		return s, Problems{tooLarge(Printable(path), most < maxSize)}
+	if data.Len() > limit {
+		return s, Problems{tooLarge(Printable(path), limit < maxSize)}
 	}
 	return Source{Name: Printable(path), Data: data.Bytes()}, nil
 }

@@ -11,13 +11,13 @@ import (
 
 // bool reads what is a boolean to the older agents, including yes and on, which are
 // booleans in YAML 1.1. In quotes they are texts, which yaml.v3 decodes all the same.
-func (f *file) bool(key string, n *yaml.Node, to *bool) bool {
+func (f *file) bool(key string, n *yaml.Node, value *bool) bool {
 	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 || n.Tag == "!!bool")
 	switch {
-	case valid && n.Decode(to) == nil:
+	case valid && n.Decode(value) == nil:
 		return true
-	case n.Kind == yaml.ScalarNode && n.Decode(to) == nil:
-		return f.wrong(Error, key, n, fmt.Sprintf("want true or false: write %t without quotes or tag", *to))
+	case n.Kind == yaml.ScalarNode && n.Decode(value) == nil:
+		return f.wrong(Error, key, n, fmt.Sprintf("want true or false: write %t without quotes or tag", *value))
 	}
 	return f.wrong(Error, key, n, "want true or false")
 }
@@ -28,37 +28,37 @@ func decimal(n *yaml.Node) (number int, ok bool) {
 	return number, err == nil && n.Tag == "!!int" && n.Value == strconv.Itoa(number)
 }
 
-func (f *file) int(key string, n *yaml.Node, to *int) (valid bool) {
-	*to, valid = decimal(n)
+func (f *file) int(key string, n *yaml.Node, value *int) (valid bool) {
+	*value, valid = decimal(n)
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
-func (f *file) podPorts(key string, n *yaml.Node, to *int) (valid bool) {
-	*to, valid = decimal(n)
-	valid = valid && (*to == 0 || *to >= minPortsPerPod && *to <= maxPortsPerPod)
+func (f *file) podPorts(key string, n *yaml.Node, value *int) (valid bool) {
+	*value, valid = decimal(n)
+	valid = valid && (*value == 0 || *value >= minPortsPerPod && *value <= maxPortsPerPod)
 	return valid || f.wrong(Error, key, n, fmt.Sprintf("want 0 (off), or %d to %d", minPortsPerPod, maxPortsPerPod))
 }
 
 // ports reads port ranges; one port may be a number.
-func (f *file) ports(key string, n *yaml.Node, to *string) bool {
-	*to = n.Value
+func (f *file) ports(key string, n *yaml.Node, value *string) bool {
+	*value = n.Value
 	_, err := ParsePorts(n.Value)
 	valid := n.Kind == yaml.ScalarNode && err == nil
 	return valid || f.wrong(Error, key, n, `want port ranges such as "1024-29999,32768-65535"`)
 }
 
-func (f *file) staleConnections(key string, n *yaml.Node, to *Stale) bool {
+func (f *file) staleConnections(key string, n *yaml.Node, value *Stale) bool {
 	stale, valid := map[string]Stale{"keep": StaleKeep, "udp": StaleUDP, "all": StaleAll}[strings.ToLower(n.Value)]
-	*to = stale
+	*value = stale
 	return valid || f.wrong(Error, key, n, "want keep, udp or all")
 }
 
 // duration reads a Go duration. The older agents accept zero or less, and then
 // never pause.
-func (f *file) duration(key string, n *yaml.Node, to *time.Duration) bool {
+func (f *file) duration(key string, n *yaml.Node, value *time.Duration) bool {
 	d, err := time.ParseDuration(n.Value)
 	seconds, _ := time.ParseDuration(n.Value + "s")
-	*to = min(max(d, shortestInterval), longestInterval)
+	*value = min(max(d, shortestInterval), longestInterval)
 	switch {
 	case isNull(n):
 		return f.wrong(Error, key, n, `write one such as "60s", or remove the key`)
@@ -66,8 +66,8 @@ func (f *file) duration(key string, n *yaml.Node, to *time.Duration) bool {
 		f.wrong(Mistake, key, n, `want more than zero, such as "60s"`)
 		return !f.joined
 	case err == nil && !isNumber(n):
-		if *to != d {
-			f.report(Warning, "interval", n, "%s is %s, outside 1s to 24h: %s is used", key, describe(n), *to)
+		if *value != d {
+			f.report(Warning, "interval", n, "%s is %s, outside 1s to 24h: %s is used", key, describe(n), *value)
 		}
 		return true
 	case seconds > 0:

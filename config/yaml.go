@@ -29,7 +29,8 @@ func (f *file) root() *yaml.Node {
 	}
 	source := withoutComments(f.firstDocument())
 	if match := bareTag.FindStringSubmatchIndex(source); match != nil {
-		f.add(Error, "syntax", f.at(match[2]), `the tag "!" makes a text of any value: remove it, or write the value in quotes`)
+		f.add(Error, "syntax", f.at(match[2]),
+			`the tag "!" makes a text of any value: remove it, or write the value in quotes`)
 		return nil
 	}
 	f.nodes -= countNodes(source, f.nodes)

@@ -126,8 +126,8 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 		chain NON-MASQUERADE-DAEMON { accept; }
 	}`, "-f", "-")
 	for _, want := range []string{
-		"chain IP-MASQ in table ip nat: 3 rules; chain IP-MASQ-AGENT in table ip nat: 1 rule, to which no other rule leads, " +
-			"random-fully; " +
+		"chain IP-MASQ in table ip nat: 3 rules; " +
+			"chain IP-MASQ-AGENT in table ip nat: 1 rule, to which no other rule leads, random-fully; " +
 			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule; ",
 		"",
 	} {
