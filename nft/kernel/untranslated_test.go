@@ -520,7 +520,7 @@ type packetKind struct {
 }
 
 // kinds are packets that conntrack treats in other ways than new connections, and some of the
-// others, for comparison. nft/README lists them.
+// others, for comparison.
 func kinds() (all []packetKind) {
 	add := func(name string, protocol int, fate string, checksum int, ipv4 bool, head ...byte) {
 		payload := func(cookie []byte) []byte { return append(slices.Clone(head), cookie...) }
