@@ -43,6 +43,7 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system exec POD -- /nft-masq-agent COMMAND": "needs a kubelet: the tests of make test-cluster " +
 		"run it",
 	"kubectl -n kube-system edit configmap ip-masq-agent": "opens an editor",
+	"kubectl exec POD -- nc -z -w 3 10.9.0.9 80":          "needs a kubelet",
 	"make fleet":  "runs kubectl masq fleet",
 	"nft monitor": "does not end by itself: TestNFTMonitorAnswersWhoDeletesOurRules runs it",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
