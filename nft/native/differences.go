@@ -74,7 +74,7 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 
 // chainNames returns the names of the chains of a table.
 func chainNames(t *nft.Table) map[string]bool {
-	names := map[string]bool{}
+	names := make(map[string]bool, len(t.Chains))
 	for _, w := range t.Chains {
 		names[w.Name] = true
 	}

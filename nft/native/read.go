@@ -234,11 +234,10 @@ func (t *ourTable) read(c *nfnetlink.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, ch := range chains {
-		if ch.Table == nft.TableName {
-			t.chains = append(t.chains, ch)
-			t.named[ch.Name] = ch
-		}
+	t.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
+	t.named = make(map[string]nfnetlink.Chain, len(t.chains)) // there are hundreds, at each check
+	for _, ch := range t.chains {
+		t.named[ch.Name] = ch
 	}
 	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
@@ -291,6 +290,7 @@ func (s *State) readRules(frame, unchanged bool) error {
 			limit += len(w.Rules)
 		}
 		references = mapped(s.want)
+		s.unread = make(map[string]bool, len(references))
 	}
 	var chains []string
 	for _, ch := range s.table.chains {

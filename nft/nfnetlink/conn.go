@@ -390,6 +390,7 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 		return unsent(err)
 	}
 	interrupted := false
+	begun := time.Now()
 	for reply, err := range nl.ReceiveIter() {
 		var op *netlink.OpError
 		switch {
@@ -415,7 +416,10 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 			return nil
 		}
 		interrupted = interrupted || reply.Header.Flags&netlink.DumpInterrupted != 0
-		bounded(nl) // do may be slow
+		if time.Since(begun) > answerTimeout/2 { // do may be slow; a deadline costs more than most messages
+			begun = time.Now()
+			bounded(nl)
+		}
 	}
 	if interrupted {
 		return ErrInterrupted
