@@ -157,10 +157,14 @@ func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Si
 		}
 	}
 	for _, w := range chains {
-		if got, ok := s.table.chain(w.Name); ok && !got.Hook.Equal(w.Hook) {
+		got, ok := s.table.chain(w.Name)
+		if ok && !got.Hook.Equal(w.Hook) {
 			b.DelChain(got.ID())
 		}
 		b.AddChain(w.KernelChain(*s.want))
+		if !ok { // another agent may have created it since
+			b.FlushChain(w.KernelChain(*s.want).ID())
+		}
 	}
 	for _, w := range chains {
 		b.Append(s.rulesOf(w, sides))

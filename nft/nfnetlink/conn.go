@@ -195,7 +195,9 @@ func (c *Conn) Commit(b *Batch) error {
 			return err
 		}
 		err = c.transact(b, generation)
-		if !errors.Is(err, unix.ERESTART) || n >= attempts && time.Since(start) > patience {
+		var rejected *RejectedError // otherwise it may have taken effect
+		disturbed := errors.As(err, &rejected) && errors.Is(rejected, unix.ERESTART)
+		if !disturbed || n >= attempts && time.Since(start) > patience {
 			return err
 		}
 	}
