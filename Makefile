@@ -60,8 +60,8 @@ bin/linux_%/nft-masq-agent: FORCE
 	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
 # With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
-# Three packages at a time, because many tests wait. Those that start the program share one.
-GOTEST = CGO_ENABLED=0 go test -tags $(TAGS) -vet=off -count=1 -p 3
+# Three packages and eight tests of each at a time, because many tests wait. Those that start the program share one.
+GOTEST = CGO_ENABLED=0 go test -tags $(TAGS) -vet=off -count=1 -p 3 -parallel 8
 
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)

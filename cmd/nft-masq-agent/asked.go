@@ -90,7 +90,7 @@ func (s *asked) follow() {
 	if s.Verbosity > 0 {
 		agent = s.agent.String()
 	}
-	theirs, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	agentOptions, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
 		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
 		return
@@ -105,10 +105,10 @@ func (s *asked) follow() {
 		return
 	}
 	s.enforced = func() *nft.Ruleset {
-		r := nft.Build(theirs.Defaults, theirs.NFT(), s.agent.Files...).Ruleset
+		r := nft.Build(agentOptions.Defaults, agentOptions.NFT(), s.agent.Files...).Ruleset
 		if r != nil {
-			here := r.On(s.agent.Addresses)
-			r = &here
+			completed := r.On(s.agent.Addresses)
+			r = &completed
 		}
 		return r
 	}

@@ -87,20 +87,20 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	for want, all := range map[bool][]connectionsFlags{
 		true: {
 			{},
-			{to: cidr("10.96.0.1/32")},
-			{to: cidr("10.96.0.0/24")},
-			{to: cidr("203.0.113.9/32")},
-			{from: cidr("10.244.1.0/24")},
-			{from: cidr("10.244.1.2/32"), to: cidr("10.96.0.1/32")},
+			{destination: cidr("10.96.0.1/32")},
+			{destination: cidr("10.96.0.0/24")},
+			{destination: cidr("203.0.113.9/32")},
+			{source: cidr("10.244.1.0/24")},
+			{source: cidr("10.244.1.2/32"), destination: cidr("10.96.0.1/32")},
 			{seenAs: at("192.0.2.1:0")},
 			{seenAs: at("192.0.2.1:4000")},
 		},
 		false: {
-			{to: cidr("203.0.113.8/32")},
-			{to: cidr("10.244.1.2/32")},
-			{from: cidr("10.244.1.3/32")},
-			{from: cidr("203.0.113.9/32")},
-			{from: cidr("10.244.1.2/32"), to: cidr("fd00::/8")},
+			{destination: cidr("203.0.113.8/32")},
+			{destination: cidr("10.244.1.2/32")},
+			{source: cidr("10.244.1.3/32")},
+			{source: cidr("203.0.113.9/32")},
+			{source: cidr("10.244.1.2/32"), destination: cidr("fd00::/8")},
 			{seenAs: at("192.0.2.1:4001")},
 			{seenAs: at("192.0.2.2:0")},
 			{seenAs: at("10.244.1.2:0")},
@@ -108,7 +108,7 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	} {
 		for _, f := range all {
 			if f.matches(&e) != want {
-				t.Errorf("to %s, from %s, seen as %s: %t, want %t", f.to, f.from, f.seenAs, !want, want)
+				t.Errorf("to %s, from %s, seen as %s: %t, want %t", f.destination, f.source, f.seenAs, !want, want)
 			}
 		}
 	}

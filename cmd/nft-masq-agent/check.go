@@ -66,7 +66,7 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 		failed = exitUsage
 	}
 	if err != nil && f.output != outputJSON {
-		return failed, l.Why(err)
+		return failed, l.Explain(err)
 	}
 	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err, f.podCIDRs)
 	if n := len(r.Warnings); f.strict && n > 0 {

@@ -60,7 +60,7 @@ func (c *cleanupAnswer) String() string {
 	return word + strings.Join(c.Removed, "\n"+word) + "\n"
 }
 
-func (f *cleanupFlags) what() kernel.Removal {
+func (f *cleanupFlags) removal() kernel.Removal {
 	switch {
 	case f.legacyOnly:
 		return kernel.LegacyOnly
@@ -88,7 +88,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	if f.dryRun {
 		remove = k.Removable
 	}
-	removed, err := remove(ctx, f.what())
+	removed, err := remove(ctx, f.removal())
 	if err != nil {
 		return exitFailed, hinted(err)
 	}

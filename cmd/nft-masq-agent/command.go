@@ -60,7 +60,7 @@ const program = "nft-masq-agent"
 // older agents have no commands. A person who types the name alone gets the help,
 // and next to a running agent the name alone is an error: a second one would
 // overwrite its rules.
-func dispatch(ctx context.Context, all []command, args []string, e environment) int {
+func dispatch(ctx context.Context, known []command, args []string, e environment) int {
 	skipped, args := skipOlderName(args)
 	name := "run"
 	implied := false
@@ -84,7 +84,7 @@ func dispatch(ctx context.Context, all []command, args []string, e environment) 
 		name = args[0]
 		args = args[1:]
 	}
-	c, err := find(all, name)
+	c, err := find(known, name)
 	if err != nil {
 		_, _ = fmt.Fprintf(e.stderr, "%s: %v\n", program, err)
 		return exitUsage
@@ -138,8 +138,8 @@ func asksForHelp(arg string) bool {
 	return slices.Contains([]string{"-h", "-help", "--help"}, arg)
 }
 
-func find(all []command, name string) (command, error) {
-	for _, c := range all {
+func find(known []command, name string) (command, error) {
+	for _, c := range known {
 		if c.name == name {
 			return c, nil
 		}

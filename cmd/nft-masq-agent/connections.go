@@ -26,10 +26,10 @@ import (
 
 type connectionsFlags struct {
 	lookFlags
-	to, from          netip.Prefix   // zero: any
-	seenAs            netip.AddrPort // port 0: any
-	stale, flush, yes bool
-	limit             int
+	destination, source netip.Prefix   // zero: any
+	seenAs              netip.AddrPort // port 0: any
+	stale, flush, yes   bool
+	limit               int
 }
 
 // maxLimit bounds the memory of the list.
@@ -59,7 +59,7 @@ func connectionsCommand(l look) command {
 			cli.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
 					"port names it also if no connection is open", parseTarget)
-			cli.AddFlag(fs, &f.from, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
+			cli.AddFlag(fs, &f.source, "from", "", "`SOURCE` of the connection, an address or a CIDR", parsePrefix)
 			fs.BoolVar(&f.stale, "stale", false, "only connections whose translation contradicts the current rules")
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
@@ -92,11 +92,11 @@ func parseLimit(s string) (int, error) {
 
 func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
 	if len(operands) > 0 {
-		to, err := parsePrefix(operands[0])
+		destination, err := parsePrefix(operands[0])
 		if err != nil {
 			return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 		}
-		f.to = to
+		f.destination = destination
 	}
 	if f.yes && !f.flush {
 		return exitUsage, usagef("--yes is for --flush")
@@ -121,7 +121,7 @@ func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, 
 	if err != nil {
 		return err
 	}
-	offline := policy == nil && s.rejected == nil && !f.to.IsValid() && !f.from.IsValid()
+	offline := policy == nil && s.rejected == nil && !f.destination.IsValid() && !f.source.IsValid()
 	if offline && s.Ruleset.Policy.PortsPerPod > 0 && f.seenAs.Port() > 0 {
 		r.SetBlock(s.Ruleset.Policy, f.seenAs, nil)
 		r.Add(config.Note, "another-node", "this is by the config alone, because this node does not have its rules: no "+
@@ -263,10 +263,10 @@ func (f *connectionsFlags) list(
 
 // matches reports whether a connection was asked for, whatever its translation.
 func (f *connectionsFlags) matches(e *conntrack.Entry) bool {
-	if f.to.IsValid() && !f.to.Contains(e.Original.Dst.Addr()) && !f.to.Contains(e.Destination().Addr()) {
+	if f.destination.IsValid() && !f.destination.Contains(e.Original.Dst.Addr()) && !f.destination.Contains(e.Destination().Addr()) {
 		return false
 	}
-	if f.from.IsValid() && !f.from.Contains(e.Original.Src.Addr()) {
+	if f.source.IsValid() && !f.source.Contains(e.Original.Src.Addr()) {
 		return false
 	}
 	seen := e.SeenAs()
@@ -286,15 +286,15 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets 
 	if f.yes {
 		return nil
 	}
-	what := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source",
+	deletion := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source",
 		answer.Plural(len(r.Connections), "connection"))
 	if resets > 0 {
-		what += fmt.Sprintf(", and destinations reset the %d of TCP", resets)
+		deletion += fmt.Sprintf(", and destinations reset the %d of TCP", resets)
 	}
 	if !e.asks {
-		return fmt.Errorf("give --yes to %s", what)
+		return fmt.Errorf("give --yes to %s", deletion)
 	}
-	_, _ = fmt.Fprintf(e.stderr, "%s%s\nDelete them? [y/N] ", r, what)
+	_, _ = fmt.Fprintf(e.stderr, "%s%s\nDelete them? [y/N] ", r, deletion)
 	const limit = 100 // bytes of the reply
 	reply, err := bufio.NewReader(io.LimitReader(e.stdin, limit)).ReadString('\n')
 	if err != nil {

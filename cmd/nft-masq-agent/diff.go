@@ -62,20 +62,25 @@ func (f lookFlags) diff(ctx context.Context, operands []string, e environment) (
 }
 
 // offline compares two files.
-func (f lookFlags) offline(before, after string, e environment) (d answer.Diff, found config.Problems, err error) {
+func (f lookFlags) offline(old, current string, e environment) (d answer.Diff, found config.Problems, err error) {
 	var policies [2]nft.Policy
 	var configs [2]answer.Config
-	for i, path := range []string{before, after} {
+	for i, path := range []string{old, current} {
 		o := *f.Options
-		o.ConfigPath, o.MustExist = path, true
+		o.ConfigPath = path
+		o.MustExist = true
 		l, err := answer.Load(o)
 		if err != nil {
-			return d, nil, l.Why(err)
+			return d, nil, l.Explain(err)
 		}
-		policies[i], configs[i], found = l.Ruleset.Policy, answer.NewConfig(o, l, nil), l.Problems
+		policies[i] = l.Ruleset.Policy
+		configs[i] = answer.NewConfig(o, l, nil)
+		found = l.Problems
 	}
 	d = answer.NewDiff(policies[0], policies[1])
-	d.Head, d.Before, d.After = cli.NewHead(e.command), configs[0], configs[1]
+	d.Head = cli.NewHead(e.command)
+	d.Before = configs[0]
+	d.After = configs[1]
 	return d, found, nil
 }
 
@@ -83,11 +88,12 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 	s, err := f.open(e)
 	defer func() { _ = s.kernel.Close() }()
 	if err != nil || s.rejected != nil {
-		return d, nil, s.why(cmp.Or(err, s.rejected))
+		return d, nil, s.explained(cmp.Or(err, s.rejected))
 	}
 	if s.agent == nil { // what an agent would have read
 		usual := *f.Options
-		usual.ConfigPath, usual.MustExist = cli.DefaultConfig, false
+		usual.ConfigPath = cli.DefaultConfig
+		usual.MustExist = false
 		l, _ := answer.Load(usual)
 		s.enforced = func() *nft.Ruleset { return l.Ruleset }
 	}
@@ -95,19 +101,19 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 	if err != nil {
 		return d, nil, err
 	}
-	var before nft.Policy
+	var old nft.Policy
 	switch {
 	case current.known != nil:
-		before = current.known.Want.Policy
+		old = current.known.Want.Policy
 	case current.found:
 		return d, nil, errors.New(current.unknown + ": name two files, OLD and NEW")
 	}
-	after := s.Ruleset.Policy
-	d = answer.NewDiff(before, after)
+	wanted := s.Ruleset.Policy
+	d = answer.NewDiff(old, wanted)
 	d.Head = s.head()
 	d.After = s.config(inForce{})
 	d.Before.Accepted = true
-	for _, line := range answer.NodeSNAT(after) {
+	for _, line := range answer.NodeSNAT(wanted) {
 		d.Add(config.Note, "snat-addresses", "%s", line)
 	}
 	if len(s.Files) == 0 {
@@ -119,18 +125,18 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 		return d, s.files(), nil
 	}
 	if d.Changed() {
-		err = countOpen(ctx, &d, before, after)
+		err = countOpen(ctx, &d, old, wanted)
 	}
 	return d, s.files(), err
 }
 
 // countOpen counts the open connections that two policies translate differently.
-func countOpen(ctx context.Context, d *answer.Diff, before, after nft.Policy) error {
-	old, err := newComparison(&before)
+func countOpen(ctx context.Context, d *answer.Diff, older, newer nft.Policy) error {
+	old, err := newComparison(&older)
 	if err != nil {
 		return err
 	}
-	current, err := newComparison(&after)
+	current, err := newComparison(&newer)
 	if err != nil {
 		return err
 	}

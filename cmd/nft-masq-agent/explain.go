@@ -26,8 +26,8 @@ import (
 
 type explainFlags struct {
 	lookFlags
-	from netip.Addr // zero: a pod's, or else the node's own
-	out  string     // interface; empty: that of the route
+	source netip.Addr // zero: a pod's, or else the node's own
+	link   string     // interface; empty: that of the route
 	// protocol of the packet, 0 if unknown; its destination's port is that of the operand, 0 if unknown.
 	protocol uint8
 	trace    time.Duration // how long to wait for a packet; 0: the answer is about no packet that was sent
@@ -55,9 +55,9 @@ func explainCommand(l look) command {
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
-			cli.AddFlag(fs, &f.from, "from", "",
+			cli.AddFlag(fs, &f.source, "from", "",
 				"`SOURCE` of the connection, an address (default: a pod of this node)", parseSource)
-			cli.AddFlag(fs, &f.out, "out", "",
+			cli.AddFlag(fs, &f.link, "out", "",
 				"`INTERFACE` that the connection leaves by (default: that of the node's route)", parseInterface)
 			cli.AddFlag(fs, &f.protocol, "protocol", "",
 				"`PROTOCOL` of the packet, such as udp (default: any)", parseProtocol)
@@ -119,8 +119,8 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	if err != nil {
 		return exitUsage, usagef("ADDRESS %q %w", operands[0], err)
 	}
-	if f.from.IsValid() && f.from.Is4() != dst.Addr().Is4() {
-		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.from, dst.Addr())
+	if f.source.IsValid() && f.source.Is4() != dst.Addr().Is4() {
+		return exitUsage, usagef("--from %s and ADDRESS %s are of different address families", f.source, dst.Addr())
 	}
 	if dst.Port() != 0 && f.protocol != 0 && !conntrack.HasPorts(f.protocol) {
 		return exitUsage, usagef("--protocol %s has no ports: omit that of ADDRESS", conntrack.ProtocolName(f.protocol))
@@ -135,7 +135,7 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 	}
 	facts, err := f.gather(ctx, s, dst)
 	if err != nil {
-		return exitFailed, s.why(err)
+		return exitFailed, s.explained(err)
 	}
 	x := answer.Explain(facts)
 	return e.reply(f.output, &x, s.files()...)
@@ -146,7 +146,7 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 	current, readErr := s.inForce(ctx)
 	facts := answer.ExplainFacts{
 		Head: s.head(), Config: s.config(current), Rejected: s.rejected,
-		Packet: answer.Packet{Src: f.from, Dst: dst, Protocol: f.protocol, Chosen: !f.from.IsValid()},
+		Packet: answer.Packet{Src: f.source, Dst: dst, Protocol: f.protocol, Chosen: !f.source.IsValid()},
 	}
 	switch {
 	case s.rejected != nil && (readErr != nil || !current.found):
@@ -182,21 +182,21 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 	if facts.Kernel == answer.Unread {
 		return facts, nil
 	}
-	here := health.Node{Proc: s.proc}
-	facts.Kept, facts.Remedy = here.Forwards(facts.Route.In.Name, dst.Addr(), facts.Route.Type)
+	node := health.Node{Proc: s.proc}
+	facts.Kept, facts.Remedy = node.Forwards(facts.Route.In.Name, dst.Addr(), facts.Route.Type)
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
 // packet returns the source of the packet to explain, and its route: without --from a pod of this
 // node, of the policy's if that is known, or else the node itself.
 func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort) (netip.Addr, routes.Route, error) {
-	query := routes.Query{Src: f.from, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Out: f.out}
+	query := routes.Query{Src: f.source, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Out: f.link}
 	if query.Port != 0 && query.Protocol == 0 {
 		query.Protocol = unix.IPPROTO_TCP // the kernel looks up a port of one protocol only
 	}
-	if f.from.IsValid() {
+	if f.source.IsValid() {
 		route, err := s.route(query)
-		return f.from, route, err
+		return f.source, route, err
 	}
 	pods, err := s.pods(dst.Addr().Is6())
 	if err != nil {
@@ -207,9 +207,9 @@ func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort
 			continue
 		}
 		if policy != nil {
-			family, on := policy.Family(dst.Addr().Is6())
+			family, enabled := policy.Family(dst.Addr().Is6())
 			packet := nft.Connection{Src: pod.Address, Dst: dst.Addr(), In: pod.Interface}
-			if !on || !judge.IsPod(family, packet) {
+			if !enabled || !judge.IsPod(family, packet) {
 				continue
 			}
 		}
@@ -249,10 +249,10 @@ func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answ
 	if facts.Policy == nil || !facts.Packet.Src.IsValid() {
 		return nil
 	}
-	from := conntrack.Question{From: facts.Packet.Src, To: facts.Packet.Dst, Protocol: f.protocol}
-	anywhere := from
+	question := conntrack.Question{From: facts.Packet.Src, To: facts.Packet.Dst, Protocol: f.protocol}
+	anywhere := question
 	anywhere.From = netip.Addr{}
-	evidence, err := s.evidence(ctx, *facts.Policy, from, anywhere)
+	evidence, err := s.evidence(ctx, *facts.Policy, question, anywhere)
 	if err != nil {
 		return nil //nolint:nilerr // as without connections
 	}

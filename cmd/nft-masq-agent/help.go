@@ -39,11 +39,11 @@ const (
 	klogFlags = "All other klog flags are accepted and ignored, so that the command lines of older agents keep working."
 )
 
-func programHelp(all []command) string {
+func programHelp(known []command) string {
 	var b strings.Builder
 	b.WriteString(program + " " + purpose + ". It takes the config file and the flags of ip-masq-agent.\n\n")
 	fmt.Fprintf(&b, "Usage: %s [COMMAND] [FLAGS]\n\n", program)
-	for _, c := range all {
+	for _, c := range known {
 		fmt.Fprintf(&b, "  %-11s  %s\n", c.name, c.about)
 	}
 	b.WriteString("\nrun is the default command.\n" + exitCodes + "\n")

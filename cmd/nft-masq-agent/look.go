@@ -23,10 +23,10 @@ func wired() wiring {
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
 func observed(ctx context.Context, k *kernel.Kernel, o cli.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.NewNode(k)
-	here := health.NewNode("/proc") // on another goroutine than the loop
+	node := health.NewNode("/proc") // on another goroutine than the loop
 	return host, func(a *agent.Agent) {
 		check := func(p nft.Policy) config.Problems {
-			facts := here.Read(o.ConfigPath)
+			facts := node.Read(o.ConfigPath)
 			return facts.Problems(p)
 		}
 		a.Observe(observe.All(a, host, o, check)...)

@@ -89,10 +89,10 @@ func (e environment) print(text func(w *bufio.Writer)) error {
 }
 
 // addOutput declares --output and its short form -o.
-func addOutput(fs *flag.FlagSet, to *string) {
-	cli.AddFlag(fs, to, "output", outputText, "text or json `FORMAT` of the answer", cli.OneOf(outputText,
+func addOutput(fs *flag.FlagSet, target *string) {
+	cli.AddFlag(fs, target, "output", outputText, "text or json `FORMAT` of the answer", cli.OneOf(outputText,
 		outputJSON))
-	cli.AddFlag(fs, to, "o", outputText, "short for --output=`FORMAT`", cli.OneOf(outputText, outputJSON))
+	cli.AddFlag(fs, target, "o", outputText, "short for --output=`FORMAT`", cli.OneOf(outputText, outputJSON))
 }
 
 // Output formats.

@@ -83,9 +83,11 @@ func parseHostPort(s string) (string, error) {
 }
 
 func (f readyFlags) ready(e environment) (int, error) {
-	word, path := "ready", "/readyz"
+	word := "ready"
+	path := "/readyz"
 	if f.alive {
-		word, path = "alive", "/healthz"
+		word = "alive"
+		path = "/healthz"
 	}
 	reason, err := running.Probe(f.socket, path)
 	if err != nil {

@@ -68,12 +68,13 @@ func (f *renderFlags) render(_ context.Context, operands []string, e environment
 		return exitUsage, err
 	}
 	if err != nil {
-		return exitFailed, l.Why(err)
+		return exitFailed, l.Explain(err)
 	}
 	for _, p := range l.Problems {
 		printProblem(e, p)
 	}
-	if l.Ruleset, err = e.onThisNode(l.Ruleset); err != nil {
+	l.Ruleset, err = e.onThisNode(l.Ruleset)
+	if err != nil {
 		return exitFailed, err
 	}
 	if f.format != formatWinBridge {

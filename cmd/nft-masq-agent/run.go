@@ -114,19 +114,19 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 		log,
 	)
 	observe(loop)
-	var all sync.WaitGroup
+	var parts sync.WaitGroup
 	if o.HTTPAddress != "" {
 		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)
-		all.Go(func() { <-served })
+		parts.Go(func() { <-served })
 	}
 	if o.ProbeSocket != "" {
 		served := agent.Serve(ctx, agent.OnSocket, o.ProbeSocket, loop.SocketHandler(), log)
-		all.Go(func() { <-served })
+		parts.Go(func() { <-served })
 	}
-	all.Go(func() { loop.Run(ctx) })
+	parts.Go(func() { loop.Run(ctx) })
 	ended := make(chan struct{})
 	go func() {
-		all.Wait()
+		parts.Wait()
 		_ = generations.Close()
 		close(ended)
 	}()

@@ -78,8 +78,8 @@ func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
 	if err != nil {
 		return r, err
 	}
-	here := r.On(addresses)
-	return &here, nil
+	completed := r.On(addresses)
+	return &completed, nil
 }
 
 // An inForce is what the kernel has of our rules.
@@ -147,8 +147,8 @@ func (s *session) files() config.Problems {
 	return append(s.Problems.Remarks(), config.ProblemsOf(s.rejected)...)
 }
 
-// why adds to an error about the files whose flags are used, and their warnings.
-func (s *session) why(err error) error {
+// explained adds to an error about the files whose flags are used, and their warnings.
+func (s *session) explained(err error) error {
 	if errors.As(err, new(config.Problems)) {
 		return append(s.head().Notes, s.files()...)
 	}
@@ -156,10 +156,10 @@ func (s *session) why(err error) error {
 }
 
 // config describes the files, and what the kernel has instead.
-func (s *session) config(now inForce) answer.Config {
+func (s *session) config(current inForce) answer.Config {
 	c := answer.NewConfig(*s.Options, s.Loaded, s.rejected)
-	if now.Hash != c.Hash {
-		c.Enforced = now.Hash
+	if current.Hash != c.Hash {
+		c.Enforced = current.Hash
 	}
 	return c
 }

@@ -88,10 +88,10 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	if err != nil {
 		return f, err
 	}
-	here := health.NewNode(s.proc)
-	here.Pods = s.pods
-	here.Interfaces = s.links
-	f.Health = here.Read(s.ConfigPath)
+	node := health.NewNode(s.proc)
+	node.Pods = s.pods
+	node.Interfaces = s.links
+	f.Health = node.Read(s.ConfigPath)
 	if !s.Missing {
 		f.Health.OtherFile = ""
 	}

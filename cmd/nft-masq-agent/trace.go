@@ -35,7 +35,7 @@ func (t *traced) String() string { return t.Trace.String() }
 // traceNext waits for a new connection to the destination, and prints what its first packet met. A signal or a
 // broken pipe ends it, and the table goes in any case.
 func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e environment) (int, error) {
-	if f.out != "" {
+	if f.link != "" {
 		return exitUsage, usagef("--trace and --out exclude each other: the packet shows its interface")
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE)
@@ -45,22 +45,22 @@ func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e envi
 	if f.protocol == unix.IPPROTO_ICMP && dst.Addr().Is6() {
 		f.protocol = unix.IPPROTO_ICMPV6
 	}
-	query := nftrace.Query{From: f.from, To: dst, Protocol: f.protocol}
-	what := "a new connection"
-	if f.from.IsValid() {
-		what += " from " + f.from.String()
+	query := nftrace.Query{From: f.source, To: dst, Protocol: f.protocol}
+	awaited := "a new connection"
+	if f.source.IsValid() {
+		awaited += " from " + f.source.String()
 	}
-	what += " to " + answer.End(dst)
+	awaited += " to " + answer.End(dst)
 	t, err := nftrace.Run(waiting, query, func() {
-		_, _ = fmt.Fprintf(e.stderr, "waiting up to %s for %s\n", f.trace, what)
+		_, _ = fmt.Fprintf(e.stderr, "waiting up to %s for %s\n", f.trace, awaited)
 	})
 	switch {
 	case errors.Is(err, nftrace.ErrNoPacket) && ctx.Err() != nil:
-		return exitFailed, fmt.Errorf("interrupted before %s came", what)
+		return exitFailed, fmt.Errorf("interrupted before %s came", awaited)
 	case errors.Is(err, nftrace.ErrNoPacket):
 		return exitFailed, fmt.Errorf("%s did not come within %s: while the trace runs, open one, such as: %s\n"+
 			"it begins at prerouting: chains of ingress, tc and XDP, which can drop packets before that, are not traced",
-			what, f.trace, f.opens(dst))
+			awaited, f.trace, f.opens(dst))
 	case err != nil:
 		return exitFailed, hinted(err)
 	}

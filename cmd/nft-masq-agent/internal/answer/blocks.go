@@ -59,7 +59,7 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 		}
 	}
 	c.Add(config.Note, "own-traffic", "%sa client of a NodePort can have this port, too",
-		either(judge.MasqueradesNode(family, seenAs.Addr()), "", "the node itself or "))
+		choose(judge.MasqueradesNode(family, seenAs.Addr()), "", "the node itself or "))
 	return true
 }
 

@@ -64,7 +64,7 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 		}
 	}
 	for _, f := range p.Families {
-		if _, some := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); some {
+		if _, found := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); found {
 			m.masqueraded = append(m.masqueraded, familyName(f.IPv6))
 		}
 	}
@@ -72,11 +72,11 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 }
 
 func sourcePorts(p nft.Policy) string {
-	how := either(p.RandomFully, "fully random", "kept if free")
+	text := choose(p.RandomFully, "fully random", "kept if free")
 	if len(p.Ports) > 0 {
-		how += "; tcp, udp, sctp: " + portRanges(p.Ports)
+		text += "; tcp, udp, sctp: " + portRanges(p.Ports)
 		if slices.ContainsFunc(p.Ports, func(r config.PortRange) bool { return r.Min <= 32767 && r.Max >= 30000 }) {
-			how += ", with the default NodePorts (30000-32767)"
+			text += ", with the default NodePorts (30000-32767)"
 		}
 	}
 	b := p.PortBlocks(false)
@@ -84,10 +84,10 @@ func sourcePorts(p nft.Policy) string {
 		b = p.PortBlocks(true)
 	}
 	if b.Count() > 0 {
-		how += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
+		text += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
 			portRanges(b.Node))
 	}
-	return how
+	return text
 }
 
 // Print writes the report on an accepted config as text. It writes through, because there can be
@@ -97,9 +97,9 @@ func (r *Check) Print(w *bufio.Writer) {
 	m := r.Meaning
 	line("%s\n", r.verdict())
 	line("config        %s", r.Config.Hash)
-	line("mode          %s: %s", r.Config.Mode, either(r.Config.Chain == "", "table inet "+nft.TableName,
+	line("mode          %s: %s", r.Config.Mode, choose(r.Config.Chain == "", "table inet "+nft.TableName,
 		"chain "+r.Config.Chain))
-	line("IPv6          %s", either(m.EnableIPv6, "on", "off: IPv6 is not masqueraded"))
+	line("IPv6          %s", choose(m.EnableIPv6, "on", "off: IPv6 is not masqueraded"))
 	line("source ports  %s", m.SourcePorts)
 	line("resync        every %s", time.Duration(m.ResyncSeconds*float64(time.Second)))
 	width := 16

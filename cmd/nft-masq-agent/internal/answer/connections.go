@@ -49,9 +49,9 @@ type Connection struct {
 	Timeout uint32 `json:"timeoutSeconds"`
 	// Zone of connection tracking.
 	Zone uint16 `json:"zone,omitempty"`
-	// Now is the verdict about a new connection; absent without rules of this agent, or if it
+	// Verdict is that about a new connection; absent without rules of this agent, or if it
 	// depends on the interfaces.
-	Now nft.Verdict `json:"verdict,omitempty"`
+	Verdict nft.Verdict `json:"verdict,omitempty"`
 	// Stale means that the translation contradicts that, and that the connection did not certainly begin under the
 	// policy.
 	Stale bool `json:"stale"`
@@ -61,7 +61,7 @@ type Connection struct {
 }
 
 // NewConnection returns an entry for output. The comparison is nil if there is no policy.
-func NewConnection(e *conntrack.Entry, with *conntrack.Comparison, history conntrack.History) Connection {
+func NewConnection(e *conntrack.Entry, comparison *conntrack.Comparison, history conntrack.History) Connection {
 	c := Connection{
 		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
 		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
@@ -70,14 +70,14 @@ func NewConnection(e *conntrack.Entry, with *conntrack.Comparison, history connt
 	if e.Original.Dst != e.Destination() {
 		c.Requested = End(e.Original.Dst)
 	}
-	if with != nil {
-		ruling, finding := with.Compare(e)
+	if comparison != nil {
+		ruling, finding := comparison.Compare(e)
 		if finding == conntrack.Contradicts {
 			c.Overruled = history.Age(e) == conntrack.AgeOverruled
 			c.Stale = !c.Overruled
 		}
 		if finding != conntrack.OnInterface {
-			c.Now = ruling.Verdict
+			c.Verdict = ruling.Verdict
 		}
 	}
 	return c
@@ -124,7 +124,7 @@ func (c Connection) row() string {
 	if c.Requested != "" {
 		destination = c.Requested + " → " + c.Destination
 	}
-	verdict := string(c.Now)
+	verdict := string(c.Verdict)
 	if c.Stale {
 		verdict += " (stale)"
 	}
@@ -136,11 +136,11 @@ func (c Connection) row() string {
 }
 
 // table aligns the columns of a list, which tabs separate.
-func table[T any](header string, all []T, row func(T) string) string {
+func table[T any](header string, rows []T, row func(T) string) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, header)
-	for _, v := range all {
+	for _, v := range rows {
 		_, _ = fmt.Fprintln(w, row(v))
 	}
 	_ = w.Flush()

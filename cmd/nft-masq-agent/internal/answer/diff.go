@@ -75,38 +75,38 @@ func (c Changed) String() string {
 			c.Entry)
 	}
 	for i, x := range c.Examples {
-		text += fmt.Sprintf("%s %s %s to %s", either(i == 0, ", such as", ","), x.Protocol, x.Source, x.Destination)
+		text += fmt.Sprintf("%s %s %s to %s", choose(i == 0, ", such as", ","), x.Protocol, x.Source, x.Destination)
 	}
 	return text
 }
 
 // NewDiff compares two policies.
-func NewDiff(before, after nft.Policy) Diff {
+func NewDiff(oldPolicy, newPolicy nft.Policy) Diff {
 	d := Diff{Changes: []Change{}}
-	d.Before.Hash = before.Hash()
-	d.After.Hash = after.Hash()
-	_, was := before.Family(true)
-	_, is := after.Family(true)
-	d.value("enableIPv6", fmt.Sprint(was), fmt.Sprint(is))
-	both := []nft.Policy{before, after}
-	if was != is { // all entries of the family come or go with it
-		for i := range both {
-			both[i].Families = both[i].Families[:1]
+	d.Before.Hash = oldPolicy.Hash()
+	d.After.Hash = newPolicy.Hash()
+	_, hadIPv6 := oldPolicy.Family(true)
+	_, hasIPv6 := newPolicy.Family(true)
+	d.value("enableIPv6", fmt.Sprint(hadIPv6), fmt.Sprint(hasIPv6))
+	policies := []nft.Policy{oldPolicy, newPolicy}
+	if hadIPv6 != hasIPv6 { // all entries of the family come or go with it
+		for i := range policies {
+			policies[i].Families = policies[i].Families[:1]
 		}
 	}
-	old := entries(both[0])
-	current := entries(both[1])
-	added := without(current, old)
-	removed := without(old, current)
+	old := entries(policies[0])
+	current := entries(policies[1])
+	added := subtract(current, old)
+	removed := subtract(old, current)
 	for _, e := range added {
 		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "added", Entry: e.Value})
 	}
 	for _, e := range removed {
 		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "removed", Entry: e.Value})
 	}
-	d.moved(rules(without(old, removed)), rules(without(current, added)))
-	d.value("source ports", sourcePorts(before), sourcePorts(after))
-	d.value(config.KeyDropInvalid, fmt.Sprint(before.DropInvalid), fmt.Sprint(after.DropInvalid))
+	d.moved(rules(subtract(old, removed)), rules(subtract(current, added)))
+	d.value("source ports", sourcePorts(oldPolicy), sourcePorts(newPolicy))
+	d.value(config.KeyDropInvalid, fmt.Sprint(oldPolicy.DropInvalid), fmt.Sprint(newPolicy.DropInvalid))
 	slices.SortStableFunc(d.Changes, func(a, b Change) int { return cmp.Compare(a.Key, b.Key) })
 	return d
 }
@@ -117,34 +117,34 @@ func (d *Diff) value(key, old, current string) {
 	}
 }
 
-// without returns the entries that are not in another list, each once.
-func without(all, others []Entry) (left []Entry) {
+// subtract returns the entries that are not in another list, each once.
+func subtract(list, others []Entry) (remaining []Entry) {
 	found := map[[2]string]bool{}
 	for _, e := range others {
 		found[[2]string{e.Key, e.id}] = true
 	}
-	for _, e := range all {
+	for _, e := range list {
 		id := [2]string{e.Key, e.id}
 		if !found[id] {
-			left = append(left, e)
+			remaining = append(remaining, e)
 		}
 		found[id] = true
 	}
-	return left
+	return remaining
 }
 
 // rules returns the entries of snatRules.
-func rules(all []Entry) []Entry {
-	return slices.DeleteFunc(all, func(e Entry) bool { return e.Key != config.KeySNATRules })
+func rules(list []Entry) []Entry {
+	return slices.DeleteFunc(list, func(e Entry) bool { return e.Key != config.KeySNATRules })
 }
 
 // moved compares the order of two lists of the same entries, of which the first one that matches applies.
 func (d *Diff) moved(old, current []Entry) {
 	for i, e := range current {
-		before := slices.IndexFunc(old, func(o Entry) bool { return o.id == e.id })
-		if before != i {
+		position := slices.IndexFunc(old, func(o Entry) bool { return o.id == e.id })
+		if position != i {
 			d.Changes = append(d.Changes, Change{
-				Key: e.Key, Kind: "moved", Entry: e.Value, Old: fmt.Sprint(before + 1), New: fmt.Sprint(i + 1),
+				Key: e.Key, Kind: "moved", Entry: e.Value, Old: fmt.Sprint(position + 1), New: fmt.Sprint(i + 1),
 			})
 		}
 	}
@@ -156,29 +156,29 @@ type ChangedCount struct {
 	// Unjudged counts connections of which it is not known whether the verdict changes.
 	Unjudged int
 
-	before, after *conntrack.Comparison
-	changes       map[changedKey]*Changed
+	old, current *conntrack.Comparison
+	changes      map[changedKey]*Changed
 }
 
 type changedKey struct {
-	entry         judge.Entry
-	before, after nft.Verdict
+	entry        judge.Entry
+	old, current nft.Verdict
 }
 
 // NewChangedCount begins to count.
-func NewChangedCount(before, after *conntrack.Comparison) *ChangedCount {
-	return &ChangedCount{before: before, after: after, changes: map[changedKey]*Changed{}}
+func NewChangedCount(old, current *conntrack.Comparison) *ChangedCount {
+	return &ChangedCount{old: old, current: current, changes: map[changedKey]*Changed{}}
 }
 
 // Add counts a connection if the new policy decides otherwise about it.
 func (c *ChangedCount) Add(e *conntrack.Entry) {
-	old, was := c.before.Compare(e)
-	current, is := c.after.Compare(e)
-	if unjudged(old, was) || unjudged(current, is) {
+	old, oldFinding := c.old.Compare(e)
+	current, currentFinding := c.current.Compare(e)
+	if unjudged(old, oldFinding) || unjudged(current, currentFinding) {
 		c.Unjudged++
 		return
 	}
-	if old.Verdict == current.Verdict && !(was == conntrack.Agrees && is == conntrack.Contradicts) {
+	if old.Verdict == current.Verdict && !(oldFinding == conntrack.Agrees && currentFinding == conntrack.Contradicts) {
 		return
 	}
 	key := changedKey{current.Entry, old.Verdict, current.Verdict}
@@ -199,14 +199,14 @@ func unjudged(ruling judge.Ruling, finding conntrack.Finding) bool {
 }
 
 // List returns the counts, the largest first.
-func (c *ChangedCount) List() (all []Changed) {
+func (c *ChangedCount) List() (counts []Changed) {
 	for _, change := range c.changes {
-		all = append(all, *change)
+		counts = append(counts, *change)
 	}
-	slices.SortFunc(all, func(a, b Changed) int {
+	slices.SortFunc(counts, func(a, b Changed) int {
 		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Entry, b.Entry), cmp.Compare(a.Before, b.Before))
 	})
-	return all
+	return counts
 }
 
 // Changed reports whether anything changes for packets.

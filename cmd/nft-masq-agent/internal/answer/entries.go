@@ -26,13 +26,13 @@ type Entry struct {
 
 // entries returns the entries of a policy: first those that control source address translation, then the
 // conditions of each family in the order in which they are asked.
-func entries(p nft.Policy) (all []Entry) {
+func entries(p nft.Policy) (list []Entry) {
 	titles := map[string]string{}
 	for _, row := range config.Translations() {
 		titles[row.Key] = row.Key + ": " + row.Means
 	}
 	add := func(key, family, value, id string, place config.Position) {
-		all = append(all, Entry{key, family, value, place, titles[key], id})
+		list = append(list, Entry{key, family, value, place, titles[key], id})
 	}
 	for _, f := range p.Families {
 		family := familyKey(f.IPv6)
@@ -61,7 +61,7 @@ func entries(p nft.Policy) (all []Entry) {
 			}
 		}
 	}
-	return all
+	return list
 }
 
 // ruleText describes an entry of snatRules, with the first of its addresses.

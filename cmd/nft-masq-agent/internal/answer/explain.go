@@ -84,14 +84,14 @@ type Packet struct {
 // contradicting is how many connections contradict the policy, and did not certainly begin before it.
 func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
 
-// against returns examples of these.
-func against(c conntrack.Count) []conntrack.Example {
+// contradictions returns examples of these.
+func contradictions(c conntrack.Count) []conntrack.Example {
 	return slices.DeleteFunc(slices.Clone(c.Contradicting), func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale })
 }
 
 // seenAs returns the addresses as which connections are seen.
-func seenAs(all []conntrack.Example) (seen []netip.Addr) {
-	for _, x := range all {
+func seenAs(examples []conntrack.Example) (seen []netip.Addr) {
+	for _, x := range examples {
 		if !slices.Contains(seen, x.SeenAs.Addr()) {
 			seen = append(seen, x.SeenAs.Addr())
 		}
@@ -106,8 +106,8 @@ func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
 	if f.Packet.Chosen && f.ToAddress.Open() == 0 {
 		f.ToAddress = found.Answers[1]
 	}
-	family, on := f.Policy.Family(f.Packet.Dst.Addr().Is6())
-	if on {
+	family, enabled := f.Policy.Family(f.Packet.Dst.Addr().Is6())
+	if enabled {
 		f.ToEntry = found.Entry(judge.Rule(&family, f.connection()).Entry)
 	}
 }
@@ -172,8 +172,8 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Open connections to the destination.
 	Open OpenConnections `json:"openConnections"`
-	// Against are open connections to the destination that began under the policy and contradict it, at most 3.
-	Against []Connection `json:"contradicting,omitempty"`
+	// Contradicting are open connections to the destination that began under the policy and contradict it, at most 3.
+	Contradicting []Connection `json:"contradicting,omitempty"`
 	// Others are rules of other programs that name the address, and chains that translate sources.
 	Others []Other `json:"otherRules,omitempty"`
 }
@@ -272,8 +272,8 @@ func Explain(f ExplainFacts) Explanation {
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
 		},
 	}
-	for _, example := range against(f.ToAddress) {
-		x.Against = append(x.Against, exampleConnection(example))
+	for _, example := range contradictions(f.ToAddress) {
+		x.Contradicting = append(x.Contradicting, exampleConnection(example))
 	}
 	if f.Packet.Protocol != 0 {
 		x.Protocol = conntrack.ProtocolName(f.Packet.Protocol)
@@ -314,7 +314,7 @@ func (f *ExplainFacts) sees(code Code) netip.Addr {
 	if code == Shown && len(evidence.Seen) == 1 {
 		return evidence.Seen[0]
 	}
-	examples := against(evidence)
+	examples := contradictions(evidence)
 	answered := slices.ContainsFunc(examples, func(x conntrack.Example) bool { return x.Answered })
 	seen := seenAs(examples)
 	if code == Contradicted && len(seen) == 1 && answered && evidence.Agrees == 0 {
@@ -394,24 +394,25 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 }
 
 func explainStep(s judge.Step) Step {
-	out := Step{Question: s.Question, Yes: s.Yes, Match: s.Name}
+	step := Step{Question: s.Question, Yes: s.Yes, Match: s.Name}
 	if s.CIDR.IsValid() {
-		out.Match = s.CIDR.String()
+		step.Match = s.CIDR.String()
 	}
 	switch {
 	case s.Yes:
-		out.Place = s.CIDR.Pos
+		step.Place = s.CIDR.Pos
 	case s.Decides && len(s.Of.CIDRs) > 0:
-		out.Place = s.Of.CIDRs[0].Pos
+		step.Place = s.Of.CIDRs[0].Pos
 	case s.Decides && len(s.Of.Interfaces) > 0:
-		out.Place = s.Of.Interfaces[0].Pos
+		step.Place = s.Of.Interfaces[0].Pos
 	}
-	return out
+	return step
 }
 
 // headline writes the headline of a code.
 func (f *ExplainFacts) headline(code Code, e expectation) string {
-	to, src := End(f.Packet.Dst), f.Packet.Src
+	destination := End(f.Packet.Dst)
+	src := f.Packet.Src
 	evidence := f.ToAddress
 	switch code {
 	case ConfigRejected:
@@ -426,58 +427,59 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 		if len(evidence.Endpoints) > 0 {
 			expected = "what the policy says of " + endpointList(evidence.Endpoints)
 		}
-		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), to, verb(n, "show"),
-			addressList(seenAs(against(evidence))), expected, either(evidence.Overruled == 0,
+		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), destination, verb(n, "show"),
+			addressList(seenAs(contradictions(evidence))), expected, choose(evidence.Overruled == 0,
 				"they began before the policy, or another program decides", "another program decides"))
 	case NoRoute:
 		if !src.IsValid() {
-			return fmt.Sprintf("This node has no route to %s.", to)
+			return fmt.Sprintf("This node has no route to %s.", destination)
 		}
-		return fmt.Sprintf("This node has no route to %s for a packet from %s.", to, src)
+		return fmt.Sprintf("This node has no route to %s for a packet from %s.", destination, src)
 	case NotForwarded:
-		return fmt.Sprintf("%s sees nothing: this node forwards no %s.", to, f.Kept)
+		return fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
 	case LocalAddress:
-		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.", to, src)
+		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.", destination, src)
 	case Shown:
 		return f.shown(e)
 	case ShownByEntry:
-		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.", to, e.words,
+		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.", destination, e.words,
 			e.policy, Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
 	case Should:
 	}
 	if e.words == "" {
 		return fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is known.",
-			to)
+			destination)
 	}
 	shows := "no open connection shows it"
 	if evidence.Agrees > 0 {
 		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(evidence.Agrees, "open connection"),
 			verb(evidence.Agrees, "agree"))
 	}
-	return fmt.Sprintf("%s should see %s: %s; %s.", to, e.words, e.policy, shows)
+	return fmt.Sprintf("%s should see %s: %s; %s.", destination, e.words, e.policy, shows)
 }
 
 // shown is the headline about what answered connections show, which agree with the policy. They need not show the
 // address that it should be: another program may have chosen that, or they lead to another address.
 func (f *ExplainFacts) shown(e expectation) string {
-	evidence, to := f.ToAddress, End(f.Packet.Dst)
+	evidence := f.ToAddress
+	destination := End(f.Packet.Dst)
 	counted := Plural(evidence.Agrees, "open connection") + " to it"
 	if len(evidence.Endpoints) > 0 {
 		n := evidence.Agrees
 		return fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another address.",
-			Plural(n, "open connection"), to, verb(n, "lead"), endpointList(evidence.Endpoints), verb(n, "show"),
+			Plural(n, "open connection"), destination, verb(n, "lead"), endpointList(evidence.Endpoints), verb(n, "show"),
 			addressList(evidence.Seen), verb(n, "agree"))
 	}
 	if len(evidence.Seen) == 1 && evidence.Seen[0] == e.address {
-		return fmt.Sprintf("%s sees %s: %s; %s %s.", to, e.words, e.policy, counted, verb(evidence.Agrees, "agree"))
+		return fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(evidence.Agrees, "agree"))
 	}
-	return fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", to, addressList(evidence.Seen), counted,
+	return fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", destination, addressList(evidence.Seen), counted,
 		verb(evidence.Agrees, "show"), e.words)
 }
 
-func endpointList(all []netip.AddrPort) string {
+func endpointList(examples []netip.AddrPort) string {
 	var texts []string
-	for _, a := range all {
+	for _, a := range examples {
 		texts = append(texts, End(a))
 	}
 	return strings.Join(texts, ", ")
@@ -485,8 +487,8 @@ func endpointList(all []netip.AddrPort) string {
 
 // details are what the headline goes on to say: the answer by what is in force, what to do, what may interfere.
 func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
-	to := End(f.Packet.Dst)
-	trace := "nft-masq-agent explain " + to
+	destination := End(f.Packet.Dst)
+	trace := "nft-masq-agent explain " + destination
 	if f.Packet.Src.IsValid() {
 		trace += " --from " + f.Packet.Src.String()
 	}
@@ -497,14 +499,14 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 	switch code {
 	case ConfigRejected, OtherPolicy:
 		if e.words != "" {
-			lines = append(lines, fmt.Sprintf("by the policy in force, %s should see %s: %s", to, e.words, e.policy))
+			lines = append(lines, fmt.Sprintf("by the policy in force, %s should see %s: %s", destination, e.words, e.policy))
 		}
 		if f.Rejected != nil {
 			lines = append(lines, "fix "+placeOf(f.Rejected, f.Config.Path))
 		}
 	case NotInstalled:
 		if e.words != "" {
-			lines = append(lines, fmt.Sprintf("with the config, %s would see %s: %s", to, e.words, e.policy))
+			lines = append(lines, fmt.Sprintf("with the config, %s would see %s: %s", destination, e.words, e.policy))
 		}
 		lines = append(lines, "nft-masq-agent status says what is wrong")
 	case NotForwarded:
@@ -512,7 +514,7 @@ func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
 			lines = append(lines, f.Remedy)
 		}
 	case Contradicted:
-		for _, x := range against(f.ToAddress) {
+		for _, x := range contradictions(f.ToAddress) {
 			lines = append(lines, fmt.Sprintf("%s %s to %s is seen as %s", x.Protocol, End(x.Source), End(x.Destination),
 				End(x.SeenAs)))
 		}
@@ -617,12 +619,12 @@ func (a Answer) write(b *strings.Builder) {
 }
 
 func (s Step) reply(v nft.Verdict, decides bool) string {
-	reply := either(s.Yes, "yes", "no")
+	reply := choose(s.Yes, "yes", "no")
 	if s.Match != "" {
 		reply += ", " + s.Match
 	}
 	if decides {
-		reply += either(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")
+		reply += choose(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")
 	}
 	return reply
 }

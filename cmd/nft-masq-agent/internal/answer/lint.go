@@ -14,12 +14,12 @@ import (
 // nowhere is the position of a problem that is not about a place in a file.
 var nowhere config.Position
 
-func problem(level config.Level, id string, at config.Position, format string, args ...any) config.Problem {
-	return config.Problem{ID: id, Level: level, Pos: at, Msg: fmt.Sprintf(format, args...)}
+func problem(level config.Level, id string, place config.Position, format string, args ...any) config.Problem {
+	return config.Problem{ID: id, Level: level, Pos: place, Msg: fmt.Sprintf(format, args...)}
 }
 
-func warning(id string, at config.Position, format string, args ...any) config.Problem {
-	return problem(config.Warning, id, at, format, args...)
+func warning(id string, place config.Position, format string, args ...any) config.Problem {
+	return problem(config.Warning, id, place, format, args...)
 }
 
 // Lint finds likely mistakes in a config. It does not repeat warnings of the
@@ -62,10 +62,10 @@ func shared(blocks int, podCIDRs []netip.Prefix) (found config.Problems) {
 // unusable finds the first of snatAddresses that no node can use. In snatRules they are errors.
 func unusable(s nft.SNAT) config.Problems {
 	for _, c := range s.CIDRs {
-		if none, unusable := config.Unusable(c.Prefix); unusable {
+		if network, unusable := config.Unusable(c.Prefix); unusable {
 			return config.Problems{warning("snat-address-unusable", c.Pos,
 				"%s: %s is in %s: no reply returns to such an address, so it is never used", config.KeySNATAddresses, c.Text(),
-				none)}
+				network)}
 		}
 	}
 	return nil
@@ -73,26 +73,26 @@ func unusable(s nft.SNAT) config.Problems {
 
 // nothing finds policies that leave no destination, or nothing at all, to masquerade.
 func nothing(f nft.FamilyPolicy) config.Problems {
-	all := everything(f.IPv6)
+	everywhere := everything(f.IPv6)
 	exempt := f.List(config.KeyNonMasqueradeCIDRs)
-	if _, some := uncovered(all, exempt.Prefixes()); some {
+	if _, found := uncovered(everywhere, exempt.Prefixes()); found {
 		if !judge.Masqueraded(f).Empty() {
 			return nil
 		}
 		return config.Problems{warning("nothing-masqueraded", nowhere,
 			"the conditions together exempt every %s connection: nothing is masqueraded", familyName(f.IPv6))}
 	}
-	at := nowhere
-	what := "nonMasqueradeCIDRs together cover"
+	place := nowhere
+	subject := "nonMasqueradeCIDRs together cover"
 	for _, c := range exempt.CIDRs {
-		if c.Prefix == all {
-			at = c.Pos
-			what = "nonMasqueradeCIDRs: " + all.String() + " covers"
+		if c.Prefix == everywhere {
+			place = c.Pos
+			subject = "nonMasqueradeCIDRs: " + everywhere.String() + " covers"
 		}
 	}
 	forced := len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0
-	return config.Problems{warning("everything-exempt", at, "%s every %s destination: nothing %sis masqueraded", what,
-		familyName(f.IPv6), either(forced, "but forceMasqueradeCIDRs ", ""))}
+	return config.Problems{warning("everything-exempt", place, "%s every %s destination: nothing %sis masqueraded", subject,
+		familyName(f.IPv6), choose(forced, "but forceMasqueradeCIDRs ", ""))}
 }
 
 // uncoveredPods finds pod CIDRs that a policy does not cover: outside the masqueraded
@@ -116,8 +116,8 @@ func uncoveredPods(f nft.FamilyPolicy, pods []netip.Prefix) (found config.Proble
 				break
 			}
 		}
-		gap, some := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
-		if some {
+		gap, partial := uncovered(p, f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
+		if partial {
 			found = append(found, warning("pod-cidr-not-exempt", nowhere, "%s of pod CIDR %s is not exempt: %s", gap, p, seen))
 		}
 	}
@@ -137,9 +137,9 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 
 // uncovered returns a part of a network that no CIDR of a list contains, if there is one.
 func uncovered(p netip.Prefix, list []netip.Prefix) (netip.Prefix, bool) {
-	left := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.SetOf(list))
-	if len(left) == 0 {
+	remaining := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.SetOf(list))
+	if len(remaining) == 0 {
 		return netip.Prefix{}, false
 	}
-	return left[0].Prefixes()[0], true
+	return remaining[0].Prefixes()[0], true
 }

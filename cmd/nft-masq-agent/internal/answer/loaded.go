@@ -41,8 +41,8 @@ func Build(o cli.Options, sources []config.Source) Loaded {
 	return l
 }
 
-// Why adds the warnings and notes to an error about the files.
-func (l Loaded) Why(err error) error {
+// Explain adds the warnings and notes to an error about the files.
+func (l Loaded) Explain(err error) error {
 	if errors.As(err, new(config.Problems)) {
 		return append(l.Problems.Remarks(), config.ProblemsOf(err)...)
 	}

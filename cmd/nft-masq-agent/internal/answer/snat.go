@@ -9,7 +9,7 @@ import (
 )
 
 // NodeSNAT says for each family with snatAddresses or snatRules which of these addresses the node has.
-func NodeSNAT(p nft.Policy) (all []string) {
+func NodeSNAT(p nft.Policy) (lines []string) {
 	for _, f := range p.Families {
 		present := strings.Join(texts(f.SNAT.Present), ", ")
 		absent := strings.Join(config.Texts(f.SNAT.Absent()), ", ")
@@ -19,17 +19,17 @@ func NodeSNAT(p nft.Policy) (all []string) {
 			if absent != "" {
 				text += "; not on this node: " + absent
 			}
-			all = append(all, text)
+			lines = append(lines, text)
 		} else if absent != "" {
-			all = append(all, fmt.Sprintf("This node has none of the %s %s: connections are masqueraded with the address of the "+
+			lines = append(lines, fmt.Sprintf("This node has none of the %s %s: connections are masqueraded with the address of the "+
 				"interface.", familyName(f.IPv6), config.KeySNATAddresses))
 		}
 		for _, r := range f.SNATRules {
 			if len(r.Present) == 0 {
-				all = append(all, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).", familyName(f.IPv6), r.Place,
+				lines = append(lines, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).", familyName(f.IPv6), r.Place,
 					config.KeySNATRules, r.At))
 			}
 		}
 	}
-	return all
+	return lines
 }

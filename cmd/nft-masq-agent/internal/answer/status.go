@@ -168,7 +168,8 @@ func (f *StatusFacts) summary() [][2]string {
 	}
 	connections := "not compared with the policy"
 	if f.Evidence != nil {
-		open, agreeing := 0, 0
+		open := 0
+		agreeing := 0
 		for _, c := range f.Evidence.Counts {
 			open += c.Open()
 			agreeing += c.Agrees
@@ -292,17 +293,17 @@ func (f *StatusFacts) outOfSync() string {
 // enforced names what is enforced instead of a rejected config.
 func (f *StatusFacts) enforced() string {
 	if f.Kernel.Hash == "" {
-		return either(len(f.Older) > 0, "the rules of an iptables-based agent are active, ", "") +
+		return choose(len(f.Older) > 0, "the rules of an iptables-based agent are active, ", "") +
 			"none of our rules are installed"
 	}
-	what := "an earlier config (%s) is installed, mode %s"
+	text := "an earlier config (%s) is installed, mode %s"
 	if f.Agent != nil && f.Agent.Source == "lenient" {
-		what = "the older agents' reading of it (%s) is installed, mode %s"
+		text = "the older agents' reading of it (%s) is installed, mode %s"
 	}
 	if f.Agent != nil && f.Agent.Source == "defaults" {
-		what = "the built-in defaults (%s) are installed, mode %s"
+		text = "the built-in defaults (%s) are installed, mode %s"
 	}
-	return fmt.Sprintf(what, f.Kernel.Hash, f.Kernel.Mode)
+	return fmt.Sprintf(text, f.Kernel.Hash, f.Kernel.Mode)
 }
 
 // installed says which rules of ours the kernel has.
@@ -330,7 +331,7 @@ func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 	if len(f.Older) > 0 {
 		found = append(found, statusProblem("older-agent", strings.Join(texts(f.Older),
 			"\n")+"\nstop that agent"+
-			either(f.TakeOver, ": this one then removes its rules (--takeover), once the config is accepted",
+			choose(f.TakeOver, ": this one then removes its rules (--takeover), once the config is accepted",
 				", and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"),
 			"rules of an iptables-based agent are also active"))
 	}
@@ -349,7 +350,9 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 	if f.Evidence == nil {
 		return nil
 	}
-	stale, undated, overruled := 0, 0, 0
+	stale := 0
+	undated := 0
+	overruled := 0
 	for _, c := range f.Evidence.Counts {
 		stale += c.Stale
 		undated += c.Undated
@@ -518,12 +521,12 @@ func (s *Status) writeCounters(b *strings.Builder) {
 	}
 	b.WriteString("\nConnections since the counters were created:\n")
 	for _, c := range s.Counters {
-		what := ""
+		text := ""
 		if c.Verdict == nft.Invalid {
-			what = " packets of pods without a connection, dropped (" + config.KeyDropInvalid + ")"
+			text = " packets of pods without a connection, dropped (" + config.KeyDropInvalid + ")"
 		}
 		if c.Count > 0 || s.verbose {
-			fmt.Fprintf(b, "  %-5s %-12s %12d%s\n", c.Family, c.Verdict, c.Count, what)
+			fmt.Fprintf(b, "  %-5s %-12s %12d%s\n", c.Family, c.Verdict, c.Count, text)
 		}
 	}
 }

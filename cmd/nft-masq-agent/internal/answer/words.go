@@ -11,11 +11,11 @@ import (
 )
 
 func familyName(ipv6 bool) string {
-	return either(ipv6, "IPv6", "IPv4")
+	return choose(ipv6, "IPv6", "IPv4")
 }
 
 // familyKey is the name in JSON.
-func familyKey(ipv6 bool) string { return either(ipv6, "ipv6", "ipv4") }
+func familyKey(ipv6 bool) string { return choose(ipv6, "ipv6", "ipv4") }
 
 // placeText returns where an entry of a list comes from.
 func placeText(place config.Position, entry string) string {
@@ -28,38 +28,38 @@ func placeText(place config.Position, entry string) string {
 }
 
 func texts[T fmt.Stringer](list []T) []string {
-	out := make([]string, len(list))
+	lines := make([]string, len(list))
 	for i, v := range list {
-		out[i] = v.String()
+		lines[i] = v.String()
 	}
-	return out
+	return lines
 }
 
 // portRanges lists ports as --to-ports does.
-func portRanges(all []config.PortRange) string { return strings.Join(texts(all), ",") }
+func portRanges(list []config.PortRange) string { return strings.Join(texts(list), ",") }
 
 // Plural returns a number of things.
-func Plural(n int, what string) string {
+func Plural(n int, noun string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // verb returns a verb after a number of things.
-func verb(n int, word string) string { return either(n == 1, word+"s", word) }
+func verb(n int, word string) string { return choose(n == 1, word+"s", word) }
 
 // addressList lists the first addresses or CIDRs and counts the others.
-func addressList[T fmt.Stringer](all []T) string {
+func addressList[T fmt.Stringer](list []T) string {
 	const limit = 8
-	text := strings.Join(texts(all[:min(len(all), limit)]), ", ")
-	if len(all) > limit {
-		text += fmt.Sprintf(" and %d more", len(all)-limit)
+	text := strings.Join(texts(list[:min(len(list), limit)]), ", ")
+	if len(list) > limit {
+		text += fmt.Sprintf(" and %d more", len(list)-limit)
 	}
 	return text
 }
 
-func either(first bool, a, b string) string {
+func choose(first bool, a, b string) string {
 	if first {
 		return a
 	}
@@ -67,8 +67,8 @@ func either(first bool, a, b string) string {
 }
 
 // lines writes texts as one line each.
-func lines(b *strings.Builder, indent string, all ...string) {
-	for _, text := range all {
+func lines(b *strings.Builder, indent string, list ...string) {
+	for _, text := range list {
 		b.WriteString(cli.Line(text, indent))
 	}
 }
@@ -78,8 +78,8 @@ func lines(b *strings.Builder, indent string, all ...string) {
 const widest, shortest = 100, 40
 
 // write writes problems: of each the verdict, and below it what it goes on to say.
-func write(b *strings.Builder, all config.Problems) {
-	for _, p := range all {
+func write(b *strings.Builder, list config.Problems) {
+	for _, p := range list {
 		details := p.Details
 		p.Details = ""
 		first(b, p.Error())
@@ -98,13 +98,13 @@ func first(b *strings.Builder, text string) {
 	}
 	head := strings.ReplaceAll(string([]rune(text)[:widest]), " . ", " + ") // nft's fields, no end of a sentence
 	for _, marks := range [][]string{{". ", "; ", ": "}, {", ", " ("}, {" "}} {
-		at := 0
+		end := 0
 		for _, mark := range marks {
-			at = max(at, strings.LastIndex(head, mark))
+			end = max(end, strings.LastIndex(head, mark))
 		}
-		if at >= shortest {
-			b.WriteString(text[:at] + "\n")
-			lines(b, "  ", strings.TrimLeft(text[at:], ".;:, "))
+		if end >= shortest {
+			b.WriteString(text[:end] + "\n")
+			lines(b, "  ", strings.TrimLeft(text[end:], ".;:, "))
 			return
 		}
 	}
@@ -112,9 +112,9 @@ func first(b *strings.Builder, text string) {
 }
 
 // list writes texts below a title, and nothing if there are none.
-func list(b *strings.Builder, title string, all []string) {
-	if len(all) > 0 {
+func list(b *strings.Builder, title string, list []string) {
+	if len(list) > 0 {
 		b.WriteString("\n" + title + "\n")
-		lines(b, "  ", all...)
+		lines(b, "  ", list...)
 	}
 }

@@ -23,46 +23,50 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 		if err := fs.Parse(args); err != nil {
 			return nil, err
 		}
-		rest := fs.Args()
-		if len(rest) == 0 {
+		remaining := fs.Args()
+		if len(remaining) == 0 {
 			return operands, nil
 		}
-		if at := len(args) - len(rest); at > 0 && args[at-1] == "--" {
-			return append(operands, rest...), nil
-		} else if at > 0 && takes(fs, args[at-1], rest[0]) {
-			args = rest[1:]
+		if position := len(args) - len(remaining); position > 0 && args[position-1] == "--" {
+			return append(operands, remaining...), nil
+		} else if position > 0 && takes(fs, args[position-1], remaining[0]) {
+			args = remaining[1:]
 			continue
 		}
-		operands, args = append(operands, rest[0]), rest[1:]
+		operands = append(operands, remaining[0])
+		args = remaining[1:]
 	}
 }
 
 // Follow returns the options of an agent that runs with these flags and the config at an
 // absolute path, and uses them for all flags that the command line does not have. It names
 // those for which the command line has another value.
-func (o *Options) Follow(args []string, path string) (theirs Options, others []string, err error) {
-	of := flag.NewFlagSet("run", flag.ContinueOnError)
-	of.SetOutput(io.Discard)
-	t := AddRunFlags(of)
-	if err := errors.Join(of.Parse(args), of.Set("config", path)); err != nil {
+func (o *Options) Follow(args []string, path string) (agentOptions Options, others []string, err error) {
+	theirFlags := flag.NewFlagSet("run", flag.ContinueOnError)
+	theirFlags.SetOutput(io.Discard)
+	t := AddRunFlags(theirFlags)
+	if err := errors.Join(theirFlags.Parse(args), theirFlags.Set("config", path)); err != nil {
 		return Options{}, nil, err
 	}
-	theirs = *t
+	agentOptions = *t
 	// Flags that run does not have are not set.
 	o.given.Visit(func(f *flag.Flag) {
-		was, value := of.Lookup(f.Name), f.Value.String()
-		if was == nil {
+		agentFlag := theirFlags.Lookup(f.Name)
+		if agentFlag == nil {
 			return
 		}
-		if value != "" && value != was.Value.String() && f.Name != "probe-socket" && f.Name != "v" &&
+		value := f.Value.String()
+		if value != "" && value != agentFlag.Value.String() && f.Name != "probe-socket" && f.Name != "v" &&
 			(f.Name != "config" || !o.operand) {
 			others = append(others, "--"+f.Name)
 		}
-		_ = of.Set(f.Name, value)
+		_ = theirFlags.Set(f.Name, value)
 	})
-	t.MustExist, t.Input, t.given = o.MustExist, o.Input, o.given
+	t.MustExist = o.MustExist
+	t.Input = o.Input
+	t.given = o.given
 	*o = *t
-	return theirs, others, nil
+	return agentOptions, others, nil
 }
 
 // Formats of the log.
@@ -189,7 +193,7 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 
 // A parsedFlag is a flag with a parse function.
 type parsedFlag[T any] struct {
-	to      *T
+	target  *T
 	text    string
 	parse   func(string) (T, error)
 	warning error
@@ -211,23 +215,23 @@ func Warnings(fs *flag.FlagSet) (warnings []string) {
 
 // AddFlag declares a flag with a parse function; otherwise is the text of its
 // default, "" for the zero value.
-func AddFlag[T any](fs *flag.FlagSet, to *T, name, otherwise, usage string, parse func(string) (T, error)) {
+func AddFlag[T any](fs *flag.FlagSet, target *T, name, otherwise, usage string, parse func(string) (T, error)) {
 	if otherwise != "" {
-		*to, _ = parse(otherwise)
+		*target, _ = parse(otherwise)
 	}
-	fs.Var(&parsedFlag[T]{to: to, text: otherwise, parse: parse}, name, usage)
+	fs.Var(&parsedFlag[T]{target: target, text: otherwise, parse: parse}, name, usage)
 }
 
 // An optionalFlag is a flag that may be given without a value.
 type optionalFlag[T any] struct {
 	parsedFlag[T]
-	without string // the value that it then has
+	implied string // the value that it then has
 }
 
 // AddOptional declares a flag that may be given without a value, and then has a text as its value. It does not take
 // what follows as its value if that cannot be parsed.
-func AddOptional[T any](fs *flag.FlagSet, to *T, name, without, usage string, parse func(string) (T, error)) {
-	fs.Var(&optionalFlag[T]{parsedFlag[T]{to: to, parse: parse}, without}, name, usage)
+func AddOptional[T any](fs *flag.FlagSet, target *T, name, implied, usage string, parse func(string) (T, error)) {
+	fs.Var(&optionalFlag[T]{parsedFlag[T]{target: target, parse: parse}, implied}, name, usage)
 }
 
 // IsBoolFlag makes --name mean --name=true.
@@ -235,7 +239,7 @@ func (f *optionalFlag[T]) IsBoolFlag() bool { return true }
 
 func (f *optionalFlag[T]) Set(s string) error {
 	if s == "true" {
-		s = f.without
+		s = f.implied
 	}
 	return f.parsedFlag.Set(s)
 }
@@ -243,9 +247,9 @@ func (f *optionalFlag[T]) Set(s string) error {
 func (f *optionalFlag[T]) optional() {}
 
 // takes reports whether the flag before an argument is optional, and has the argument as its value now.
-func takes(fs *flag.FlagSet, before, argument string) bool {
-	f := fs.Lookup(strings.TrimLeft(before, "-"))
-	if f == nil || !strings.HasPrefix(before, "-") {
+func takes(fs *flag.FlagSet, name, argument string) bool {
+	f := fs.Lookup(strings.TrimLeft(name, "-"))
+	if f == nil || !strings.HasPrefix(name, "-") {
 		return false
 	}
 	_, optional := f.Value.(interface{ optional() })
@@ -258,8 +262,8 @@ func (f *parsedFlag[T]) String() string { return f.text }
 
 // IsBoolFlag makes --name mean --name=true.
 func (f *parsedFlag[T]) IsBoolFlag() bool {
-	_, is := any(f.to).(**bool)
-	return is
+	_, boolean := any(f.target).(**bool)
+	return boolean
 }
 
 func (f *parsedFlag[T]) Set(s string) error {
@@ -268,7 +272,9 @@ func (f *parsedFlag[T]) Set(s string) error {
 	if err != nil && !errors.As(err, &w) {
 		return err
 	}
-	*f.to, f.text, f.warning = v, s, w.error
+	*f.target = v
+	f.text = s
+	f.warning = w.error
 	return nil
 }
 
@@ -295,9 +301,9 @@ func parseConfigPath(s string) (string, error) {
 
 // ParseSocketPath parses the path of a unix socket.
 func ParseSocketPath(s string) (string, error) {
-	const most = 107 // bytes of sun_path, without the terminating zero
-	if len(s) > most {
-		return "", fmt.Errorf("is %d bytes long, the path of a unix socket has at most %d", len(s), most)
+	const limit = 107 // bytes of sun_path, without the terminating zero
+	if len(s) > limit {
+		return "", fmt.Errorf("is %d bytes long, the path of a unix socket has at most %d", len(s), limit)
 	}
 	return s, nil
 }

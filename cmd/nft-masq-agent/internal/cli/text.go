@@ -55,10 +55,10 @@ func fill(text, indent string) string {
 
 // JSON writes an answer as one line of JSON.
 func JSON(w io.Writer, answer any) error {
-	out := bufio.NewWriter(w)
-	enc := json.NewEncoder(visible{out})
+	buffered := bufio.NewWriter(w)
+	enc := json.NewEncoder(visible{buffered})
 	enc.SetEscapeHTML(false)
-	if err := errors.Join(enc.Encode(answer), out.Flush()); err != nil {
+	if err := errors.Join(enc.Encode(answer), buffered.Flush()); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
@@ -70,9 +70,9 @@ type visible struct{ *bufio.Writer }
 
 // Write writes whole characters. The error, if any, is that of the next Flush.
 func (v visible) Write(text []byte) (int, error) {
-	for left := text; len(left) > 0; {
-		r, size := utf8.DecodeRune(left)
-		left = left[size:]
+	for remaining := text; len(remaining) > 0; {
+		r, size := utf8.DecodeRune(remaining)
+		remaining = remaining[size:]
 		if r < 0x7f || unicode.IsPrint(r) {
 			_, _ = v.WriteRune(r)
 			continue

@@ -54,7 +54,8 @@ func Latecomer() (pid int, found bool) { return listener(laterName) }
 // Agent returns the process of an agent in this network namespace, also of one that cannot
 // have the lock because a process of another user has it.
 func Agent() (pid int, found bool) {
-	if pid, found = Holder(); found {
+	pid, found = Holder()
+	if found {
 		return pid, true
 	}
 	return Latecomer()
