@@ -108,17 +108,24 @@ func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
+	waiting := e.stdout
+	if f.output == outputJSON { // which is one object, at the end
+		waiting = e.stderr
+	}
 	url := "http://" + net.JoinHostPort(host, port) + "/startupz"
 	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	last := ""
 	for {
 		reason := started(ctx, client, url)
 		if reason == "" {
+			if f.output == outputText {
+				return exitDone, write(e.stdout, "rules are installed\n")
+			}
 			return e.reply(f.output, &readyAnswer{cli.NewHead(e.command), "started", true})
 		}
 		if reason != last {
 			last = reason
-			if err := write(e.stderr, "waiting: "+reason+"\n"); err != nil {
+			if err := write(waiting, "waiting: "+reason+"\n"); err != nil {
 				return exitFailed, err
 			}
 		}

@@ -64,12 +64,12 @@ func (c *twice) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// It goes to stderr, because the answer is one object or line.
+// With JSON, which is one object, it goes to stderr.
 func TestReasonToWaitForAnAgentIsPrintedOnce(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	const reason = "waiting: parse \"http://x y:9717/startupz\": invalid character \" \" in host name\n"
-	for output, want := range map[string][2]string{outputText: {"", reason}, outputJSON: {"", reason}} {
+	for output, want := range map[string][2]string{outputText: {reason, ""}, outputJSON: {"", reason}} {
 		var stdout, stderr strings.Builder
 		e, ctx := testEnvironment(t, &stdout, &stderr), &twice{Context: ended}
 		code, err := readyFlags{waitFor: "[x y]:9717", output: output}.wait(ctx, e)
