@@ -112,9 +112,6 @@ func TestEachWrongFlagIsOneLineThatNamesIt(t *testing.T) {
 func TestWrongUsageIsOneLineThatNamesTheFlagWithTwoDashes(t *testing.T) {
 	for args, want := range map[string]string{
 		"cleanup --legacy --legacy-only":                     "--legacy",
-		"render --mode iptables-nft -o nft":                  "--mode",
-		"render --mode nftables -o iptables":                 "--mode",
-		"render -o win-bridge --to-ports 1-2":                "--to-ports",
 		"connections --yes":                                  "--yes",
 		"connections --seen-as 192.0.2.9:0":                  "is not an IP address",
 		"explain 192.0.2.9 --from fd00::1":                   "--from",
