@@ -69,7 +69,8 @@ type follower struct {
 
 func newFollower(o *observer, silent func(error)) *follower {
 	return &follower{
-		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second}, poll: time.Second, silence: 5 * time.Second, share: 200,
+		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second},
+		poll:    time.Second, silence: 5 * time.Second, share: 200,
 		observer: o, check: o.check, silent: silent, force: true,
 	}
 }

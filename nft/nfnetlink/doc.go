@@ -1,6 +1,6 @@
 // Package nfnetlink sends requests over netlink ([Conn.Exchange]), tries again what others
 // disturbed ([Again]), and implements the nf_tables subsystem: transactions and dumps.
-// It does not interpret rules; package rule does.
+// It reads single facts of rules ([Rule.Comment], [Rule.Target]), and does not interpret them.
 //
 // A transaction is a [Batch]: messages between a begin and an end message that
 // the kernel accepts as a whole or not at all. [Conn.Commit] sends it in one
