@@ -35,8 +35,9 @@ func checkCommand() command {
 		flags: func(fs *flag.FlagSet) action {
 			f := &checkFlags{Options: cli.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
-			fs.Func("pod-cidr", "warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or "+
-				"a comma-separated list", f.addPodCIDRs)
+			fs.Func("pod-cidr",
+				"warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or "+
+					"a comma-separated list", f.addPodCIDRs)
 			f.AddManifest(fs)
 			addOutput(fs, &f.output)
 			return f.check

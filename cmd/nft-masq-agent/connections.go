@@ -48,7 +48,8 @@ func connectionsCommand(l look) command {
 			"Connections from or to the node itself, closed ones, hairpins, bridged ones and those in a zone are never stale. " +
 			"Nothing is written without --flush. A FIN or RST of a deleted TCP connection leaves with the pod's own address " +
 			"unless dropInvalid is true, because the kernel translates tracked connections only. On a node without the rules " +
-			"of --config, --seen-as ADDRESS:PORT names the last byte of the IPs of pods whose block of portsPerPod the port is in.",
+			"of --config, --seen-as ADDRESS:PORT names the last byte of the IPs of pods whose block of portsPerPod the " +
+			"port is in.",
 		examples: []string{
 			program + " connections 203.0.113.0/24 --limit 20",
 			program + " connections --seen-as 198.51.100.1:54716",
@@ -263,7 +264,8 @@ func (f *connectionsFlags) list(
 
 // matches reports whether a connection was asked for, whatever its translation.
 func (f *connectionsFlags) matches(e *conntrack.Entry) bool {
-	if f.destination.IsValid() && !f.destination.Contains(e.Original.Dst.Addr()) && !f.destination.Contains(e.Destination().Addr()) {
+	if f.destination.IsValid() && !f.destination.Contains(e.Original.Dst.Addr()) &&
+		!f.destination.Contains(e.Destination().Addr()) {
 		return false
 	}
 	if f.source.IsValid() && !f.source.Contains(e.Original.Src.Addr()) {

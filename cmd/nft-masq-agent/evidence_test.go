@@ -101,7 +101,9 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 		"fd00:88::9", "10.1.1.5",
 	}
 	const plain = "enableIPv6: true\n"
-	pods := []string{plain + "masqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n", plain + "masqueradeSrcInterfaces: [pod0]\n"}
+	pods := []string{
+		plain + "masqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n", plain + "masqueradeSrcInterfaces: [pod0]\n",
+	}
 	agreed, contradicted := 0, 0
 	for i, dir := range dirs {
 		for _, config := range []string{plain, pods[i%len(pods)]} {

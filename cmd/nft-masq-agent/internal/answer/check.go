@@ -60,7 +60,9 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 			continue // the policy has them
 		}
 		for _, given := range row.Values(c) {
-			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: given.Text, Place: given.Pos, title: row.Key + ": " + row.Means})
+			m.Entries = append(m.Entries, Entry{
+				Key: row.Key, Value: given.Text, Place: given.Pos, title: row.Key + ": " + row.Means,
+			})
 		}
 	}
 	for _, f := range p.Families {

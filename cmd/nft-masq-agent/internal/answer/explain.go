@@ -86,7 +86,8 @@ func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
 
 // contradictions returns examples of these.
 func contradictions(c conntrack.Count) []conntrack.Example {
-	return slices.DeleteFunc(slices.Clone(c.Contradicting), func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale })
+	stale := func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale }
+	return slices.DeleteFunc(slices.Clone(c.Contradicting), stale)
 }
 
 // seenAs returns the addresses as which connections are seen.
@@ -267,7 +268,8 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Why: Why{f.code()}, Answers: []Answer{}, Others: f.Others,
+		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Why: Why{f.code()}, Answers: []Answer{},
+		Others: f.Others,
 		Open: OpenConnections{
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
 		},
@@ -438,11 +440,13 @@ func (f *ExplainFacts) headline(code Code, e expectation) string {
 	case NotForwarded:
 		return fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
 	case LocalAddress:
-		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.", destination, src)
+		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.",
+			destination, src)
 	case Shown:
 		return f.shown(e)
 	case ShownByEntry:
-		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.", destination, e.words,
+		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.",
+			destination, e.words,
 			e.policy, Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
 	case Should:
 	}

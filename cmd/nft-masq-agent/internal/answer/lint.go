@@ -52,8 +52,9 @@ func shared(blocks int, podCIDRs []netip.Prefix) (found config.Problems) {
 	for _, p := range podCIDRs {
 		bits := p.Addr().BitLen() - p.Bits()
 		if blocks > 0 && 1<<min(bits, 16) > blocks {
-			found = append(found, warning("pod-cidr-blocks", nowhere, "pod CIDR %s has more addresses than the %d blocks of %s: "+
-				"pods of a node whose IPs have the same low bits share a block", p, blocks, config.KeyPortsPerPod))
+			found = append(found, warning("pod-cidr-blocks", nowhere,
+				"pod CIDR %s has more addresses than the %d blocks of %s: "+
+					"pods of a node whose IPs have the same low bits share a block", p, blocks, config.KeyPortsPerPod))
 		}
 	}
 	return found
@@ -91,7 +92,8 @@ func nothing(f nft.FamilyPolicy) config.Problems {
 		}
 	}
 	forced := len(f.List(config.KeyForceMasqueradeCIDRs).CIDRs) > 0
-	return config.Problems{warning("everything-exempt", place, "%s every %s destination: nothing %sis masqueraded", subject,
+	return config.Problems{warning("everything-exempt", place, "%s every %s destination: nothing %sis masqueraded",
+		subject,
 		familyName(f.IPv6), choose(forced, "but forceMasqueradeCIDRs ", ""))}
 }
 
@@ -103,7 +105,8 @@ func uncoveredPods(f nft.FamilyPolicy, pods []netip.Prefix) (found config.Proble
 	masqueraded := judge.Masqueraded(f).Src
 	for _, p := range pods {
 		if len(sources) > 0 && !overlapsAny(p, sources) {
-			found = append(found, warning("pod-cidr-no-source", nowhere, "pod CIDR %s is not in %s: its pods are not masqueraded",
+			found = append(found, warning("pod-cidr-no-source", nowhere,
+				"pod CIDR %s is not in %s: its pods are not masqueraded",
 				p, config.KeyMasqueradeSrcCIDRs))
 		}
 		if len(iprange.Intersect(iprange.SetOf(pods), masqueraded)) == 0 {

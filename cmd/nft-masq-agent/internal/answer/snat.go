@@ -13,20 +13,21 @@ func NodeSNAT(p nft.Policy) (lines []string) {
 	for _, f := range p.Families {
 		present := strings.Join(texts(f.SNAT.Present), ", ")
 		absent := strings.Join(config.Texts(f.SNAT.Absent()), ", ")
-		text := ""
 		if present != "" {
-			text = fmt.Sprintf("%s connections of pods leave from %s", familyName(f.IPv6), present)
+			text := fmt.Sprintf("%s connections of pods leave from %s", familyName(f.IPv6), present)
 			if absent != "" {
 				text += "; not on this node: " + absent
 			}
 			lines = append(lines, text)
 		} else if absent != "" {
-			lines = append(lines, fmt.Sprintf("This node has none of the %s %s: connections are masqueraded with the address of the "+
-				"interface.", familyName(f.IPv6), config.KeySNATAddresses))
+			lines = append(lines, fmt.Sprintf(
+				"This node has none of the %s %s: connections are masqueraded with the address of "+
+					"the interface.", familyName(f.IPv6), config.KeySNATAddresses))
 		}
 		for _, r := range f.SNATRules {
 			if len(r.Present) == 0 {
-				lines = append(lines, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).", familyName(f.IPv6), r.Place,
+				lines = append(lines, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).",
+					familyName(f.IPv6), r.Place,
 					config.KeySNATRules, r.At))
 			}
 		}

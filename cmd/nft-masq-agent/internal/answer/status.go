@@ -179,8 +179,11 @@ func (f *StatusFacts) summary() [][2]string {
 	}
 	addresses := strings.Join(NodeSNAT(f.Policy), "; ")
 	return [][2]string{
-		{"agent", agent}, {"config", f.Config.Hash + ", from " + f.source()}, {"kernel", f.installed()},
-		{"connections", connections}, {"addresses", cmp.Or(addresses, "those of the interfaces")},
+		{"agent", agent},
+		{"config", f.Config.Hash + ", from " + f.source()},
+		{"kernel", f.installed()},
+		{"connections", connections},
+		{"addresses", cmp.Or(addresses, "those of the interfaces")},
 		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
 	}
 }
@@ -408,7 +411,8 @@ func overruledProblem(n int, counts []conntrack.Count) config.Problem {
 			}
 		}
 	}
-	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program decides",
+	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program "+
+		"decides",
 		Plural(n, "connection"), verb(n, "contradict"))
 }
 
