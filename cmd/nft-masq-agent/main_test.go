@@ -169,7 +169,6 @@ func testRoute(q routes.Query) (r routes.Route, err error) {
 		r.Own = nodeAddresses()[1]
 	}
 	r.Address = r.Own
-	r.AddressOf = "eth0"
 	if r.Type == unix.RTN_LOCAL {
 		r.Own = q.Dst
 	}

@@ -28,14 +28,22 @@ type Node struct {
 
 // ReadNode reads it in the network namespace of the calling thread.
 func ReadNode() (n Node, err error) {
-	if n.Local, err = routes.LocalInAnyTable(); err != nil {
+	all, err := routes.Networks()
+	if err != nil {
 		return n, err
 	}
-	if n.Received, err = routes.Delivered(); err != nil {
-		return n, err
-	}
-	if n.Networks, err = routes.Networks(); err != nil {
-		return n, err
+	for _, network := range all {
+		switch network.Type {
+		case unix.RTN_LOCAL:
+			n.Local = append(n.Local, network.Prefix)
+			n.Received = append(n.Received, network.Prefix)
+		case unix.RTN_BROADCAST, unix.RTN_ANYCAST:
+			n.Received = append(n.Received, network.Prefix)
+		case unix.RTN_UNICAST:
+			if network.Main {
+				n.Networks = append(n.Networks, network)
+			}
+		}
 	}
 	n.Toward = func(a netip.Addr) string {
 		name, err := routes.Toward(a)

@@ -58,15 +58,7 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, from netip.Addr, onNode bool) bo
 	return onNode || !gone
 }
 
-// CoveredBy returns an earlier entry that is for all connections that the entry is for.
-func CoveredBy(r nft.SNATRule, earlier []nft.SNATRule) (by nft.SNATRule, covered bool) {
-	i := slices.IndexFunc(earlier, func(o nft.SNATRule) bool { return covers(o, r) })
-	if i < 0 {
-		return by, false
-	}
-	return earlier[i], true
-}
-
+// covers reports whether an entry is for all connections that a later one is for.
 func covers(r nft.SNATRule, later nft.SNATRule) bool {
 	all := func(a, b nft.List) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&

@@ -171,19 +171,3 @@ func hookName(family nfnetlink.Family, number uint32) string {
 
 // arrivalOf returns the hook at whose end a chain of the trace is.
 func arrivalOf(chain string) (hook string, ok bool) { return strings.CutPrefix(chain, endOf) }
-
-func protocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	case unix.IPPROTO_ICMP:
-		return "icmp"
-	case unix.IPPROTO_ICMPV6:
-		return "icmpv6"
-	}
-	return fmt.Sprint(protocol)
-}

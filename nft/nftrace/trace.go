@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -116,7 +117,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		first = &head{}
 	}
 	t := Trace{
-		Protocol: protocolName(first.protocol), Source: endpointName(first.src), Destination: endpointName(first.dst),
+		Protocol: conntrack.ProtocolName(first.protocol), Source: endpointName(first.src), Destination: endpointName(first.dst),
 		Outcome: Lost, Chains: []Chain{},
 	}
 	r := reader{conn: c, ipv6: first.src.Addr().Is6()}

@@ -21,9 +21,6 @@ type Interface struct {
 	Index uint32
 	Name  string
 	Kind  string // such as veth or bridge; "" for hardware
-	Up    bool   // it is set up; it may lack a carrier
-	// Elsewhere means that its other end is in another network namespace, as that of a veth.
-	Elsewhere bool
 	// Master is the name of the interface that this one is a part of, "" if there is
 	// none, and MasterKind its kind, such as bridge, bond or vrf.
 	Master, MasterKind string
@@ -75,11 +72,10 @@ func (r reader) interfaces() []Interface {
 	}
 	all := make([]Interface, len(links))
 	for i, l := range links {
-		index, up := l.Link()
+		index, _ := l.Link()
 		info := l.Attr(unix.IFLA_LINKINFO)
 		all[i] = Interface{
-			Index: index, Name: names[index], Up: up, Elsewhere: l.Attr(unix.IFLA_LINK_NETNSID) != nil,
-			Kind: info.Str(unix.IFLA_INFO_KIND), Master: names[l.Number(unix.IFLA_MASTER)],
+			Index: index, Name: names[index], Kind: info.Str(unix.IFLA_INFO_KIND), Master: names[l.Number(unix.IFLA_MASTER)],
 			MasterKind: info.Str(unix.IFLA_INFO_SLAVE_KIND),
 		}
 	}

@@ -19,8 +19,8 @@ func TestPartsOfABridgeNeitherReceiveNorSend(t *testing.T) {
 		got[i].Index = 0
 	}
 	want := []Interface{
-		{Name: "lo", Up: true},
-		{Name: "cni0", Kind: "bridge", Up: true},
+		{Name: "lo"},
+		{Name: "cni0", Kind: "bridge"},
 		{Name: "veth0", Kind: "veth", Master: "cni0", MasterKind: "bridge"},
 		{Name: "eth0", Kind: "veth"},
 	}

@@ -34,7 +34,7 @@ func (r reader) pods(ipv6 bool) (pods []Pod) {
 			inside[i.Name] = i.Kind
 		}
 	}
-	routes := r.networks(links, 0)
+	routes := slices.DeleteFunc(r.networks(links), func(n Network) bool { return n.Type != unix.RTN_UNICAST })
 	for _, n := range routes {
 		if n.Bits() == 0 {
 			delete(inside, n.Interface)

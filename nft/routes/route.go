@@ -21,10 +21,8 @@ type Route struct {
 	Type int
 	// Out is the interface that the packet leaves by, the zero value if that is unknown.
 	Out Interface
-	// Address is the source address after masquerading, the zero address if that is
-	// unknown; AddressOf is the interface that has it.
-	Address   netip.Addr
-	AddressOf string
+	// Address is the source address after masquerading, the zero address if that is unknown.
+	Address netip.Addr
 	// Back is the type of the route to the source: with unix.RTN_LOCAL the node sends the packet. Otherwise
 	// the packet is expected on the interface In, the zero value if that is unknown.
 	Back int
@@ -87,48 +85,42 @@ func (r reader) lookup(q Query) Route {
 		return route
 	}
 	if route.Type != unix.RTN_UNSPEC {
-		route.Address, route.AddressOf = r.masquerade(dst, next, links)
+		route.Address = r.masquerade(dst, next)
 	}
 	return route
 }
 
-// masquerade returns the source address after masquerading of packets that leave for a next hop, and the
-// interface that has it. For IPv4 the kernel takes the interface's first address whose network contains the
-// next hop, or else its first one of global scope, or else any (inet_select_addr). For IPv6 it selects one of
-// several for the destination (ipv6_dev_get_saddr), as for the node's own connections, unless their route names one.
-func (r reader) masquerade(dst netip.Addr, next hop, links map[uint32]Interface) (netip.Addr, string) {
+// masquerade returns the source address after masquerading of packets that leave for a next hop: one of the interface.
+// Where that has none, the kernel takes one of another interface, which is not followed here. For IPv4 it is the first
+// one whose network contains the next hop, or else the first of global scope (inet_select_addr). For IPv6 the kernel
+// selects one of several for the destination (ipv6_dev_get_saddr), as for the node's own connections, unless their
+// route names one.
+func (r reader) masquerade(dst netip.Addr, next hop) netip.Addr {
 	never := uint32(unix.IFA_F_SECONDARY)
 	if dst.Is6() {
 		never = unix.IFA_F_DEPRECATED // unless there is no other
 	}
-	var onIt, elsewhere []node.Address
+	var all []netip.Addr
 	for _, a := range r.Addresses(familyOf(dst)) {
-		if a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&never != 0 {
-			continue
-		}
-		if a.Index != next.index {
-			elsewhere = append(elsewhere, a)
+		if a.Index != next.index || a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&never != 0 {
 			continue
 		}
 		if dst.Is4() && a.Network.Contains(cmp.Or(next.gateway, dst)) {
-			return a.Local, links[a.Index].Name
+			return a.Local
 		}
-		onIt = append(onIt, a)
+		all = append(all, a.Local)
 	}
-	if dst.Is6() && len(onIt) != 1 {
+	if dst.Is6() && len(all) > 1 {
 		own := r.route(query{dst: dst, out: next.index})
 		chosen := own.Address(unix.RTA_PREFSRC)
-		for _, a := range append(onIt, elsewhere...) {
-			if a.Local == chosen {
-				return chosen, links[a.Index].Name
-			}
+		if slices.Contains(all, chosen) {
+			return chosen
 		}
 	}
-	all := append(onIt, elsewhere...)
 	if len(all) == 0 {
-		return netip.Addr{}, ""
+		return netip.Addr{}
 	}
-	return all[0].Local, links[all[0].Index].Name
+	return all[0]
 }
 
 // A query is what a request for a route carries.
@@ -208,57 +200,23 @@ func hops(m node.Message) (all []hop) {
 	return all
 }
 
-// Delivered returns the networks of which this node or one of its VRFs receives the packets: those that
-// are local, and those of broadcast and anycast.
-func Delivered() ([]netip.Prefix, error) {
-	return read("local routes", func(r reader) []netip.Prefix {
-		return r.local(unix.RT_TABLE_UNSPEC, unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST)
-	})
-}
-
-// LocalInAnyTable returns the networks that are local to this node or to one of its VRFs, which
-// have tables of local routes of their own.
-func LocalInAnyTable() ([]netip.Prefix, error) {
-	return read("local routes", func(r reader) []netip.Prefix { return r.local(unix.RT_TABLE_UNSPEC, unix.RTN_LOCAL) })
-}
-
-func (r reader) local(table byte, types ...int) (local []netip.Prefix) {
-	const bitsAt, tableAt, typeAt = 1, 4, 7 // struct rtmsg
-	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt] = table
-	if len(types) == 1 {
-		head[typeAt] = byte(types[0])
-	}
-	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if dst := m.Address(unix.RTA_DST); slices.Contains(types, routeType(m)) && dst.IsValid() {
-			local = append(local, netip.PrefixFrom(dst, int(m.Head[bitsAt])))
-		}
-	}
-	return local
-}
-
-// A Network is a destination in the main table of routes, and the interface by which
-// packets to it leave.
+// A Network is a destination in a table of routes. It is in the list once for each next hop.
 type Network struct {
 	netip.Prefix
-	Interface string
-	Connected bool // the interface has an address in it
+	Type      int    // as that of a [Route]
+	Main      bool   // it is in the main table
+	Interface string // by which packets to it leave
+	Connected bool   // the interface has an address in it
 }
 
-// Networks returns the destinations of the main table of routes.
+// Networks returns the destinations of all tables of routes.
 func Networks() ([]Network, error) {
-	return read("routes", func(r reader) []Network { return r.networks(r.byIndex(), unix.RT_TABLE_MAIN) })
+	return read("routes", func(r reader) []Network { return r.networks(r.byIndex()) })
 }
 
-// networks returns the destinations of a table of routes; 0: of all.
-func (r reader) networks(links map[uint32]Interface, table byte) (all []Network) {
-	const familyAt, bitsAt, tableAt, protocolAt = 0, 1, 4, 5 // struct rtmsg
-	head := make([]byte, unix.SizeofRtMsg)
-	head[tableAt] = table
-	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, head) {
-		if routeType(m) != unix.RTN_UNICAST || table != 0 && m.Number(unix.RTA_TABLE) != uint32(table) {
-			continue
-		}
+func (r reader) networks(links map[uint32]Interface) (all []Network) {
+	const familyAt, bitsAt, protocolAt = 0, 1, 5 // struct rtmsg
+	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, make([]byte, unix.SizeofRtMsg)) {
 		dst := m.Address(unix.RTA_DST)
 		if !dst.IsValid() { // the default route has none
 			dst = netip.IPv4Unspecified()
@@ -267,8 +225,11 @@ func (r reader) networks(links map[uint32]Interface, table byte) (all []Network)
 			}
 		}
 		for _, h := range hops(m) {
-			connected := m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attr(unix.RTA_GATEWAY) == nil
-			all = append(all, Network{netip.PrefixFrom(dst, int(m.Head[bitsAt])), links[h.index].Name, connected})
+			all = append(all, Network{
+				Prefix: netip.PrefixFrom(dst, int(m.Head[bitsAt])), Type: routeType(m),
+				Main: m.Number(unix.RTA_TABLE) == unix.RT_TABLE_MAIN, Interface: links[h.index].Name,
+				Connected: m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attr(unix.RTA_GATEWAY) == nil,
+			})
 		}
 	}
 	return all

@@ -371,7 +371,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	e.address = route.Address
 	e.words = "this node's address"
 	if route.Address.IsValid() {
-		e.words = fmt.Sprintf("%s, the address of %s", route.Address, config.Printable(route.AddressOf))
+		e.words = fmt.Sprintf("%s, the address of %s", route.Address, config.Printable(route.Out.Name))
 	}
 	if c.FromNode {
 		return

@@ -41,7 +41,7 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst)},
 		Route: routes.Route{
 			Type: unix.RTN_UNICAST, Out: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
-			AddressOf: "eth0", Back: unix.RTN_UNICAST, In: routes.Interface{Name: "veth1"},
+			Back: unix.RTN_UNICAST, In: routes.Interface{Name: "veth1"},
 		},
 	}
 }
