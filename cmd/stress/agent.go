@@ -10,8 +10,8 @@ import (
 
 // startAgent starts the binary in the node's namespace.
 func (b *bench) startAgent(mode nft.Mode, args ...string) *agent.Agent {
-	a := nfttest.Must(agent.Start(b.top.Node,
-		nfttest.Command(b.binary, append([]string{"run", "--config", b.config, "--mode", string(mode), "--enable-ipv6"}, args...)...)))
+	args = append([]string{"run", "--config", b.config, "--mode", string(mode), "--enable-ipv6"}, args...)
+	a := nfttest.Must(agent.Start(b.top.Node, nfttest.Command(b.binary, args...)))
 	b.agents = append(b.agents, a)
 	return a
 }

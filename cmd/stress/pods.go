@@ -48,7 +48,8 @@ func portsNamePods(ctx context.Context, b *bench) {
 func (b *bench) namesPods(f *pods) {
 	for i, seen := range f.samples {
 		address := f.all[i].AsSlice()
-		out := nfttest.Must(b.top.Outside.Output("", b.binary, "connections", "--config", b.config, "--seen-as", seen.String()))
+		out := nfttest.Must(b.top.Outside.Output("", b.binary, "connections", "--config", b.config, "--enable-ipv6",
+			"--seen-as", seen.String()))
 		line, _, _ := strings.Cut(out, "\n")
 		if !strings.Contains(line, fmt.Sprintf(" %d,", address[len(address)-1])) {
 			nfttest.Check(fmt.Errorf("%s, which is of %s, is decoded as %q", seen, f.all[i], line))

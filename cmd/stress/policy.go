@@ -78,7 +78,8 @@ func policiesWith(n int, keys [2][]string) (both [2]policy) {
 		for _, key := range keys[i] {
 			b.WriteString(key + "\n")
 		}
-		c, problems := config.Parse(config.Defaults{EnableIPv6: true}, config.Source{Name: "stress", Data: []byte(b.String())})
+		source := config.Source{Name: "stress", Data: []byte(b.String())}
+		c, problems := config.Parse(config.Defaults{EnableIPv6: true}, source)
 		nfttest.Check(problems.Err())
 		both[i] = policy{text: []byte(b.String()), ruleset: map[nft.Mode]nft.Ruleset{
 			nft.ModeNFTables: nft.Compile(c,

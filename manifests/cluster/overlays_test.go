@@ -71,7 +71,8 @@ func TestEachOverlayAndTheChartOnNodes(t *testing.T) {
 	var names []string
 	for _, way := range []way{
 		{
-			"base", []string{"make -s install" + flags, enableIPv6("nft-masq-agent"), rollout("nft-masq-agent")},
+			"base",
+			[]string{"make -s install" + flags, enableIPv6("nft-masq-agent"), rollout("nft-masq-agent")},
 			uninstall, table, false,
 		},
 		components("iptables-nft", "nft-masq-agent", "chain IP-MASQ-AGENT", false),

@@ -116,7 +116,9 @@ func (w *world) upgrade(t *testing.T) {
 		for name, both := range map[string]bool{"one after the other": false, "next to each other": true} {
 			name := tt.name + ", " + name
 			t.Run(name, func(t *testing.T) {
-				u := &updater{t: t, top: nfttest.NewTopology(t), dir: t.TempDir(), args: []string{"--mode", tt.mode, "--enable-ipv6"}}
+				u := &updater{
+					t: t, top: nfttest.NewTopology(t), dir: t.TempDir(), args: []string{"--mode", tt.mode, "--enable-ipv6"},
+				}
 				must(t, os.WriteFile(filepath.Join(u.dir, "config"), fmt.Appendf(nil, tt.config, ""), 0o600))
 				running := u.start(older)
 				h := nfttest.StartHammer(t, u.top, nfttest.TargetsOfBothKinds()...)

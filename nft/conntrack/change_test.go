@@ -72,7 +72,10 @@ func TestOutdatedConnectionsAgreeWithThePolicyBefore(t *testing.T) {
 		},
 		{"masqueraded on some interfaces", exempt("0.0.0.0/0"), leaving(), udp(pod, "", "203.0.113.9:53", pod), false},
 		{"another interface", by("pod0"), by("next0"), udp(pod, "", "203.0.113.9:53", node), false},
-		{"received on the interface", by("eth9"), by("cni0"), udp("10.244.2.2:9", "", "203.0.113.9:53", "10.244.2.2:9"), true},
+		{
+			"received on the interface", by("eth9"), by("cni0"),
+			udp("10.244.2.2:9", "", "203.0.113.9:53", "10.244.2.2:9"), true,
+		},
 		{"Service", exempt(), exempt("203.0.113.0/24"), udp(pod, "10.96.0.10:53", "203.0.113.9:53", node), false},
 		{"hairpin", exempt(), exempt("0.0.0.0/0"), udp(pod, "10.96.0.10:53", "10.244.1.2:53", node), false},
 		{"from the node", exempt("0.0.0.0/0"), exempt(), udp("192.0.2.1:9", "", "203.0.113.9:53", "192.0.2.1:9"), false},
@@ -153,7 +156,7 @@ func TestDeletionEndsWithItsContextAndContinuesAfterAFailure(t *testing.T) {
 	d := Deletion{
 		Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
 			if n != few || ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // an ended pass does not fail
 			}
 			if failing {
 				return broken

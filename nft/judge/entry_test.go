@@ -52,7 +52,8 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 	}
 	for _, what := range []string{
 		"nonMasqueradeCIDRs", "forceMasqueradeCIDRs", "nonMasqueradeSrcCIDRs", "masqueradeSrcCIDRs", "masqueradeHost",
-		"masqueradeSrcInterfaces", "masqueradeOutInterfaces", "nonMasqueradeOutInterfaces", "", "depends true", "depends false",
+		"masqueradeSrcInterfaces", "masqueradeOutInterfaces", "nonMasqueradeOutInterfaces", "", "depends true",
+		"depends false",
 	} {
 		if seen[what] < 20 {
 			t.Errorf("%q: %d, of %v", what, seen[what], seen)

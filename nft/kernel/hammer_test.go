@@ -32,7 +32,8 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: ports})
 	}
 	ports := nft.PortRange{Min: 1024, Max: 65535}
-	xtPorts := nft.Compile(whole, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: []nft.PortRange{ports}})
+	layout := xtables.Layout{Name: cases.DefaultChain}
+	xtPorts := nft.Compile(whole, nft.Options{Layout: layout, Ports: []nft.PortRange{ports}})
 	tests := []struct {
 		name     string
 		reloads  int
