@@ -43,29 +43,29 @@ func (s *search) match(r nfnetlink.Rule) (match, error) {
 				registers[register(e.Uint32(unix.NFTA_PAYLOAD_DREG))] = l
 			}
 		case "bitwise":
-			from := register(e.Uint32(unix.NFTA_BITWISE_SREG))
-			if l, ok := registers[from]; ok {
+			input := register(e.Uint32(unix.NFTA_BITWISE_SREG))
+			if l, ok := registers[input]; ok {
 				l.mask = e.Value(unix.NFTA_BITWISE_MASK)
-				delete(registers, from)
+				delete(registers, input)
 				registers[register(e.Uint32(unix.NFTA_BITWISE_DREG))] = l
 			}
 		case "cmp":
-			from := register(e.Uint32(unix.NFTA_CMP_SREG))
-			if l, ok := registers[from]; ok {
+			input := register(e.Uint32(unix.NFTA_CMP_SREG))
+			if l, ok := registers[input]; ok {
 				if l.compare(e) {
 					return match{field: l.field}, nil
 				}
-				registers[from] = l
+				registers[input] = l
 			}
 		case "range":
 			l, ok := registers[register(e.Uint32(rangeRegister))]
-			if ok && l.within(e.Value(rangeFrom), e.Value(rangeTo)) {
+			if ok && l.isBetween(e.Value(rangeFrom), e.Value(rangeTo)) {
 				return match{field: l.field}, nil
 			}
 		case "lookup":
-			for at, l := range registers {
-				key := at - register(e.Uint32(unix.NFTA_LOOKUP_SREG))
-				found, err := s.has(setID{r.Family, r.Table, e.Set(), l.field}, key*4, l)
+			for number, l := range registers {
+				key := number - register(e.Uint32(unix.NFTA_LOOKUP_SREG))
+				found, err := s.contains(setID{r.Family, r.Table, e.Set(), l.field}, key*4, l)
 				if err != nil {
 					return match{}, err
 				}
@@ -99,9 +99,11 @@ func (s *search) load(e nfnetlink.Expr) (loaded, bool) {
 	if e.Attr(unix.NFTA_PAYLOAD_DREG) == nil || e.Uint32(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return loaded{}, false
 	}
-	source, destination := uint32(12), uint32(16)
+	source := uint32(12)
+	destination := uint32(16)
 	if s.query.Destination.Is6() {
-		source, destination = 8, 24
+		source = 8
+		destination = 24
 	}
 	var l loaded
 	switch e.Uint32(unix.NFTA_PAYLOAD_OFFSET) {
@@ -128,7 +130,7 @@ func (l *loaded) compare(e nfnetlink.Expr) bool {
 	case unix.NFT_CMP_GTE:
 		l.lower = value
 	case unix.NFT_CMP_LTE:
-		return l.within(l.lower, value)
+		return l.isBetween(l.lower, value)
 	}
 	return false
 }
@@ -138,26 +140,27 @@ func (l loaded) equals(value []byte) bool {
 	if len(value) != len(l.address) {
 		return false
 	}
-	some := l.mask == nil
+	compared := l.mask == nil
 	for i, b := range l.address {
 		if l.mask != nil && i < len(l.mask) {
 			b &= l.mask[i]
-			some = some || l.mask[i] != 0
+			compared = compared || l.mask[i] != 0
 		}
 		if b != value[i] {
 			return false
 		}
 	}
-	return some
+	return compared
 }
 
-// within reports whether an interval has the address, and is not all addresses.
-func (l loaded) within(first, last []byte) bool {
+// isBetween reports whether an interval has the address, and is not all addresses.
+func (l loaded) isBetween(first, last []byte) bool {
 	n := len(l.address)
 	if len(first) < n || len(last) < n || l.mask != nil {
 		return false
 	}
-	first, last = first[:n], last[:n]
-	all := bytes.Count(first, []byte{0}) == n && bytes.Count(last, []byte{0xff}) == n
-	return !all && bytes.Compare(first, l.address) <= 0 && bytes.Compare(l.address, last) <= 0
+	first = first[:n]
+	last = last[:n]
+	everything := bytes.Count(first, []byte{0}) == n && bytes.Count(last, []byte{0xff}) == n
+	return !everything && bytes.Compare(first, l.address) <= 0 && bytes.Compare(l.address, last) <= 0
 }

@@ -97,8 +97,8 @@ type search struct {
 
 // add looks at a rule.
 func (s *search) add(r nfnetlink.Rule) error {
-	ours := r.Family == nfnetlink.Inet && r.Table == nft.TableName || r.Signed()
-	if ours {
+	own := r.Family == nfnetlink.Inet && r.Table == nft.TableName || r.Signed()
+	if own {
 		return nil
 	}
 	if source, _ := r.NAT(); source {
@@ -121,13 +121,13 @@ func (s *search) add(r nfnetlink.Rule) error {
 
 // translates notes the chain of a rule. The kernel lists the rules of a chain one after another.
 func (s *search) translates(r nfnetlink.Rule) {
-	again := r.In() == s.last
+	repeated := r.In() == s.last
 	s.last = r.In()
 	switch n := len(s.found.Translating); {
-	case again && s.found.MoreTranslating > 0:
-	case again && len(s.found.Translating[n-1].Handles) < maxRules:
+	case repeated && s.found.MoreTranslating > 0:
+	case repeated && len(s.found.Translating[n-1].Handles) < maxRules:
 		s.found.Translating[n-1].Handles = append(s.found.Translating[n-1].Handles, r.Handle)
-	case again:
+	case repeated:
 	case n == maxRules:
 		s.found.MoreTranslating++
 	default:

@@ -14,9 +14,9 @@ type setID struct {
 	field       string
 }
 
-// has reports whether a set has an element that names the address, at an offset of its key. Each set is
+// contains reports whether a set has an element that names the address, at an offset of its key. Each set is
 // searched once.
-func (s *search) has(id setID, offset uint32, l loaded) (bool, error) {
+func (s *search) contains(id setID, offset uint32, l loaded) (bool, error) {
 	if found, ok := s.known[id]; ok {
 		return found, nil
 	}
@@ -48,36 +48,38 @@ func (s *search) search(id setID, offset uint32, l loaded) (bool, error) {
 // read reads the elements. An interval set has the bounds of each interval as elements, in any order: the address is
 // in one if the nearest bound at or before it begins an interval.
 func (s *search) read(id setID, offset uint32, l loaded) (found bool, err error) {
-	from, to := int(offset), int(offset)+len(l.address)
-	var before, after []byte // the nearest bounds
-	intervals, ends := false, false
+	start := int(offset)
+	end := start + len(l.address)
+	var lower, upper []byte // the nearest bounds
+	intervals := false
+	ends := false
 	err = s.sets.EachElement(id.family, id.table, id.name, func(e nfnetlink.Element) error {
 		s.elements++
 		if s.elements > maxElements {
 			s.found.UnreadSets++
 			return nfnetlink.ErrEnough
 		}
-		if len(e.Key) < to {
+		if len(e.Key) < end {
 			return nil
 		}
-		key := e.Key[from:to]
+		key := e.Key[start:end]
 		intervals = intervals || e.End
 		switch last := e.Last; {
-		case len(last) >= to && l.within(key, last[from:to]), last == nil && !e.End && l.equals(key):
+		case len(last) >= end && l.isBetween(key, last[start:end]), last == nil && !e.End && l.equals(key):
 			found = true
 			return nfnetlink.ErrEnough
 		case last != nil || len(e.Key) != len(l.address):
-		case bytes.Compare(key, l.address) <= 0 && (before == nil || bytes.Compare(key, before) >= 0):
-			ends = e.End && (before == nil || !bytes.Equal(key, before) || ends)
-			before = bytes.Clone(key)
-		case bytes.Compare(key, l.address) > 0 && e.End && (after == nil || bytes.Compare(key, after) < 0):
-			after = bytes.Clone(key)
+		case bytes.Compare(key, l.address) <= 0 && (lower == nil || bytes.Compare(key, lower) >= 0):
+			ends = e.End && (lower == nil || !bytes.Equal(key, lower) || ends)
+			lower = bytes.Clone(key)
+		case bytes.Compare(key, l.address) > 0 && e.End && (upper == nil || bytes.Compare(key, upper) < 0):
+			upper = bytes.Clone(key)
 		}
 		return nil
 	})
-	if err != nil || found || before == nil || ends || !intervals {
+	if err != nil || found || lower == nil || ends || !intervals {
 		return found, err
 	}
-	all := bytes.Count(before, []byte{0}) == len(before) && after == nil
-	return !all, nil
+	everything := bytes.Count(lower, []byte{0}) == len(lower) && upper == nil
+	return !everything, nil
 }
