@@ -183,14 +183,14 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 		return facts, nil
 	}
 	node := health.Node{Proc: s.proc}
-	facts.Kept, facts.Remedy = node.Forwards(facts.Route.In.Name, dst.Addr(), facts.Route.Type)
+	facts.Kept, facts.Remedy = node.Forwards(facts.Route.Ingress.Name, dst.Addr(), facts.Route.Type)
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
 // packet returns the source of the packet to explain, and its route: without --from a pod of this
 // node, of the policy's if that is known, or else the node itself.
 func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort) (netip.Addr, routes.Route, error) {
-	query := routes.Query{Src: f.source, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Out: f.link}
+	query := routes.Query{Src: f.source, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Interface: f.link}
 	if query.Port != 0 && query.Protocol == 0 {
 		query.Protocol = unix.IPPROTO_TCP // the kernel looks up a port of one protocol only
 	}

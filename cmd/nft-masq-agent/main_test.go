@@ -157,12 +157,12 @@ func routeTo(a netip.Addr) (kind int, by routes.Interface) {
 
 // testRoute is that of a connection on that node.
 func testRoute(q routes.Query) (r routes.Route, err error) {
-	r.Type, r.Out = routeTo(q.Dst)
-	if q.Out != "" {
-		r.Out.Name = q.Out
+	r.Type, r.Egress = routeTo(q.Dst)
+	if q.Interface != "" {
+		r.Egress.Name = q.Interface
 	}
 	if q.Src.IsValid() {
-		r.Back, r.In = routeTo(q.Src)
+		r.SourceType, r.Ingress = routeTo(q.Src)
 	}
 	r.Own = nodeAddresses()[0]
 	if q.Dst.Is6() {

@@ -12,8 +12,8 @@ import (
 // A reader asks about what only those need who look at the node.
 type reader struct{ *node.Reader }
 
-func read[T any](what string, fn func(reader) T) (T, error) {
-	return node.Read(node.Dial, what, func(r *node.Reader) T { return fn(reader{r}) })
+func read[T any](subject string, fn func(reader) T) (T, error) {
+	return node.Read(node.Dial, subject, func(r *node.Reader) T { return fn(reader{r}) })
 }
 
 // An Interface is a network interface of the node.
@@ -57,27 +57,28 @@ func Toward(a netip.Addr) (string, error) {
 }
 
 func (r reader) byIndex() map[uint32]Interface {
-	all := map[uint32]Interface{}
+	interfaces := map[uint32]Interface{}
 	for _, i := range r.interfaces() {
-		all[i.Index] = i
+		interfaces[i.Index] = i
 	}
-	return all
+	return interfaces
 }
 
 func (r reader) interfaces() []Interface {
-	links, names := r.Links(), map[uint32]string{}
+	links := r.Links()
+	names := map[uint32]string{}
 	for _, l := range links {
 		index, _ := l.Link()
 		names[index] = l.Str(unix.IFLA_IFNAME)
 	}
-	all := make([]Interface, len(links))
+	interfaces := make([]Interface, len(links))
 	for i, l := range links {
 		index, _ := l.Link()
 		info := l.Attr(unix.IFLA_LINKINFO)
-		all[i] = Interface{
+		interfaces[i] = Interface{
 			Index: index, Name: names[index], Kind: info.Str(unix.IFLA_INFO_KIND), Master: names[l.Number(unix.IFLA_MASTER)],
 			MasterKind: info.Str(unix.IFLA_INFO_SLAVE_KIND),
 		}
 	}
-	return all
+	return interfaces
 }

@@ -40,9 +40,9 @@ func (r reader) pods(ipv6 bool) (pods []Pod) {
 			delete(inside, n.Interface)
 		}
 	}
-	add := func(a netip.Addr, on string) {
-		if inside[on] != "" && a.Is6() == ipv6 && !a.IsLinkLocalUnicast() && !a.IsMulticast() {
-			pods = append(pods, Pod{a, on})
+	add := func(a netip.Addr, name string) {
+		if inside[name] != "" && a.Is6() == ipv6 && !a.IsLinkLocalUnicast() && !a.IsMulticast() {
+			pods = append(pods, Pod{a, name})
 		}
 	}
 	for _, n := range routes {

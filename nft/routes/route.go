@@ -19,29 +19,29 @@ type Route struct {
 	// Type is the type of the route to the destination, such as unix.RTN_LOCAL or
 	// unix.RTN_BROADCAST, as in "fib daddr type"; unix.RTN_UNSPEC if there is none.
 	Type int
-	// Out is the interface that the packet leaves by, the zero value if that is unknown.
-	Out Interface
+	// Egress is the interface that the packet leaves by, the zero value if that is unknown.
+	Egress Interface
 	// Address is the source address after masquerading, the zero address if that is unknown.
 	Address netip.Addr
-	// Back is the type of the route to the source: with unix.RTN_LOCAL the node sends the packet. Otherwise
-	// the packet is expected on the interface In, the zero value if that is unknown.
-	Back int
-	In   Interface
+	// SourceType is the type of the route to the source: with unix.RTN_LOCAL the node sends the packet. Otherwise
+	// the packet is expected on the interface Ingress, the zero value if that is unknown.
+	SourceType int
+	Ingress    Interface
 	// Own is the address from which the node itself connects to the destination, the zero address
 	// if it has no route there.
 	Own netip.Addr
 }
 
 // FromNode reports whether the node itself sends the packet.
-func (r Route) FromNode() bool { return r.Back == unix.RTN_LOCAL }
+func (r Route) FromNode() bool { return r.SourceType == unix.RTN_LOCAL }
 
 // A Query is the first packet of a connection.
 type Query struct {
 	Src, Dst netip.Addr // without a source, the node itself sends it
 	Protocol uint8      // 0 if unknown
 	Port     uint16     // of the destination, 0 if unknown
-	// Out is the interface that it leaves by; empty: that of its route.
-	Out string
+	// Interface is the one that it leaves by; empty: that of its route.
+	Interface string
 }
 
 // Lookup asks the kernel for the route of a packet without a mark, once, and for the one to its source. If
@@ -55,33 +55,33 @@ func (r reader) lookup(q Query) Route {
 	dst := q.Dst.WithZone("")
 	request := query{dst: dst, protocol: q.Protocol, port: q.Port}
 	for _, link := range links {
-		if link.Name == q.Out {
-			request.out = link.Index
+		if link.Name == q.Interface {
+			request.oif = link.Index
 		}
 	}
 	own := r.route(request)
-	back := r.route(query{dst: q.Src})
+	reverse := r.route(query{dst: q.Src})
 	route := Route{
-		Back: routeType(back), In: links[hopOf(back).index], Own: own.Address(unix.RTA_PREFSRC),
+		SourceType: routeType(reverse), Ingress: links[hopOf(reverse).index], Own: own.Address(unix.RTA_PREFSRC),
 	}
-	if request.out == 0 {
+	if request.oif == 0 {
 		request.src = q.Src
 		if !route.FromNode() {
-			request.in = route.In.Index
+			request.iif = route.Ingress.Index
 		}
 	}
-	there := r.route(request)
-	if routeType(there) == unix.RTN_UNSPEC && request.in == 0 {
+	forward := r.route(request)
+	if routeType(forward) == unix.RTN_UNSPEC && request.iif == 0 {
 		// The node does not send from a source that it does not have.
 		request.src = netip.Addr{}
-		there = r.route(request)
+		forward = r.route(request)
 	}
-	next := hopOf(there)
-	route.Type = routeType(there)
-	route.Out = links[next.index]
-	if q.Out != "" && request.out == 0 {
-		r.Err = cmp.Or(r.Err, fmt.Errorf("interface %q: %w", q.Out, unix.ENODEV))
-		route.Out = Interface{Name: q.Out}
+	next := hopOf(forward)
+	route.Type = routeType(forward)
+	route.Egress = links[next.index]
+	if q.Interface != "" && request.oif == 0 {
+		r.Err = cmp.Or(r.Err, fmt.Errorf("interface %q: %w", q.Interface, unix.ENODEV))
+		route.Egress = Interface{Name: q.Interface}
 		return route
 	}
 	if route.Type != unix.RTN_UNSPEC {
@@ -100,7 +100,7 @@ func (r reader) masquerade(dst netip.Addr, next hop) netip.Addr {
 	if dst.Is6() {
 		never = unix.IFA_F_DEPRECATED // unless there is no other
 	}
-	var all []netip.Addr
+	var addresses []netip.Addr
 	for _, a := range r.Addresses(familyOf(dst)) {
 		if a.Index != next.index || a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&never != 0 {
 			continue
@@ -108,25 +108,25 @@ func (r reader) masquerade(dst netip.Addr, next hop) netip.Addr {
 		if dst.Is4() && a.Network.Contains(cmp.Or(next.gateway, dst)) {
 			return a.Local
 		}
-		all = append(all, a.Local)
+		addresses = append(addresses, a.Local)
 	}
-	if dst.Is6() && len(all) > 1 {
-		own := r.route(query{dst: dst, out: next.index})
+	if dst.Is6() && len(addresses) > 1 {
+		own := r.route(query{dst: dst, oif: next.index})
 		chosen := own.Address(unix.RTA_PREFSRC)
-		if slices.Contains(all, chosen) {
+		if slices.Contains(addresses, chosen) {
 			return chosen
 		}
 	}
-	if len(all) == 0 {
+	if len(addresses) == 0 {
 		return netip.Addr{}
 	}
-	return all[0]
+	return addresses[0]
 }
 
 // A query is what a request for a route carries.
 type query struct {
 	src, dst netip.Addr
-	in, out  uint32 // interfaces, 0 for none
+	iif, oif uint32 // interfaces, 0 for none
 	protocol uint8
 	port     uint16
 }
@@ -137,15 +137,15 @@ const ipProto, destinationPort = 27, 29 // RTA_IP_PROTO, RTA_DPORT
 // route requests a route, of type unix.RTN_UNSPEC if there is none.
 func (r reader) route(q query) node.Message {
 	const srcBitsAt = 2 // struct rtmsg
-	none := node.Message{Head: make([]byte, unix.SizeofRtMsg)}
+	unreachable := node.Message{Head: make([]byte, unix.SizeofRtMsg)}
 	if !q.dst.IsValid() {
-		return none
+		return unreachable
 	}
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0] = familyOf(q.dst)
 	head[1] = byte(q.dst.BitLen())
 	attrs := []netlink.Attribute{
-		node.Numbered(unix.RTA_IIF, q.in), node.Numbered(unix.RTA_OIF, q.out),
+		node.Numbered(unix.RTA_IIF, q.iif), node.Numbered(unix.RTA_OIF, q.oif),
 		{Type: unix.RTA_DST, Data: q.dst.AsSlice()},
 	}
 	if q.src.IsValid() {
@@ -158,9 +158,9 @@ func (r reader) route(q query) node.Message {
 			netlink.Attribute{Type: destinationPort, Data: binary.BigEndian.AppendUint16(nil, q.port)})
 	}
 	replies := r.Request(unix.RTM_GETROUTE, 0, head, attrs...)
-	if errors.Is(r.Err, unix.EMSGSIZE) && q.in != 0 { // of IPv6 multicast
+	if errors.Is(r.Err, unix.EMSGSIZE) && q.iif != 0 { // of IPv6 multicast
 		r.Err = nil
-		q.in = 0
+		q.iif = 0
 		return r.route(q)
 	}
 	for _, prohibited := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV} {
@@ -168,7 +168,7 @@ func (r reader) route(q query) node.Message {
 			r.Err = nil
 		}
 	}
-	return append(replies, none)[0]
+	return append(replies, unreachable)[0]
 }
 
 func routeType(m node.Message) int {
@@ -186,18 +186,18 @@ type hop struct {
 func hopOf(m node.Message) hop { return hops(m)[0] }
 
 // hops returns the next hops of a route, at least one.
-func hops(m node.Message) (all []hop) {
+func hops(m node.Message) (list []hop) {
 	const indexAt, align = 4, 4 // struct rtnexthop
 	for b := m.Attr(unix.RTA_MULTIPATH); len(b) >= unix.SizeofRtNexthop; {
 		size := int(binary.NativeEndian.Uint16(b))
 		via := node.Message{Attrs: b[unix.SizeofRtNexthop:size]}
-		all = append(all, hop{node.Number(b[indexAt:]), via.Address(unix.RTA_GATEWAY)})
+		list = append(list, hop{node.Number(b[indexAt:]), via.Address(unix.RTA_GATEWAY)})
 		b = b[min(len(b), (size+align-1)/align*align):]
 	}
-	if len(all) == 0 {
-		all = []hop{{m.Number(unix.RTA_OIF), m.Address(unix.RTA_GATEWAY)}}
+	if len(list) == 0 {
+		list = []hop{{m.Number(unix.RTA_OIF), m.Address(unix.RTA_GATEWAY)}}
 	}
-	return all
+	return list
 }
 
 // A Network is a destination in a table of routes. It is in the list once for each next hop.
@@ -214,7 +214,7 @@ func Networks() ([]Network, error) {
 	return read("routes", func(r reader) []Network { return r.networks(r.byIndex()) })
 }
 
-func (r reader) networks(links map[uint32]Interface) (all []Network) {
+func (r reader) networks(links map[uint32]Interface) (networks []Network) {
 	const familyAt, bitsAt, protocolAt = 0, 1, 5 // struct rtmsg
 	for _, m := range r.Request(unix.RTM_GETROUTE, netlink.Dump, make([]byte, unix.SizeofRtMsg)) {
 		dst := m.Address(unix.RTA_DST)
@@ -225,14 +225,14 @@ func (r reader) networks(links map[uint32]Interface) (all []Network) {
 			}
 		}
 		for _, h := range hops(m) {
-			all = append(all, Network{
+			networks = append(networks, Network{
 				Prefix: netip.PrefixFrom(dst, int(m.Head[bitsAt])), Type: routeType(m),
 				Main: m.Number(unix.RTA_TABLE) == unix.RT_TABLE_MAIN, Interface: links[h.index].Name,
 				Connected: m.Head[protocolAt] == unix.RTPROT_KERNEL && m.Attr(unix.RTA_GATEWAY) == nil,
 			})
 		}
 	}
-	return all
+	return networks
 }
 
 // familyOf returns the family of an address as a request begins with it.

@@ -44,7 +44,7 @@ route add 10.244.1.2/32 dev pod0
 
 // way is the interface and the address of a route.
 func way(r Route) string {
-	words := []string{r.Out.Name}
+	words := []string{r.Egress.Name}
 	if r.Type != unix.RTN_UNICAST {
 		words = append(words, fmt.Sprintf("type %d", r.Type))
 	}
@@ -104,7 +104,7 @@ func TestLookupFindsTheWayOfThePacket(t *testing.T) {
 				case "src":
 					src = strings.ToUpper(value)
 				case "out":
-					q.Out = value
+					q.Interface = value
 				case "udp":
 					q.Protocol = unix.IPPROTO_UDP
 					_, err = fmt.Sscan(value, &q.Port)
@@ -137,7 +137,7 @@ func TestLookupFindsTheWayOfThePacket(t *testing.T) {
 				if got := way(r); got != want {
 					t.Errorf("to %s: %s, want %s", dst, got, want)
 				}
-				if got := fmt.Sprintf("%s type %d", r.In.Name, r.Back); back != "" && got != back {
+				if got := fmt.Sprintf("%s type %d", r.Ingress.Name, r.SourceType); back != "" && got != back {
 					t.Errorf("to %s: back by %s, want %s", dst, got, back)
 				}
 			}
@@ -160,7 +160,7 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 		netip.MustParseAddr("2001:db8:ffff::1%x"): unix.RTN_UNICAST,
 	} {
 		got := nfttest.In(t, top.Node, func() (Route, error) { return Lookup(Query{Dst: a}) })
-		if got.Type != typ || got.Out.Name == "" {
+		if got.Type != typ || got.Egress.Name == "" {
 			t.Errorf("%s: %+v, want type %d", a, got, typ)
 		}
 	}
@@ -283,10 +283,12 @@ func TestInterfaceThatDoesNotExistIsAnErrorWithItsName(t *testing.T) {
 	ns := newRouter(t, both(defaults))
 	var got Route
 	err := ns.Do(func() (err error) {
-		got, err = Lookup(Query{Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), Out: "eth7"})
+		got, err = Lookup(Query{
+			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), Interface: "eth7",
+		})
 		return err
 	})
-	if text := way(got); !errors.Is(err, unix.ENODEV) || text != "eth7" || got.In.Name != "pod0" {
+	if text := way(got); !errors.Is(err, unix.ENODEV) || text != "eth7" || got.Ingress.Name != "pod0" {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -260,7 +260,7 @@ func (f *ExplainFacts) code() Code {
 func (f *ExplainFacts) connection() nft.Connection {
 	dst := f.Packet.Dst.Addr()
 	return nft.Connection{
-		Src: f.Packet.Src, Dst: dst, In: f.Route.In.Name, Out: f.Route.Out.Name,
+		Src: f.Packet.Src, Dst: dst, In: f.Route.Ingress.Name, Out: f.Route.Egress.Name,
 		FromNode: f.Route.FromNode(), ToNode: f.Route.Type == unix.RTN_LOCAL || dst.IsLoopback(),
 	}
 }
@@ -371,7 +371,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	e.address = route.Address
 	e.words = "this node's address"
 	if route.Address.IsValid() {
-		e.words = fmt.Sprintf("%s, the address of %s", route.Address, config.Printable(route.Out.Name))
+		e.words = fmt.Sprintf("%s, the address of %s", route.Address, config.Printable(route.Egress.Name))
 	}
 	if c.FromNode {
 		return

@@ -40,8 +40,8 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 		Head: cli.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
 		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst)},
 		Route: routes.Route{
-			Type: unix.RTN_UNICAST, Out: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
-			Back: unix.RTN_UNICAST, In: routes.Interface{Name: "veth1"},
+			Type: unix.RTN_UNICAST, Egress: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
+			SourceType: unix.RTN_UNICAST, Ingress: routes.Interface{Name: "veth1"},
 		},
 	}
 }
@@ -238,7 +238,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			name: "the node itself needs no forwarding", code: Should, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
 				f.Kept = "packets"
-				f.Route.Back = unix.RTN_LOCAL
+				f.Route.SourceType = unix.RTN_LOCAL
 			},
 			headline: "203.0.113.9:443 should see 192.0.2.1",
 		},
