@@ -102,7 +102,7 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
-			Generation: generations.Generation, Processor: agent.ThreadTime,
+			Generation: generations.Generation, Processor: agent.ProcessorTime,
 			Addresses: node.Addresses, Follow: node.Follow,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder, Latecomer: running.Latecomer,
 		},

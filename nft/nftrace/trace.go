@@ -117,7 +117,8 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		first = &head{}
 	}
 	t := Trace{
-		Protocol: conntrack.ProtocolName(first.protocol), Source: endpointName(first.src), Destination: endpointName(first.dst),
+		Protocol: conntrack.ProtocolName(first.protocol), Source: endpointName(first.src),
+		Destination: endpointName(first.dst),
 		Outcome: Lost, Chains: []Chain{},
 	}
 	r := reader{conn: c, ipv6: first.src.Addr().Is6()}

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -36,7 +35,7 @@ type Inputs struct {
 	Hangup   <-chan os.Signal
 
 	Generation func() (uint32, error) // of the ruleset
-	Processor  func() time.Duration   // processor time of the calling thread, as by ThreadTime
+	Processor  func() time.Duration   // processor time of this process, as by ProcessorTime
 
 	// Addresses lists those of the node, and Follow reports their changes. Both are
 	// called when a config first has snatAddresses.
@@ -192,8 +191,6 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 
 // handle handles an event: the policy is chosen, applied and reported.
 func (a *Agent) handle(ctx context.Context, before view, e event) view {
-	runtime.LockOSThread() // its processor time is the cost
-	defer runtime.UnlockOSThread()
 	start, spent := time.Now(), a.in.Processor()
 	v := before
 	v.attempt = attempt{reason: e.reason}
