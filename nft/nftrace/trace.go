@@ -119,7 +119,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 	t := Trace{
 		Protocol: conntrack.ProtocolName(first.protocol), Source: endpointName(first.src),
 		Destination: endpointName(first.dst),
-		Outcome: Lost, Chains: []Chain{},
+		Outcome:     Lost, Chains: []Chain{},
 	}
 	r := reader{conn: c, ipv6: first.src.Addr().Is6()}
 	var base *Chain
