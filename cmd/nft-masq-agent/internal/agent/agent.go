@@ -133,11 +133,11 @@ func (e event) checks() bool { return e.files == nil && e.moved == nil }
 // Run is the loop. It returns when ctx is done; the rules stay.
 func (a *Agent) Run(ctx context.Context) {
 	a.second.try()
-	var all sync.WaitGroup
+	var group sync.WaitGroup
 	for _, o := range a.observers {
-		all.Go(func() { o.Run(ctx) })
+		group.Go(func() { o.Run(ctx) })
 	}
-	defer all.Wait()
+	defer group.Wait()
 	defer a.schedule.stop()
 	defer a.busySince.Store(-1)
 	for v := (view{}); ; {
@@ -190,12 +190,15 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 }
 
 // handle handles an event: the policy is chosen, applied and reported.
-func (a *Agent) handle(ctx context.Context, before view, e event) view {
-	start, spent := time.Now(), a.in.Processor()
-	v := before
+func (a *Agent) handle(ctx context.Context, previous view, e event) view {
+	start := time.Now()
+	spent := a.in.Processor()
+	v := previous
 	v.attempt = attempt{reason: e.reason}
 	if e.files != nil {
-		v.read, v.attempt.read, v.content = true, true, a.compile(*e.files)
+		v.read = true
+		v.attempt.read = true
+		v.content = a.compile(*e.files)
 		v.configured = v.configured || config.Count(e.files.Sources) > 0
 		if v.installed == nil {
 			v.attempt.reason = onStart
@@ -205,7 +208,7 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	if err == nil {
 		err = a.place(ctx, &v, e)
 	}
-	if v.policy.want != before.policy.want {
+	if v.policy.want != previous.policy.want {
 		a.publish(v) // for observers that act for the policy in the kernel
 	}
 	depth := a.depth(v, e)
@@ -213,26 +216,28 @@ func (a *Agent) handle(ctx context.Context, before view, e event) view {
 	switch {
 	case err != nil:
 	case v.policy.want == nil:
-		v.failure, v.tries = nil, 0
-	case e.checks() || v.policy.want != before.policy.want:
+		v.failure = nil
+		v.tries = 0
+	case e.checks() || v.policy.want != previous.policy.want:
 		err = a.apply(ctx, &v, depth)
 	}
 	if ctx.Err() != nil {
-		return before // the agent ends, and has said so
+		return previous // the agent ends, and has said so
 	}
 	v.attempt.err = err
 	if err != nil && !(kernel.Delayed(err) && v.inForce() && !v.attempt.differs) {
 		v.failure = err
-		if e.reason != onDrift || before.failure == nil {
+		if e.reason != onDrift || previous.failure == nil {
 			v.tries++
 		}
 	}
-	v.attempt.took, v.attempt.cost = time.Since(start), a.in.Processor()-spent
-	a.plan(&v, before, depth)
+	v.attempt.took = time.Since(start)
+	v.attempt.cost = a.in.Processor() - spent
+	a.plan(&v, previous, depth)
 	// First the state, then the log: a reader of the line finds us ready.
 	a.state.Store(&v)
 	a.metrics.count(v)
-	for _, l := range a.report(before, v) {
+	for _, l := range a.report(previous, v) {
 		a.log.Logw(l.level, l.text, l.fields...)
 	}
 	a.publish(v)
@@ -246,7 +251,7 @@ func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 		v.attempt.differs = len(applied.Differences) > 0
 		return err
 	}
-	*v = v.after(applied, time.Now())
+	*v = v.withApplied(applied, time.Now())
 	if len(applied.Differences) > 0 {
 		GiveBack() // sets and messages are large
 	}
@@ -257,14 +262,17 @@ func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 func (a *Agent) compile(f Files) content {
-	c := content{files: f.Sources, at: time.Now()}
+	c := content{files: f.Sources, readAt: time.Now()}
 	if !f.readable() {
 		c.err = f.Err
 		return c
 	}
 	b := nft.Build(a.settings.Defaults, a.settings.NFT, f.Sources...)
-	c.want, c.remarks, c.err = b.Ruleset, b.Problems.Remarks(), b.Problems.Err()
-	c.resync, c.stale = b.Config.ResyncInterval, b.Config.StaleConnections
+	c.want = b.Ruleset
+	c.remarks = b.Problems.Remarks()
+	c.err = b.Problems.Err()
+	c.resync = b.Config.ResyncInterval
+	c.stale = b.Config.StaleConnections
 	if c.err == nil { // blanks alone can be a syntax error
 		c.missing = f.missing(a.settings.ConfigPath)
 	}
@@ -274,15 +282,15 @@ func (a *Agent) compile(f Files) content {
 // decide chooses the policy for a new content, and again if that was not possible, or if
 // rules of a previous run may be gone.
 func (a *Agent) decide(ctx context.Context, v *view, e event) error {
-	if !v.read || e.files == nil && v.policy.from != "" && v.policy.left == nil {
+	if !v.read || e.files == nil && v.policy.source != "" && v.policy.leftover == nil {
 		return nil
 	}
 	var n situation
 	if v.content.err != nil && v.policy.want == nil {
 		n.defaults = a.compile(Files{})
-		left, found, err := a.kernel.Installed(ctx)
+		installed, found, err := a.kernel.Installed(ctx)
 		if found {
-			n.previous = &left
+			n.previous = &installed
 		} else if err == nil && v.content.want == nil {
 			n.older, err = a.kernel.OlderDecides(ctx)
 		}
@@ -304,17 +312,19 @@ func (a *Agent) place(ctx context.Context, v *view, e event) error {
 	if e.moved != nil {
 		v.unfollowed = e.moved.Err
 		if e.moved.Err == nil && !e.moved.At.Before(v.listed) {
-			v.addresses, v.listed = e.moved.Addresses, e.moved.At
+			v.addresses = e.moved.Addresses
+			v.listed = e.moved.At
 		}
 	}
 	if v.policy.want == nil || !v.policy.want.Policy.HasSNAT() {
 		return nil
 	}
 	if a.moves == nil || e.full() {
-		at := time.Now()
+		listed := time.Now()
 		list, err := a.in.Addresses()
 		if err == nil {
-			v.addresses, v.listed = list, at
+			v.addresses = list
+			v.listed = listed
 		} else if a.moves == nil {
 			return err
 		}
@@ -322,8 +332,8 @@ func (a *Agent) place(ctx context.Context, v *view, e event) error {
 			a.moves = a.in.Follow(ctx)
 		}
 	}
-	if here := v.policy.want.On(v.addresses); !here.Same(*v.policy.want) {
-		v.policy.want = &here
+	if placed := v.policy.want.On(v.addresses); !placed.Same(*v.policy.want) {
+		v.policy.want = &placed
 	}
 	return nil
 }
@@ -334,4 +344,4 @@ func (a *Agent) publish(v view) {
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)
 }
 
-func (a *Agent) now() view { return *a.state.Load() }
+func (a *Agent) current() view { return *a.state.Load() }

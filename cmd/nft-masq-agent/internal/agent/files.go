@@ -33,9 +33,9 @@ func (f Files) missing(path string) error {
 	if config.Count(f.Sources) > 0 {
 		return nil
 	}
-	why := "no file in it is read"
+	reason := "no file in it is read"
 	if slices.ContainsFunc(f.Sources, func(s config.Source) bool { return !s.Ignored }) {
-		why = "the file is empty"
+		reason = "the file is empty"
 	}
-	return fmt.Errorf("%w at %s: %s", config.ErrMissing, config.Printable(path), why)
+	return fmt.Errorf("%w at %s: %s", config.ErrMissing, config.Printable(path), reason)
 }

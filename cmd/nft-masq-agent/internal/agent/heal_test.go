@@ -190,7 +190,7 @@ func TestFlappingAddressesAreFollowedWithinThePaceAndRightInTheEnd(t *testing.T)
 				if !strings.HasSuffix(w.Held, "[198.51.100.66]") {
 					t.Errorf("the kernel has %s", w.Held)
 				}
-				if v := w.agent.now(); len(v.addresses) != 1 || v.addresses[0] != netip.MustParseAddr("198.51.100.66") {
+				if v := w.agent.current(); len(v.addresses) != 1 || v.addresses[0] != netip.MustParseAddr("198.51.100.66") {
 					t.Errorf("the addresses are %v", v.addresses)
 				}
 			})

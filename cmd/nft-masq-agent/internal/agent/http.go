@@ -70,11 +70,13 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 	listener, err := listen(address)
 	go func() {
 		defer close(ended)
-		tries, reported := 0, ""
+		tries := 0
+		reported := ""
 		for {
 			if err == nil {
 				log.Info("serving HTTP", zap.String("event", "listening"), zap.Stringer("address", listener.Addr()))
-				tries, reported = 0, ""
+				tries = 0
+				reported = ""
 				err = serve(ctx, listener, handler, log)
 			}
 			if ctx.Err() != nil {
@@ -84,7 +86,8 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 				reported = err.Error()
 				log.Error("cannot listen on "+address+", retrying", zap.String("event", "listen_failed"), zap.Error(err))
 			}
-			if tries++; !Wait(ctx, Backoff(tries)) {
+			tries++
+			if !Wait(ctx, Backoff(tries)) {
 				return
 			}
 			listener, err = listen(address)
@@ -142,7 +145,8 @@ type connKey struct{}
 func (w *waitingRoom) enter(ctx context.Context, c net.Conn) context.Context {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.waiting = append(w.waiting, c); len(w.waiting) > maxConnections {
+	w.waiting = append(w.waiting, c)
+	if len(w.waiting) > maxConnections {
 		_ = w.waiting[0].Close()
 		w.waiting = w.waiting[1:]
 	}

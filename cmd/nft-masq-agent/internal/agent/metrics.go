@@ -108,7 +108,7 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	e.Counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.",
 		float64(c.metrics.errors.Load()))
-	e.view(c.now())
+	e.view(c.current())
 	for _, o := range c.observers {
 		o.Collect(e)
 	}
@@ -130,7 +130,8 @@ func (e Exporter) Counter(name, help string, v float64, labels ...string) {
 func (e Exporter) export(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
 	var names, values []string
 	for label := range slices.Chunk(labels, 2) {
-		names, values = append(names, label[0]), append(values, label[1])
+		names = append(names, label[0])
+		values = append(values, label[1])
 	}
 	e <- prometheus.MustNewConstMetric(prometheus.NewDesc(metricPrefix+name, help, names, nil), kind, v, values...)
 }
@@ -151,16 +152,16 @@ func (e Exporter) view(v view) {
 			"the built-in defaults apply: 1 or 0.",
 			Number(v.vanished() != nil))
 	}
-	for _, from := range Sources() {
+	for _, source := range Sources() {
 		e.Gauge("config_source", "Source of the enforced policy, 1 for the one that applies: file; previous, the last "+
 			"good config or that of a previous run; "+
 			"lenient, the older agents' reading of a rejected file; foreign, the rules of an iptables-based agent; defaults, "+
 			"built in.",
-			Number(v.policy.from == from), "source", string(from))
+			Number(v.policy.source == source), "source", string(source))
 	}
 	if v.policy.accepted {
 		e.Gauge("config_last_accepted_timestamp_seconds", "When a config was last accepted, in seconds since 1970.",
-			float64(v.policy.content.at.UnixMilli())/1000)
+			float64(v.policy.content.readAt.UnixMilli())/1000)
 	}
 	if v.installed == nil {
 		return
@@ -168,9 +169,11 @@ func (e Exporter) view(v view) {
 	e.Gauge("config_info", "Hash of the policy that was last applied, and the mode; always 1.", 1,
 		"hash", v.hash(), "mode", string(v.installed.Mode()))
 	v4, v6 := v.installed.CIDRs()
-	present, absent := 0, 0
+	present := 0
+	absent := 0
 	for _, f := range v.installed.Policy.Families {
-		present, absent = present+len(f.SNAT.Present), absent+len(f.SNAT.Absent())
+		present += len(f.SNAT.Present)
+		absent += len(f.SNAT.Absent())
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
 		e.Gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),

@@ -35,7 +35,7 @@ type View struct {
 }
 
 // Observe adds observers, before Run.
-func (a *Agent) Observe(all ...Observer) { a.observers = append(a.observers, all...) }
+func (a *Agent) Observe(observers ...Observer) { a.observers = append(a.observers, observers...) }
 
 func (a *Agent) seen(v view) View {
 	return View{
@@ -46,8 +46,8 @@ func (a *Agent) seen(v view) View {
 	}
 }
 
-// Now returns the last view.
-func (a *Agent) Now() View { return a.seen(a.now()) }
+// Current returns the last view.
+func (a *Agent) Current() View { return a.seen(a.current()) }
 
 // Follow calls see for the published view and for each later one until ctx is done, and
 // whether everything was checked since the last call. A slow observer sees only the last

@@ -20,7 +20,8 @@ const (
 func Backoff(tries int) time.Duration {
 	d := firstTry
 	for range tries - 1 {
-		if d *= 2; d >= lastTry {
+		d *= 2
+		if d >= lastTry {
 			d = lastTry
 			break
 		}
@@ -64,30 +65,30 @@ const betweenRepairs = time.Second
 type pace struct {
 	share   int           // the work pauses for so many times its cost
 	longest time.Duration // pause, whatever was spent
-	until   time.Time     // when what was spent will be no more than its share
+	settled time.Time     // when what was spent will be no more than its share
 	slow    bool          // the last repair was not the last one of those at once
 }
 
 // ready reports whether there is no pause now.
-func (p *pace) ready(now time.Time) bool { return !now.Before(p.until.Add(-atOnce)) }
+func (p *pace) ready(now time.Time) bool { return !now.Before(p.settled.Add(-atOnce)) }
 
 // spend records work and its processor time.
 func (p *pace) spend(now time.Time, cost time.Duration) {
-	if p.until.Before(now) {
-		p.until = now
+	if p.settled.Before(now) {
+		p.settled = now
 	}
-	p.until = p.until.Add(time.Duration(p.share) * cost)
-	if last := now.Add(atOnce + p.longest); p.until.After(last) {
-		p.until = last
+	p.settled = p.settled.Add(time.Duration(p.share) * cost)
+	if last := now.Add(atOnce + p.longest); p.settled.After(last) {
+		p.settled = last
 	}
 }
 
 // repaired records a repair. It reports whether repairs are slowed down from now on.
 func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
 	p.spend(now, max(cost, betweenRepairs/time.Duration(p.share)))
-	was := p.slow
+	wasSlow := p.slow
 	p.slow = !p.ready(now)
-	return p.slow && !was
+	return p.slow && !wasSlow
 }
 
 // ProcessorTime returns the processor time of this process, in user mode and in the kernel. Garbage that a check

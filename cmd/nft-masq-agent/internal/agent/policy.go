@@ -23,13 +23,13 @@ func Sources() []Source {
 
 // A policy is the policy that the loop enforces.
 type policy struct {
-	from     Source       // "" until it is known
+	source   Source       // "" until it is known
 	want     *nft.Ruleset // nil: nothing is to be written
 	content  content      // of which want was compiled
 	accepted bool         // from a config that was accepted in this run
-	// left is the rules of a previous run, which stay as they are: of the source
+	// leftover is the rules of a previous run, which stay as they are: of the source
 	// FromPrevious, unless a config was accepted in this run.
-	left *nft.Installed
+	leftover *nft.Installed
 }
 
 // A situation is the state of a node on which no config was accepted in this run.
@@ -42,34 +42,34 @@ type situation struct {
 // decide returns the policy to enforce from now on. A rejected config changes nothing if one
 // was accepted before. Otherwise the order is: what a previous run left, what the older
 // agents would enforce, the older agent's own rules, the defaults.
-func decide(now policy, c content, n situation) policy {
+func decide(current policy, c content, n situation) policy {
 	switch {
 	case c.missing != nil:
-		return policy{from: FromDefaults, want: c.want, content: c, accepted: true}
+		return policy{source: FromDefaults, want: c.want, content: c, accepted: true}
 	case c.err == nil:
-		return policy{from: FromFile, want: c.want, content: c, accepted: true}
-	case now.accepted && now.from == FromFile:
-		now.from = FromPrevious
-		return now
-	case now.accepted:
-		return now
-	case n.previous != nil && now.want == nil:
-		return policy{from: FromPrevious, left: n.previous}
+		return policy{source: FromFile, want: c.want, content: c, accepted: true}
+	case current.accepted && current.source == FromFile:
+		current.source = FromPrevious
+		return current
+	case current.accepted:
+		return current
+	case n.previous != nil && current.want == nil:
+		return policy{source: FromPrevious, leftover: n.previous}
 	case c.want != nil:
-		return policy{from: FromLenient, want: c.want, content: c}
-	case now.want != nil:
-		return now
+		return policy{source: FromLenient, want: c.want, content: c}
+	case current.want != nil:
+		return current
 	case n.older:
-		return policy{from: FromForeign}
+		return policy{source: FromForeign}
 	}
-	return policy{from: FromDefaults, want: n.defaults.want, content: n.defaults}
+	return policy{source: FromDefaults, want: n.defaults.want, content: n.defaults}
 }
 
 // hash returns the hash of what is enforced, "" for nothing of ours.
 func (p policy) hash() string {
 	switch {
-	case p.left != nil:
-		return p.left.Hash
+	case p.leftover != nil:
+		return p.leftover.Hash
 	case p.want == nil:
 		return ""
 	}

@@ -21,7 +21,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 	}
 	lenient, other, good := compiled(bad, "10.2.0.0/16"), compiled(bad, "10.3.0.0/16"), compiled(nil, "10.4.0.0/16")
 	rejected, defaults := content{err: bad}, content{want: rulesetOf("10.0.0.0/8"), missing: config.ErrMissing}
-	of := func(from Source, c content) policy { return policy{from: from, want: c.want, content: c} }
+	of := func(from Source, c content) policy { return policy{source: from, want: c.want, content: c} }
 	accepted := func(from Source, c content) policy {
 		p := of(from, c)
 		p.accepted = true
@@ -29,7 +29,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 	}
 	leniently, builtIn := of(FromLenient, lenient), of(FromDefaults, defaults)
 	file, last, without := accepted(FromFile, good), accepted(FromPrevious, good), accepted(FromDefaults, defaults)
-	kept, foreign := policy{from: FromPrevious, left: left}, policy{from: FromForeign}
+	kept, foreign := policy{source: FromPrevious, leftover: left}, policy{source: FromForeign}
 	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults},
 		situation{nil, false, defaults}
 	for _, tt := range []struct {
@@ -58,8 +58,8 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := decide(tt.now, tt.c, tt.n)
-			if got.from != tt.want.from || got.want != tt.want.want || got.content.want != tt.want.want ||
-				got.accepted != tt.want.accepted || got.left != tt.want.left {
+			if got.source != tt.want.source || got.want != tt.want.want || got.content.want != tt.want.want ||
+				got.accepted != tt.want.accepted || got.leftover != tt.want.leftover {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}
 		})

@@ -30,47 +30,48 @@ func (l *lines) add(level zapcore.Level, event, text string, fields ...any) {
 }
 
 // report returns the lines about an attempt: the difference of two views.
-func (a *Agent) report(before, v view) (l lines) {
+func (a *Agent) report(previous, v view) (l lines) {
 	if v.attempt.read {
-		a.reportContent(&l, before, v)
+		a.reportContent(&l, previous, v)
 	}
-	if v.unfollowed != nil && before.unfollowed == nil {
+	if v.unfollowed != nil && previous.unfollowed == nil {
 		l.add(zap.WarnLevel, "addresses_unreadable",
 			"cannot follow the addresses of this node; retrying, with the last known addresses until then", "error",
 			v.unfollowed)
 	}
-	if before.failure != nil && v.failure == nil {
+	if previous.failure != nil && v.failure == nil {
 		text := "kernel accepted the rules again"
 		switch {
 		case v.attempt.applied == nil:
 			text = "nftables can be read again; nothing is written"
-		case kernel.Delayed(before.failure):
+		case kernel.Delayed(previous.failure):
 			text = "the rules are checked and in place in spite of other programs' changes"
 		}
 		l.add(zap.InfoLevel, "rules_accepted", text)
 	}
 	if v.attempt.applied != nil {
-		a.reportApplied(&l, before, v, *v.attempt.applied)
+		a.reportApplied(&l, previous, v, *v.attempt.applied)
 	}
-	if err := v.failure; err != nil && !sameFailure(before.failure, err) {
+	if err := v.failure; err != nil && !sameFailure(previous.failure, err) {
 		reportFailure(&l, err, v.hash() != "")
 	}
-	switch was := before.policy.from; {
+	switch source := previous.policy.source; {
 	case v.attempt.read && v.content.err != nil:
 		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.words(),
-			"source", string(v.policy.from), "error", v.content.err)
-	case !v.attempt.read && was != v.policy.from && was != "":
+			"source", string(v.policy.source), "error", v.content.err)
+	case !v.attempt.read && source != v.policy.source && source != "":
 		l.add(zap.WarnLevel, "config_source_changed", "config still rejected; from now on "+v.words(),
-			"source", string(v.policy.from), "previous_source", string(was))
+			"source", string(v.policy.source), "previous_source", string(source))
 	}
 	return l
 }
 
 // reportContent reports a new content of the config, the first one with the start.
-func (a *Agent) reportContent(l *lines, before, v view) {
+func (a *Agent) reportContent(l *lines, previous, v view) {
 	path := a.settings.ConfigPath
-	if !before.read {
-		message, layout := "starting", a.settings.NFT.Layout
+	if !previous.read {
+		message := "starting"
+		layout := a.settings.NFT.Layout
 		if v.content.missing != nil {
 			message = "starting without a config file: the built-in defaults apply"
 		}
@@ -83,19 +84,19 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 		l.add(zap.InfoLevel, "starting", message, fields...)
 	}
 	switch {
-	case !before.read:
-	case before.content.missing != nil && v.content.missing == nil:
+	case !previous.read:
+	case previous.content.missing != nil && v.content.missing == nil:
 		l.add(zap.InfoLevel, "config_file_appeared", "the config file appeared", "path", path)
-	case before.content.missing == nil && v.vanished() != nil:
+	case previous.content.missing == nil && v.vanished() != nil:
 		l.add(zap.WarnLevel, "config_file_vanished", "the config file vanished: the built-in defaults now apply",
 			"path", path, "hash", v.policy.hash(), "error", v.content.missing)
 	}
-	if before.content.err != nil && v.content.err == nil && before.hash() == v.policy.hash() {
+	if previous.content.err != nil && v.content.err == nil && previous.hash() == v.policy.hash() {
 		l.add(zap.InfoLevel, "config_accepted", "config accepted again: its policy is already in the kernel",
-			"source", string(v.policy.from), "hash", v.policy.hash())
+			"source", string(v.policy.source), "hash", v.policy.hash())
 	}
 	for _, w := range v.content.remarks {
-		if slices.ContainsFunc(before.content.remarks, func(b config.Problem) bool { return b.Error() == w.Error() }) {
+		if slices.ContainsFunc(previous.content.remarks, func(b config.Problem) bool { return b.Error() == w.Error() }) {
 			continue
 		}
 		level := zap.WarnLevel
@@ -108,13 +109,13 @@ func (a *Agent) reportContent(l *lines, before, v view) {
 
 // reportApplied reports that the kernel has the wanted rules: one line for a change, and
 // at level debug if nothing changed.
-func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) {
+func (a *Agent) reportApplied(l *lines, previous, v view, applied kernel.Applied) {
 	if len(applied.Replaced) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
 			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
 			"found", applied.Replaced)
 	}
-	if len(applied.TookOver) > 0 && before.accepted {
+	if len(applied.TookOver) > 0 && previous.accepted {
 		l.add(zap.WarnLevel, "legacy_rules_removed",
 			"rules of an iptables-based agent came back and were removed: stop that agent",
 			"taken_over", applied.TookOver)
@@ -123,18 +124,18 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 		l.add(zap.WarnLevel, "table_recreated", "our table had something that is not ours and was replaced; "+
 			"connections that began at that moment may show a wrong source")
 	}
-	fields := a.appliedFields(before, v, applied)
+	fields := a.appliedFields(previous, v, applied)
 	switch {
 	case v.attempt.changed == restored:
 		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences",
 			len(applied.Differences),
 			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
 	case v.attempt.changed == moved:
-		reportMoved(l, before.installed.Policy, v.installed.Policy, v.hash())
+		reportMoved(l, previous.installed.Policy, v.installed.Policy, v.hash())
 	case v.attempt.changed == replaced:
 		l.add(zap.InfoLevel, "config_applied", "applied", fields...)
 	case v.attempt.changed == removed:
-	case before.installed == nil:
+	case previous.installed == nil:
 		l.add(zap.InfoLevel, "rules_in_place", "rules are already in place", fields...)
 	default:
 		l.add(zap.DebugLevel, "rules_checked", "checked; rules are in place", fields...)
@@ -144,20 +145,20 @@ func (a *Agent) reportApplied(l *lines, before, v view, applied kernel.Applied) 
 			"another program keeps changing the rules; they are restored at most once a second. "+
 				"nft monitor shows which program it is")
 	}
-	reportMissing(l, before, v)
+	reportMissing(l, previous, v)
 }
 
 // appliedFields returns the fields of a line about rules in the kernel.
-func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
+func (a *Agent) appliedFields(previous, v view, applied kernel.Applied) []any {
 	v4, v6 := v.installed.CIDRs()
 	fields := []any{
-		"reason", v.attempt.reason, "source", string(v.policy.from), "hash", v.hash(),
+		"reason", v.attempt.reason, "source", string(v.policy.source), "hash", v.hash(),
 		"cidrs", v4 + v6, "duration_ms", milliseconds(applied.Took),
 	}
-	if before.installed != nil && before.hash() != v.hash() {
-		fields = append(fields, "from", before.hash(),
+	if previous.installed != nil && previous.hash() != v.hash() {
+		fields = append(fields, "from", previous.hash(),
 			"added", v.attempt.added.First, "added_count", v.attempt.added.Count,
-			"removed", v.attempt.gone.First, "removed_count", v.attempt.gone.Count)
+			"removed", v.attempt.removed.First, "removed_count", v.attempt.removed.Count)
 	}
 	if len(applied.TookOver) > 0 {
 		fields = append(fields, "taken_over", applied.TookOver)
@@ -169,27 +170,33 @@ func (a *Agent) appliedFields(before, v view, applied kernel.Applied) []any {
 }
 
 // sameFailure reports whether an error was reported before. Whatever other programs keep us from is the same.
-func sameFailure(before, err error) bool {
-	if before == nil {
+func sameFailure(previous, err error) bool {
+	if previous == nil {
 		return false
 	}
-	return before.Error() == err.Error() || kernel.Delayed(before) && kernel.Delayed(err)
+	return previous.Error() == err.Error() || kernel.Delayed(previous) && kernel.Delayed(err)
 }
 
 // reportFailure reports that the kernel cannot be read, or rejects the rules, or that other
 // programs keep us from both.
 func reportFailure(l *lines, err error, installed bool) {
-	level, event, text := zap.ErrorLevel, "rules_unreadable", "cannot read nftables; retrying"
+	level := zap.ErrorLevel
+	event := "rules_unreadable"
+	text := "cannot read nftables; retrying"
 	switch {
 	case kernel.Delayed(err):
-		level, event = zap.WarnLevel, "rules_delayed"
+		level = zap.WarnLevel
+		event = "rules_delayed"
 		text = "other programs change nftables all the time; the rules are not yet written, retrying"
 	case errors.Is(err, nft.ErrForeignPostrouting):
-		event, text = "rules_rejected", "the rules cannot be written; retrying"
+		event = "rules_rejected"
+		text = "the rules cannot be written; retrying"
 	case kernel.Rejected(err) && installed:
-		event, text = "rules_rejected", "kernel rejected the rules; previous rules stay, retrying"
+		event = "rules_rejected"
+		text = "kernel rejected the rules; previous rules stay, retrying"
 	case kernel.Rejected(err):
-		event, text = "rules_rejected", "kernel rejected the rules, retrying"
+		event = "rules_rejected"
+		text = "kernel rejected the rules, retrying"
 	case errors.Is(err, unix.EPERM):
 		text = "cannot read nftables: CAP_NET_ADMIN is missing; retrying"
 	}
@@ -202,13 +209,13 @@ func reportFailure(l *lines, err error, installed bool) {
 
 // reportMoved reports which source addresses connections have after a change of the
 // node's addresses.
-func reportMoved(l *lines, before, after nft.Policy, hash string) {
+func reportMoved(l *lines, previous, current nft.Policy, hash string) {
 	var added, removed []string
-	for _, f := range after.Families {
-		for _, o := range before.Families {
+	for _, f := range current.Families {
+		for _, o := range previous.Families {
 			if o.IPv6 == f.IPv6 {
-				added = append(added, without(f.Sources(), o.Sources())...)
-				removed = append(removed, without(o.Sources(), f.Sources())...)
+				added = append(added, missingFrom(f.Sources(), o.Sources())...)
+				removed = append(removed, missingFrom(o.Sources(), f.Sources())...)
 			}
 		}
 	}
@@ -218,27 +225,27 @@ func reportMoved(l *lines, before, after nft.Policy, hash string) {
 		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
 }
 
-func without(addresses, others []netip.Addr) (out []string) {
+func missingFrom(addresses, others []netip.Addr) (missing []string) {
 	for _, addr := range addresses {
 		if !slices.Contains(others, addr) {
-			out = append(out, addr.String())
+			missing = append(missing, addr.String())
 		}
 	}
-	return out
+	return missing
 }
 
 // reportMissing reports for which families the node has none of snatAddresses.
-func reportMissing(l *lines, before, v view) {
+func reportMissing(l *lines, previous, v view) {
 	for _, f := range v.installed.Policy.Families {
-		none := func(s nft.SNAT) bool { return len(s.CIDRs) > 0 && len(s.Present) == 0 }
-		was := before.installed != nil && none(before.installed.Policy.SNATOf(f.IPv6))
+		lacks := func(s nft.SNAT) bool { return len(s.CIDRs) > 0 && len(s.Present) == 0 }
+		lacked := previous.installed != nil && lacks(previous.installed.Policy.SNATOf(f.IPv6))
 		family := familyName(f.IPv6)
-		switch is := none(f.SNAT); {
-		case is && !was:
+		switch lacking := lacks(f.SNAT); {
+		case lacking && !lacked:
 			l.add(zap.WarnLevel, "snat_addresses_missing",
 				"this node has none of snatAddresses: connections are masqueraded with the address of the interface", "family",
 				family)
-		case was && !is && len(f.SNAT.Present) > 0:
+		case lacked && !lacking && len(f.SNAT.Present) > 0:
 			l.add(zap.InfoLevel, "snat_addresses_found", "this node has one of snatAddresses again", "family", family)
 		}
 	}
@@ -249,4 +256,4 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 // few is how many entries of a list a log line contains.
 const few = 5
 
-func firstFew(all []string) []string { return all[:min(few, len(all))] }
+func firstFew(list []string) []string { return list[:min(few, len(list))] }

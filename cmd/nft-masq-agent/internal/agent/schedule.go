@@ -72,7 +72,8 @@ func (s *schedule) stop() {
 
 // compare returns a check that is due.
 func (a *Agent) compare(v view) (e event, due bool) {
-	s, now := &a.schedule, time.Now()
+	s := &a.schedule
+	now := time.Now()
 	generation, err := a.in.Generation()
 	if err != nil {
 		return e, false
@@ -93,7 +94,8 @@ func (a *Agent) compare(v view) (e event, due bool) {
 
 // compareElements returns a check of everything, if it is due at a generation.
 func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
-	s, now := &a.schedule, time.Now()
+	s := &a.schedule
+	now := time.Now()
 	if !s.elements.due(generation, now) {
 		return e, false
 	}
@@ -121,7 +123,8 @@ func (a *Agent) resyncDepth() nft.Depth {
 // saw records at which generation something was right. What was right at the generation that was read, and was not
 // compared, is so, too.
 func (s *schedule) saw(depth nft.Depth, read, generation uint32, now time.Time) {
-	s.rules.seen, s.checked = generation, now
+	s.rules.seen = generation
+	s.checked = now
 	if depth > nft.Frame || read != 0 && read == s.elements.seen {
 		s.elements.seen = generation
 	}
@@ -148,8 +151,9 @@ func (a *Agent) depth(v view, e event) nft.Depth {
 }
 
 // plan plans the next checks after an attempt.
-func (a *Agent) plan(v *view, before view, depth nft.Depth) {
-	s, now := &a.schedule, time.Now()
+func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
+	s := &a.schedule
+	now := time.Now()
 	switch {
 	case v.attempt.applied != nil:
 		s.saw(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
@@ -177,7 +181,7 @@ func (a *Agent) plan(v *view, before view, depth nft.Depth) {
 	switch {
 	case v.failure == nil:
 		s.timer.Reset(max(0, time.Until(v.full.Add(s.resync))))
-	case v.attempt.reason != onDrift || before.failure == nil: // other programs do not delay it
+	case v.attempt.reason != onDrift || previous.failure == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}
 }

@@ -44,13 +44,13 @@ func (s *second) try() {
 	if !found {
 		other = 0
 	}
-	before := s.other.Swap(int64(other))
+	previous := s.other.Swap(int64(other))
 	switch {
-	case other != 0 && before == 0:
+	case other != 0 && previous == 0:
 		s.Log(zap.WarnLevel, "second_agent",
 			"another agent runs in this network namespace, and both write the same rules: stop one of them",
 			"pid", other, "own_pid", os.Getpid())
-	case other == 0 && before != 0:
+	case other == 0 && previous != 0:
 		s.Log(zap.InfoLevel, "second_agent_gone", "the other agent in this network namespace is gone")
 	}
 }

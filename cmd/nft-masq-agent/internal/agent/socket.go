@@ -75,7 +75,7 @@ func (s *socket) Accept() (net.Conn, error) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return c, err
 		}
-		if now, err := os.Lstat(s.path); err != nil || !os.SameFile(now, s.file) {
+		if info, err := os.Lstat(s.path); err != nil || !os.SameFile(info, s.file) {
 			s.SetUnlinkOnClose(false) // it is not ours
 			return nil, fmt.Errorf("listen unix %s: the socket was removed", s.path)
 		}

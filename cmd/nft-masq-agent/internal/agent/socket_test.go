@@ -33,7 +33,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 			err:     bad,
 			remarks: config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		},
-		policy:    policy{from: FromLenient, want: good, content: inForce},
+		policy:    policy{source: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		failure: errors.New("broken"),

@@ -22,10 +22,10 @@ const stuckAfter = 3 * time.Minute
 
 // Alive returns an error if the loop is stuck.
 func (a *Agent) Alive() error {
-	switch since := a.busySince.Load(); {
-	case since < 0:
+	switch busySince := a.busySince.Load(); {
+	case busySince < 0:
 		return fmt.Errorf("%w: it has stopped", ErrStuck)
-	case since > 0 && time.Since(time.Unix(0, since)) > stuckAfter:
+	case busySince > 0 && time.Since(time.Unix(0, busySince)) > stuckAfter:
 		return fmt.Errorf("%w: one step takes longer than %s", ErrStuck, stuckAfter)
 	}
 	return nil
@@ -34,14 +34,14 @@ func (a *Agent) Alive() error {
 // Started returns an error until a policy is in the kernel, even if it replaces a
 // rejected file. Pods that start earlier may use wrong source addresses.
 func (a *Agent) Started() error {
-	if v := a.now(); v.installed == nil && v.policy.from != FromForeign && v.policy.left == nil {
+	if v := a.current(); v.installed == nil && v.policy.source != FromForeign && v.policy.leftover == nil {
 		return errors.New("no rules are installed yet")
 	}
 	return nil
 }
 
 // Ready returns an error unless the config was accepted and is in the kernel.
-func (a *Agent) Ready() error { return a.now().ready() }
+func (a *Agent) Ready() error { return a.current().ready() }
 
 // Report returns the state of the loop, and what commands need to answer like it.
 func (a *Agent) Report() running.Report {
@@ -51,12 +51,12 @@ func (a *Agent) Report() running.Report {
 		}
 		return err.Error()
 	}
-	v := a.now()
+	v := a.current()
 	r := running.Report{
 		PID: os.Getpid(), Args: a.settings.Args, ConfigPath: a.settings.ConfigPath,
 		Alive: text(a.Alive()), Ready: text(v.ready()), Failure: text(v.problem()), Vanished: text(v.vanished()),
 		Delayed: kernel.Delayed(v.failure),
-		Source:  string(v.policy.from), Compiled: v.policy.want != nil, Addresses: v.addresses,
+		Source:  string(v.policy.source), Compiled: v.policy.want != nil, Addresses: v.addresses,
 		HasLock: a.second.hasLock.Load(), SecondAgent: int(a.second.other.Load()), Problems: a.told(),
 	}
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {
@@ -65,6 +65,8 @@ func (a *Agent) Report() running.Report {
 	if v.installed != nil {
 		r.Policy = &v.told
 	}
-	r.Files, r.Rejected, r.Warnings = v.policy.content.files, config.ProblemsOf(v.content.err), v.content.remarks
+	r.Files = v.policy.content.files
+	r.Rejected = config.ProblemsOf(v.content.err)
+	r.Warnings = v.content.remarks
 	return r
 }

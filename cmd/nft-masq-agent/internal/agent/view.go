@@ -51,7 +51,7 @@ type attempt struct {
 	slowed  bool            // from now on repairs are slowed down
 	changed effect
 
-	added, gone nft.Entries // of the policy, if another one was replaced
+	added, removed nft.Entries // of the policy, if another one was replaced
 }
 
 // An effect is why the rules in the kernel were not those that are wanted.
@@ -67,9 +67,9 @@ const (
 
 // A content is a content of the config, and what it means.
 type content struct {
-	files []config.Source
-	at    time.Time
-	err   error // why it is rejected
+	files  []config.Source
+	readAt time.Time
+	err    error // why it is rejected
 	// missing is why there is no config, so that the built-in defaults apply; nil if there is one.
 	missing error
 	// want is nil if there is an error. With mistakes alone it is what the older agents
@@ -138,33 +138,38 @@ func (v view) problem() error {
 
 // words describes what is enforced while the config is rejected.
 func (v view) words() string {
-	var what, is string
-	switch v.policy.from {
+	var subject, verb string
+	switch v.policy.source {
 	case "":
 		return "nothing is enforced yet because the kernel's rules cannot be read"
 	case FromForeign:
 		return "the rules of an iptables-based agent stay active, and nothing is written"
 	case FromFile:
-		what, is = "config", "is"
+		subject = "config"
+		verb = "is"
 	case FromPrevious:
-		what, is = "config of a previous run", "stays"
+		subject = "config of a previous run"
+		verb = "stays"
 		if v.policy.accepted {
-			what = "last good config"
+			subject = "last good config"
 		}
 	case FromLenient:
-		what, is = "the older agents' reading of it", "is"
+		subject = "the older agents' reading of it"
+		verb = "is"
 	case FromDefaults:
-		what, is = "built-in defaults", "are"
+		subject = "built-in defaults"
+		verb = "are"
 	}
-	hash, held := v.policy.hash(), v.hash()
-	what += " (" + hash + ")"
+	hash := v.policy.hash()
+	installed := v.hash()
+	subject += " (" + hash + ")"
 	switch {
-	case v.policy.left != nil, held == hash:
-		return what + " " + is + " enforced"
-	case held == "":
-		return what + " is not in the kernel yet"
+	case v.policy.leftover != nil, installed == hash:
+		return subject + " " + verb + " enforced"
+	case installed == "":
+		return subject + " is not in the kernel yet"
 	}
-	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", what, held)
+	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", subject, installed)
 }
 
 func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
@@ -183,36 +188,43 @@ func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
 	return replaced
 }
 
-// after returns the view when the kernel has the wanted ruleset.
-func (v view) after(a kernel.Applied, now time.Time) view {
-	before, want := v, v.policy.want
-	v.attempt.applied, v.attempt.changed = &a, before.effectOf(*want, a)
-	v.installed, v.accepted = want, v.policy.accepted
-	v.failure, v.tries, v.generation = nil, 0, a.Generation
+// withApplied returns the view when the kernel has the wanted ruleset.
+func (v view) withApplied(a kernel.Applied, moment time.Time) view {
+	previous := v
+	want := v.policy.want
+	v.attempt.applied = &a
+	v.attempt.changed = previous.effectOf(*want, a)
+	v.installed = want
+	v.accepted = v.policy.accepted
+	v.failure = nil
+	v.tries = 0
+	v.generation = a.Generation
 	if v.attempt.changed == restored {
 		v.repairs++
 	}
-	n, known := len(a.Differences), before.hash() == want.Hash()
+	n := len(a.Differences)
+	known := previous.hash() == want.Hash()
 	if n == 0 && known {
 		return v
 	}
 	v.changes++
-	v.told = running.Policy{Hash: want.Hash(), Since: now, Changed: now, Why: v.attempt.reason}
+	v.told = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Why: v.attempt.reason}
 	if known {
-		v.told.Since = before.told.Since
+		v.told.Since = previous.told.Since
 	}
 	switch {
 	case v.attempt.changed == restored:
-		v.told.What, v.told.Why = fmt.Sprintf("rules restored, differences: %d", n), "changed by another program"
+		v.told.What = fmt.Sprintf("rules restored, differences: %d", n)
+		v.told.Why = "changed by another program"
 	case v.attempt.changed == moved:
 		v.told.What = "source addresses replaced by those that this node has"
 	case known:
 		v.told.What = fmt.Sprintf("differences removed: %d", n)
-	case before.installed != nil:
-		v.attempt.added = want.Policy.Beyond(before.installed.Policy, few)
-		v.attempt.gone = before.installed.Policy.Beyond(want.Policy, few)
-		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", before.hash(),
-			v.attempt.added.Count, v.attempt.gone.Count)
+	case previous.installed != nil:
+		v.attempt.added = want.Policy.Beyond(previous.installed.Policy, few)
+		v.attempt.removed = previous.installed.Policy.Beyond(want.Policy, few)
+		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
+			v.attempt.added.Count, v.attempt.removed.Count)
 	case n == 0:
 		v.told.What = "the rules were already in place"
 	default:

@@ -57,7 +57,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	} {
 		v := tt.before
 		v.policy.want, v.told.Since, v.attempt.reason = tt.want, start, onResync
-		got := v.after(tt.applied, start.Add(time.Second))
+		got := v.withApplied(tt.applied, start.Add(time.Second))
 		if got.attempt.changed != tt.effect || got.told.What != tt.what {
 			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.told.What)
 		}

@@ -74,7 +74,7 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 		tables, err = s.host.XTables()
 	}
 	s.took = time.Since(s.at)
-	installed := s.Now().Installed
+	installed := s.Current().Installed
 	if ctx.Err() != nil || installed == nil || !installed.Same(*v.Installed) { // it was for an earlier policy
 		return
 	}
@@ -136,7 +136,7 @@ func (s *olderAgents) logChains(chains []older.Chain) {
 	}
 	fields := []any{"found", s.chains}
 	random := s.o.NFT().RandomFully
-	if want := s.Now().Want; want != nil {
+	if want := s.Current().Want; want != nil {
 		random = want.Policy.RandomFully
 	}
 	if slices.ContainsFunc(chains, func(c older.Chain) bool { return c.RandomFully }) && !random {
@@ -147,7 +147,7 @@ func (s *olderAgents) logChains(chains []older.Chain) {
 		s.Log(zap.WarnLevel, "legacy_rules_active",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
 			fields...)
-	case !s.Now().TakesOver:
+	case !s.Current().TakesOver:
 		s.Log(zap.WarnLevel, "legacy_rules_kept", "rules of an iptables-based agent stay until a config is accepted",
 			fields...)
 	} // otherwise they are about to be removed

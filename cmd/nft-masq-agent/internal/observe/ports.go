@@ -34,7 +34,7 @@ func (p *ports) Run(ctx context.Context) {
 	for failed := ""; ctx.Err() == nil && p.o.ConntrackInterval > 0; {
 		start := time.Now()
 		policy := nft.Policy{Ports: p.o.Ports}
-		if v := p.Now(); v.Installed != nil {
+		if v := p.Current(); v.Installed != nil {
 			policy = v.Installed.Policy
 		}
 		found, err := p.read(judge.SourcePorts(policy))
