@@ -35,7 +35,7 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 			steps := judge.Explain(p, conn)
 			last := steps[len(steps)-1]
 			got := judge.Rule(&f, conn)
-			if got.Verdict != last.Verdict || got.Key != last.Of.Key || got.CIDR != last.CIDR.Prefix || got.Depends ||
+			if got.Verdict != last.Verdict || got.Key != last.Condition.Key || got.CIDR != last.CIDR.Prefix || got.Depends ||
 				got.IPv6 != ipv6 {
 				t.Fatalf("%+v: %+v, want %+v\n%+v", conn, got, last, c)
 			}

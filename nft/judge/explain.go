@@ -7,23 +7,24 @@ import (
 
 // A Step is one question of a policy and its answer for a connection.
 type Step struct {
-	Of       nft.Question // the condition; zero for questions of every policy
-	Question string       // in words
-	Yes      bool         // the answer
-	CIDR     config.CIDR  // the entry that contains the address, if any; or only a position
-	Name     string       // the entry that matches the interface, if any
-	Decides  bool
-	Verdict  nft.Verdict // if it decides
+	Condition nft.Question // the condition; zero for questions of every policy
+	Question  string       // in words
+	Yes       bool         // the answer
+	CIDR      config.CIDR  // the entry that contains the address, if any; or only a position
+	Name      string       // the entry that matches the interface, if any
+	Decides   bool
+	Verdict   nft.Verdict // if it decides
 }
 
 // Explain returns the questions of the policy for a connection, in order, up to
 // the one that applies.
 func Explain(p nft.Policy, c nft.Connection) []Step {
-	c.Src, c.Dst = c.Src.Unmap(), c.Dst.Unmap()
+	c.Src = c.Src.Unmap()
+	c.Dst = c.Dst.Unmap()
 	if c.FromNode {
 		c.In = ""
 	}
-	if f, on := p.Family(c.Dst.Is6()); on {
+	if f, enabled := p.Family(c.Dst.Is6()); enabled {
 		return explain(f, c)
 	}
 	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: nft.Exempt}}
@@ -46,7 +47,7 @@ func explain(f nft.FamilyPolicy, c nft.Connection) []Step {
 
 func newStep(q *nft.Question, c nft.Connection) Step {
 	_, matches := ask(q, c)
-	step := Step{Of: *q, Question: q.Question(), Yes: matches, Decides: matches != q.Outside, Verdict: nft.Exempt}
+	step := Step{Condition: *q, Question: q.Question(), Yes: matches, Decides: matches != q.Outside, Verdict: nft.Exempt}
 	if q.Masquerade {
 		step.Verdict = nft.Masqueraded
 	}
@@ -74,8 +75,8 @@ func newStep(q *nft.Question, c nft.Connection) Step {
 // in chains after [nft.EnforcePriority]. One of a pod to itself, through a Service or a host
 // port, does not: with its own address as source it would not work.
 func Enforced(p nft.Policy, c nft.Connection) bool {
-	f, on := p.Family(c.Dst.Is6())
-	if !on || !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
+	f, enabled := p.Family(c.Dst.Is6())
+	if !enabled || !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
 		return false
 	}
 	steps := explain(f, c)

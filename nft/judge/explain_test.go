@@ -76,7 +76,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 
 func exemptByAddress(p nft.Policy, c nft.Connection) bool {
 	steps := judge.Explain(p, c)
-	asked := steps[len(steps)-1].Of.Asks
+	asked := steps[len(steps)-1].Condition.Asks
 	return asked == config.SourceAddress || asked == config.DestinationAddress
 }
 

@@ -27,33 +27,36 @@ func SourcePorts(p nft.Policy) func(seenAs netip.AddrPort) (PortScope, bool) {
 	if len(ranges) == 0 {
 		ranges = []nft.PortRange{nft.AnyPort()}
 	}
-	all, of := newPortSet(ranges), map[bool]nft.PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
-	nodes := map[bool]portSet{false: newPortSet(of[false].Node), true: newPortSet(of[true].Node)}
+	allowed := newPortSet(ranges)
+	blocks := map[bool]nft.PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
+	nodes := map[bool]portSet{false: newPortSet(blocks[false].Node), true: newPortSet(blocks[true].Node)}
 	return func(seenAs netip.AddrPort) (PortScope, bool) {
-		ipv6, port := seenAs.Addr().Is6(), seenAs.Port()
-		b, set := of[ipv6], all
+		ipv6 := seenAs.Addr().Is6()
+		port := seenAs.Port()
+		b := blocks[ipv6]
+		set := allowed
 		if b.Count() > 0 {
 			if number, ok := b.Owner(port); ok {
 				return PortScope{number, b.Size}, true
 			}
 			set = nodes[ipv6]
 		}
-		return PortScope{-1, set.size}, set.has[port]
+		return PortScope{-1, set.size}, set.members[port]
 	}
 }
 
 // A portSet is a set of ports.
 type portSet struct {
-	has  *[math.MaxUint16 + 1]bool
-	size int
+	members *[math.MaxUint16 + 1]bool
+	size    int
 }
 
 func newPortSet(ranges []nft.PortRange) portSet {
-	s := portSet{has: new([math.MaxUint16 + 1]bool)}
+	s := portSet{members: new([math.MaxUint16 + 1]bool)}
 	for _, r := range ranges {
 		for port := int(r.Min); port <= int(r.Max); port++ {
-			if !s.has[port] {
-				s.has[port] = true
+			if !s.members[port] {
+				s.members[port] = true
 				s.size++
 			}
 		}

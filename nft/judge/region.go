@@ -16,8 +16,8 @@ func (r Region) Empty() bool { return len(r.Src) == 0 || len(r.Dst) == 0 }
 
 // Masqueraded returns what a policy masquerades of a family.
 func Masqueraded(f nft.FamilyPolicy) Region {
-	all := []iprange.Range{iprange.All(f.IPv6)}
-	r := Region{Src: all, Dst: all}
+	anywhere := []iprange.Range{iprange.All(f.IPv6)}
+	r := Region{Src: anywhere, Dst: anywhere}
 	var forced []iprange.Range
 	for _, q := range f.Questions {
 		listed := iprange.SetOf(q.Prefixes())

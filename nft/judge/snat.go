@@ -16,18 +16,19 @@ func matches(r nft.SNATRule, src, dst netip.Addr) bool {
 }
 
 // leaves reports whether the entry is for connections that leave by an interface.
-func leaves(r nft.SNATRule, out string) bool {
-	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(out) })
+func leaves(r nft.SNATRule, name string) bool {
+	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(name) })
 }
 
 // SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
 // one, and the entries of snatRules that match, up to the one that says so. Without it,
 // the node has no address of them.
-func SourceOf(p nft.Policy, c nft.Connection) (from nft.SNAT, entries []nft.SNATRule) {
+func SourceOf(p nft.Policy, c nft.Connection) (source nft.SNAT, entries []nft.SNATRule) {
 	f, _ := p.Family(c.Dst.Is6())
 	for _, r := range f.SNATRules {
 		if matches(r, c.Src, c.Dst) && leaves(r, c.Out) {
-			if entries = append(entries, r); len(r.Present) > 0 {
+			entries = append(entries, r)
+			if len(r.Present) > 0 {
 				return r.SNAT, entries
 			}
 		}
@@ -39,40 +40,40 @@ func SourceOf(p nft.Policy, c nft.Connection) (from nft.SNAT, entries []nft.SNAT
 // from an address, by some interface. One that a pod got while the node had other addresses
 // stays right as long as the node has it. onNode is whether it does: masquerading also
 // chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
-func AllowsSource(f nft.FamilyPolicy, src, dst, from netip.Addr, onNode bool) bool {
-	gone := f.SNAT.Has(from)
+func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool) bool {
+	lost := f.SNAT.Has(address)
 	for _, r := range f.SNATRules {
-		has := slices.Contains(r.Present, from)
-		gone = gone || !has && r.Has(from)
+		present := slices.Contains(r.Present, address)
+		lost = lost || !present && r.Has(address)
 		switch {
 		case len(r.Present) == 0 || !matches(r, src, dst):
-		case has:
+		case present:
 			return true
 		case len(r.Out) == 0:
 			return false
 		}
 	}
 	if len(f.SNAT.Present) > 0 {
-		return slices.Contains(f.SNAT.Present, from)
+		return slices.Contains(f.SNAT.Present, address)
 	}
-	return onNode || !gone
+	return onNode || !lost
 }
 
 // covers reports whether an entry is for all connections that a later one is for.
 func covers(r nft.SNATRule, later nft.SNATRule) bool {
-	all := func(a, b nft.List) bool {
+	includes := func(a, b nft.List) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
 			len(iprange.Subtract(iprange.SetOf(b.Prefixes()), iprange.SetOf(a.Prefixes()))) == 0
 	}
-	return all(r.From, later.From) && all(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
+	return includes(r.From, later.From) && includes(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
 		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !leaves(r, i.Name) }))
 }
 
 // MissesAddress reports whether an entry is for connections from a source, but the node has no address of it, nor of
 // another entry that is for everything that this one is for.
-func MissesAddress(r nft.SNATRule, all []nft.SNATRule, src netip.Addr) bool {
+func MissesAddress(r nft.SNATRule, rules []nft.SNATRule, src netip.Addr) bool {
 	if len(r.Present) > 0 || len(r.From.CIDRs) > 0 && !r.From.Has(src) {
 		return false
 	}
-	return !slices.ContainsFunc(all, func(o nft.SNATRule) bool { return len(o.Present) > 0 && covers(o, r) })
+	return !slices.ContainsFunc(rules, func(o nft.SNATRule) bool { return len(o.Present) > 0 && covers(o, r) })
 }

@@ -403,10 +403,10 @@ func explainStep(s judge.Step) Step {
 	switch {
 	case s.Yes:
 		step.Place = s.CIDR.Pos
-	case s.Decides && len(s.Of.CIDRs) > 0:
-		step.Place = s.Of.CIDRs[0].Pos
-	case s.Decides && len(s.Of.Interfaces) > 0:
-		step.Place = s.Of.Interfaces[0].Pos
+	case s.Decides && len(s.Condition.CIDRs) > 0:
+		step.Place = s.Condition.CIDRs[0].Pos
+	case s.Decides && len(s.Condition.Interfaces) > 0:
+		step.Place = s.Condition.Interfaces[0].Pos
 	}
 	return step
 }

@@ -186,8 +186,8 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 			return notExempt(family, pods)
 		}
 	}
-	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.In), listed(last.Of))
-	switch last.Of.Asks {
+	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.In), listed(last.Condition))
+	switch last.Condition.Asks {
 	case config.ReceivedOn:
 		details += "\n`ip route get POD` names the interface on which a pod's packets arrive: list that, or use " +
 			config.KeyMasqueradeSrcCIDRs
@@ -197,7 +197,7 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 		details += "\nadd the network of the pods (kubectl get nodes -o wide and the CNI's config have it)"
 	}
 	return config.Problems{problem(config.Error, NoPods, details,
-		"nothing is masqueraded: %s excludes each of this node's %d %s pods", last.Of.Key, len(pods),
+		"nothing is masqueraded: %s excludes each of this node's %d %s pods", last.Condition.Key, len(pods),
 		familyName(family.IPv6))}
 }
 
