@@ -9,7 +9,7 @@ import "net/netip"
 
 // A Range is a range of addresses, both ends included. The zero Range is a set's
 // catch-all element, which nft writes as *.
-type Range struct{ From, To netip.Addr }
+type Range struct{ First, Last netip.Addr }
 
 // String returns the range as an address or prefix if it is one, otherwise as
 // FROM-TO.
@@ -23,48 +23,50 @@ func (r Range) String() string {
 		}
 		return p.String()
 	}
-	return r.From.String() + "-" + r.To.String()
+	return r.First.String() + "-" + r.Last.String()
 }
 
 // Prefix returns the range as a prefix, and whether it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
 	parts := r.Prefixes()
-	if len(parts) != 1 || Of(parts[0]) != r {
+	if len(parts) != 1 || FromPrefix(parts[0]) != r {
 		return netip.Prefix{}, false
 	}
 	return parts[0], true
 }
 
-// Of returns the addresses of a prefix.
-func Of(p netip.Prefix) Range {
+// FromPrefix returns the addresses of a prefix.
+func FromPrefix(p netip.Prefix) Range {
 	p = p.Masked()
 	last := p.Addr().As16()
 	bits := p.Bits() + 128 - p.Addr().BitLen()
-	for i, host := bits/8, byte(0xff>>(bits%8)); i < len(last); i, host = i+1, 0xff {
+	host := byte(0xff >> (bits % 8))
+	for i := bits / 8; i < len(last); i++ {
 		last[i] |= host
+		host = 0xff
 	}
-	to := netip.AddrFrom16(last)
+	end := netip.AddrFrom16(last)
 	if p.Addr().Is4() {
-		to = to.Unmap()
+		end = end.Unmap()
 	}
-	return Range{p.Addr(), to}
+	return Range{p.Addr(), end}
 }
 
 // Prefixes returns the smallest list of prefixes that covers exactly the range.
 func (r Range) Prefixes() []netip.Prefix {
-	var out []netip.Prefix
-	for from := r.From; from.IsValid() && !r.To.Less(from); {
-		bits := from.BitLen()
+	var prefixes []netip.Prefix
+	for start := r.First; start.IsValid() && !r.Last.Less(start); {
+		bits := start.BitLen()
 		for bits > 0 {
-			wider := netip.PrefixFrom(from, bits-1)
-			if wider.Masked().Addr() != from || r.To.Less(Of(wider).To) {
+			wider := netip.PrefixFrom(start, bits-1)
+			if wider.Masked().Addr() != start || r.Last.Less(FromPrefix(wider).Last) {
 				break
 			}
 			bits--
 		}
-		p := netip.PrefixFrom(from, bits)
-		out = append(out, p)
-		from = Of(p).To.Next()
+		p := netip.PrefixFrom(start, bits)
+		prefixes = append(prefixes, p)
+		start = FromPrefix(p).Last.Next()
 	}
-	return out
+	return prefixes
 }

@@ -24,8 +24,8 @@ func TestPrefixesConvertToRangesAndBack(t *testing.T) {
 		{"::1/128", "::1", "::1", "::1"},
 	} {
 		p := netip.MustParsePrefix(tt.prefix)
-		r := iprange.Of(p)
-		if want := (iprange.Range{From: netip.MustParseAddr(tt.from), To: netip.MustParseAddr(tt.to)}); r != want {
+		r := iprange.FromPrefix(p)
+		if want := (iprange.Range{First: netip.MustParseAddr(tt.from), Last: netip.MustParseAddr(tt.to)}); r != want {
 			t.Errorf("%s: range %v, want %v", p, r, want)
 		}
 		if got, ok := r.Prefix(); !ok || got != p.Masked() {
@@ -49,7 +49,7 @@ func TestPrefixesConvertToRangesAndBack(t *testing.T) {
 		"8000::-ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe": "[8000::/2 c000::/3 ",
 	} {
 		from, to, _ := strings.Cut(text, "-")
-		r := iprange.Range{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}
+		r := iprange.Range{First: netip.MustParseAddr(from), Last: netip.MustParseAddr(to)}
 		if p, ok := r.Prefix(); ok || r.String() != text || !strings.HasPrefix(fmt.Sprint(r.Prefixes()), prefixes) {
 			t.Errorf("%s is prefix %s, %t, and has %s, want %s", r, p, ok, r.Prefixes(), prefixes)
 		}
@@ -97,7 +97,7 @@ func TestSetsMatchTheirMembers(t *testing.T) {
 	var universe []netip.Addr
 	for _, ipv6 := range []bool{false, true} {
 		all := iprange.All(ipv6)
-		for first, last, n := all.From, all.To, 0; n < 5; first, last, n = first.Next(), last.Prev(), n+1 {
+		for first, last, n := all.First, all.Last, 0; n < 5; first, last, n = first.Next(), last.Prev(), n+1 {
 			universe = append(universe, first, last)
 		}
 	}
@@ -111,7 +111,7 @@ func TestSetsMatchTheirMembers(t *testing.T) {
 			if to >= len(universe) || universe[from].Is4() != universe[to].Is4() {
 				continue
 			}
-			ranges = append(ranges, iprange.Range{From: universe[from], To: universe[to]})
+			ranges = append(ranges, iprange.Range{First: universe[from], Last: universe[to]})
 			for i := from; i <= to; i++ {
 				members[i] = true
 			}
@@ -126,7 +126,7 @@ func TestSetsMatchTheirMembers(t *testing.T) {
 			}
 		}
 		for i := range len(set) - 1 {
-			if !set[i].To.Less(set[i+1].From) || set[i].To.Next() == set[i+1].From {
+			if !set[i].Last.Less(set[i+1].First) || set[i].Last.Next() == set[i+1].First {
 				t.Fatalf("%v is not sorted, overlaps or touches", set)
 			}
 		}

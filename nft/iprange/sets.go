@@ -8,99 +8,100 @@ import (
 // All returns the addresses of a family.
 func All(ipv6 bool) Range {
 	if ipv6 {
-		return Of(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+		return FromPrefix(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	}
-	return Of(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	return FromPrefix(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 }
 
 // SetOf returns the addresses that are in one of the prefixes.
 func SetOf(prefixes []netip.Prefix) []Range {
 	ranges := make([]Range, len(prefixes))
 	for i, p := range prefixes {
-		ranges[i] = Of(p)
+		ranges[i] = FromPrefix(p)
 	}
 	return Normal(ranges)
 }
 
 // Normal turns ranges into a set, in place.
 func Normal(ranges []Range) []Range {
-	slices.SortFunc(ranges, func(a, b Range) int { return a.From.Compare(b.From) })
-	out := ranges[:0]
+	slices.SortFunc(ranges, func(a, b Range) int { return a.First.Compare(b.First) })
+	set := ranges[:0]
 	for _, r := range ranges {
-		last := len(out) - 1
+		last := len(set) - 1
 		switch {
-		case last < 0 || out[last].To.Less(r.From) && out[last].To.Next() != r.From:
-			out = append(out, r)
-		case out[last].To.Less(r.To):
-			out[last].To = r.To
+		case last < 0 || set[last].Last.Less(r.First) && set[last].Last.Next() != r.First:
+			set = append(set, r)
+		case set[last].Last.Less(r.Last):
+			set[last].Last = r.Last
 		}
 	}
-	return out
+	return set
 }
 
 // Prefixes returns the smallest list of prefixes that covers exactly a set.
 func Prefixes(set []Range) []netip.Prefix {
-	var out []netip.Prefix
+	var prefixes []netip.Prefix
 	for _, r := range set {
-		out = append(out, r.Prefixes()...)
+		prefixes = append(prefixes, r.Prefixes()...)
 	}
-	return out
+	return prefixes
 }
 
 // Contains reports whether an address is in a set, by a binary search.
 func Contains(set []Range, a netip.Addr) bool {
-	i, _ := slices.BinarySearchFunc(set, a, func(r Range, a netip.Addr) int { return r.To.Compare(a) })
-	return i < len(set) && !a.Less(set[i].From)
+	i, _ := slices.BinarySearchFunc(set, a, func(r Range, a netip.Addr) int { return r.Last.Compare(a) })
+	return i < len(set) && !a.Less(set[i].First)
 }
 
 // Intersect returns what is in both sets.
 func Intersect(a, b []Range) []Range {
-	var out []Range
+	var common []Range
 	for len(a) > 0 && len(b) > 0 {
 		r := a[0]
-		if r.From.Less(b[0].From) {
-			r.From = b[0].From
+		if r.First.Less(b[0].First) {
+			r.First = b[0].First
 		}
-		if b[0].To.Less(r.To) {
-			r.To = b[0].To
+		if b[0].Last.Less(r.Last) {
+			r.Last = b[0].Last
 		}
-		if r.From.Compare(r.To) <= 0 {
-			out = append(out, r)
+		if r.First.Compare(r.Last) <= 0 {
+			common = append(common, r)
 		}
-		if a[0].To.Less(b[0].To) {
+		if a[0].Last.Less(b[0].Last) {
 			a = a[1:]
 		} else {
 			b = b[1:]
 		}
 	}
-	return out
+	return common
 }
 
 // Subtract returns the part of a that is not in b.
 func Subtract(a, b []Range) []Range {
-	out := make([]Range, 0, len(a)+len(b))
+	difference := make([]Range, 0, len(a)+len(b))
 	for _, r := range a {
-		for len(b) > 0 && b[0].To.Less(r.From) {
+		for len(b) > 0 && b[0].Last.Less(r.First) {
 			b = b[1:]
 		}
 		covered := false
 		for _, cut := range b {
-			if r.To.Less(cut.From) {
+			if r.Last.Less(cut.First) {
 				break
 			}
-			if r.From.Less(cut.From) {
-				out = append(out, Range{From: r.From, To: cut.From.Prev()})
+			if r.First.Less(cut.First) {
+				difference = append(difference, Range{First: r.First, Last: cut.First.Prev()})
 			}
-			if covered = !cut.To.Less(r.To); covered {
+			covered = !cut.Last.Less(r.Last)
+			if covered {
 				break
 			}
-			r.From = cut.To.Next()
+			r.First = cut.Last.Next()
 		}
 		if !covered {
-			out = append(out, r)
+			difference = append(difference, r)
 		}
 	}
-	return out
+	return difference
 }
 
 // A Bound is one end of an interval as the kernel stores it: the first address of
@@ -125,17 +126,17 @@ func Pair(bounds []Bound) []Range {
 		return 1
 	})
 	bounds = slices.Compact(bounds)
-	out := make([]Range, 0, len(bounds)/2+1)
+	ranges := make([]Range, 0, len(bounds)/2+1)
 	for i, b := range bounds {
 		switch {
 		case b.End:
 		case !b.Addr.IsValid():
-			out = append(out, Range{})
+			ranges = append(ranges, Range{})
 		case i+1 < len(bounds):
-			out = append(out, Range{From: b.Addr, To: bounds[i+1].Addr.Prev()})
+			ranges = append(ranges, Range{First: b.Addr, Last: bounds[i+1].Addr.Prev()})
 		default:
-			out = append(out, Range{From: b.Addr, To: Of(netip.PrefixFrom(b.Addr, 0)).To})
+			ranges = append(ranges, Range{First: b.Addr, Last: FromPrefix(netip.PrefixFrom(b.Addr, 0)).Last})
 		}
 	}
-	return out
+	return ranges
 }

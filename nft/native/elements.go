@@ -42,7 +42,7 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 			return nil
 		})
 		diffs = differences(s.Name, w.Prefixes, iprange.Pair(bounds), func(p netip.Prefix, r iprange.Range) int {
-			return cmp.Or(p.Addr().Compare(r.From), iprange.Of(p).To.Compare(r.To))
+			return cmp.Or(p.Addr().Compare(r.First), iprange.FromPrefix(p).Last.Compare(r.Last))
 		})
 	default:
 		var elements []nfnetlink.Element

@@ -509,9 +509,9 @@ func (a *attacker) limited(words ...string) {
 			address(unix.NFTA_SET_ELEM_DATA, netip.MustParseAddr(value)), limit,
 		})
 	} else {
-		r := iprange.Of(netip.MustParsePrefix(key))
-		elements = append(elements, []netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.From), limit},
-			[]netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.To.Next()), elementFlags(unix.NFT_SET_ELEM_INTERVAL_END)})
+		r := iprange.FromPrefix(netip.MustParsePrefix(key))
+		elements = append(elements, []netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.First), limit},
+			[]netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.Last.Next()), elementFlags(unix.NFT_SET_ELEM_INTERVAL_END)})
 	}
 	if err := a.elements(words[0], elements...); err != nil {
 		a.t.Fatal(err)

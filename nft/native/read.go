@@ -126,7 +126,7 @@ func (s *State) trust(has nft.Ruleset, unchanged bool) error {
 // address has only one.
 func counted(w nft.Set) int {
 	n := len(w.Prefixes)
-	if n > 0 && !iprange.Of(w.Prefixes[n-1]).To.Next().IsValid() {
+	if n > 0 && !iprange.FromPrefix(w.Prefixes[n-1]).Last.Next().IsValid() {
 		return n - 1
 	}
 	return w.Len()

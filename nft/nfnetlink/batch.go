@@ -254,10 +254,10 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 		a := slices.Grow(in(table, unix.NFTA_SET_ELEM_LIST_SET, set), len(chunk)*size)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, p := range chunk {
-				r := iprange.Of(p)
-				a.element(r.From, false)
+				r := iprange.FromPrefix(p)
+				a.element(r.First, false)
 				// An interval that reaches the last address has no end.
-				if next := r.To.Next(); next.IsValid() {
+				if next := r.Last.Next(); next.IsValid() {
 					a.element(next, true)
 				}
 			}

@@ -201,7 +201,7 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 	var want []iprange.Range
 	for i := range 4000 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{240 | byte(i>>8), byte(i), 0, 0}), 16+i%17)
-		prefixes, want = append(prefixes, p), append(want, iprange.Of(p))
+		prefixes, want = append(prefixes, p), append(want, iprange.FromPrefix(p))
 	}
 	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)

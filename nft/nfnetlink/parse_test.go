@@ -202,7 +202,7 @@ func FuzzParse(f *testing.F) {
 			func() {
 				for _, r := range iprange.Pair(boundsOf(b)) {
 					_ = r.String()
-					if p, ok := r.Prefix(); ok && iprange.Of(p) != r {
+					if p, ok := r.Prefix(); ok && iprange.FromPrefix(p) != r {
 						t.Errorf("%v is reported as %s", r, p)
 					}
 				}

@@ -271,7 +271,7 @@ func Elements(list []netip.Prefix) (elements []nftables.SetElement) {
 	for _, p := range list {
 		elements = append(elements,
 			nftables.SetElement{Key: p.Addr().AsSlice()},
-			nftables.SetElement{Key: iprange.Of(p).To.Next().AsSlice(), IntervalEnd: true})
+			nftables.SetElement{Key: iprange.FromPrefix(p).Last.Next().AsSlice(), IntervalEnd: true})
 	}
 	return elements
 }

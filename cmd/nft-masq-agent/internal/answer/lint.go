@@ -140,7 +140,7 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 
 // uncovered returns a part of a network that no CIDR of a list contains, if there is one.
 func uncovered(p netip.Prefix, list []netip.Prefix) (netip.Prefix, bool) {
-	remaining := iprange.Subtract([]iprange.Range{iprange.Of(p)}, iprange.SetOf(list))
+	remaining := iprange.Subtract([]iprange.Range{iprange.FromPrefix(p)}, iprange.SetOf(list))
 	if len(remaining) == 0 {
 		return netip.Prefix{}, false
 	}

@@ -165,7 +165,7 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	if masqueraded.Empty() {
 		return config.Problems{everything(family)}
 	}
-	packet := nft.Connection{Dst: masqueraded.Dst[0].From}
+	packet := nft.Connection{Dst: masqueraded.Dst[0].First}
 	for _, link := range f.Links {
 		if link.Sends() && link.Name != "lo" && (packet.Out == "" || !judge.LeavesBy(family, packet.Out)) {
 			packet.Out = link.Name
@@ -186,7 +186,8 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 			return notExempt(family, pods)
 		}
 	}
-	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.In), listed(last.Condition))
+	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.In),
+		listed(last.Condition))
 	switch last.Condition.Asks {
 	case config.ReceivedOn:
 		details += "\n`ip route get POD` names the interface on which a pod's packets arrive: list that, or use " +
