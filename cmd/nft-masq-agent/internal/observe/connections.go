@@ -43,9 +43,9 @@ type period struct {
 	changes int
 	repairs int
 
-	before  *nft.Policy       // that was in force right before; nil: it is not known
-	earlier conntrack.History // of that policy
-	missing bool              // rules were missing, and were restored
+	previous *nft.Policy       // that was in force right before; nil: it is not known
+	earlier  conntrack.History // of that policy
+	missing  bool              // rules were missing, and were restored
 
 	noted   bool // it is known which connections contradicted them at first
 	history conntrack.History
@@ -110,15 +110,15 @@ func (o *connections) Run(ctx context.Context) {
 	running.Wait()
 }
 
-func newPeriod(v agent.View, before *period) *period {
+func newPeriod(v agent.View, previous *period) *period {
 	p := &period{
 		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
 		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now()},
 	}
-	if before != nil {
-		p.before = &before.rules.Policy
-		p.earlier = before.history
-		p.missing = v.Repairs != before.repairs
+	if previous != nil {
+		p.previous = &previous.rules.Policy
+		p.earlier = previous.history
+		p.missing = v.Repairs != previous.repairs
 	}
 	return p
 }
@@ -138,10 +138,10 @@ func (o *connections) begin(p *period) {
 
 // handle notes which connections contradict the rules, deletes those that are outdated, and gathers
 // evidence again and again.
-func (o *connections) handle(p *period, which config.Stale) {
+func (o *connections) handle(p *period, stale config.Stale) {
 	o.note(p)
 	o.begin(p)
-	o.flush(p, which)
+	o.flush(p, stale)
 	for failed := ""; p.ctx.Err() == nil; {
 		start := time.Now()
 		_, err := o.gather(p.ctx)

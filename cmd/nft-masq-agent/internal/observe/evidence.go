@@ -26,13 +26,13 @@ type told struct {
 
 // A finding is what evidence shows about an entry of the policy, a destination, or a family.
 type finding struct {
-	event, text string
-	gone, over  string // event and text when it is no longer seen
-	subject     []any  // the fields that both lines have
-	fields      []any  // those of the first line alone
-	at          time.Time
-	count       conntrack.Count // of an entry
-	to          netip.Addr      // a destination
+	event, text       string
+	endEvent, endText string // event and text when it is no longer seen
+	subject           []any  // the fields that both lines have
+	fields            []any  // those of the first line alone
+	lastSeen          time.Time
+	count             conntrack.Count // of an entry
+	destination       netip.Addr      // a destination
 }
 
 const (
@@ -60,59 +60,60 @@ func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
 	for _, key := range slices.Sorted(maps.Keys(t.findings)) {
 		f := t.findings[key]
 		_, seen := current[key]
-		lasts := f.count.Overruled > 0 && e.Time.Sub(f.at) <= recently
-		if seen || lasts || hidden(e, f.to) {
+		lasts := f.count.Overruled > 0 && e.Time.Sub(f.lastSeen) <= recently
+		if seen || lasts || hidden(e, f.destination) {
 			continue
 		}
 		delete(t.findings, key)
-		a.Log(zap.InfoLevel, f.gone, f.over, f.subject...)
+		a.Log(zap.InfoLevel, f.endEvent, f.endText, f.subject...)
 	}
 }
 
 // findings returns what evidence shows that contradicts the policy, or is unanswered.
 func findings(e conntrack.Evidence) map[string]finding {
-	all := map[string]finding{}
+	found := map[string]finding{}
 	for _, c := range e.Counts {
 		if c.Overruled == 0 {
 			break // they come first
 		}
 		family := conntrack.FamilyName(c.Entry.IPv6)
 		x := c.Contradicting[0]
-		all["entry "+family+" "+c.Entry.String()] = finding{
+		found["entry "+family+" "+c.Entry.String()] = finding{
 			event: "connections_overruled", text: "connections contradict the policy: " + c.OverruledText(),
-			gone: "connections_overruled_gone", over: "connections no longer contradict the policy",
+			endEvent: "connections_overruled_gone", endText: "connections no longer contradict the policy",
 			subject: []any{"family", family, "entry", c.Entry.String()},
 			fields: []any{
 				"verdict", string(c.Entry.Verdict), "connections", c.Overruled, "source", x.Source.String(), "destination",
 				x.Destination.String(), "seen_as", x.SeenAs.String(),
 			},
-			at: e.Time, count: c,
+			lastSeen: e.Time, count: c,
 		}
 	}
 	for _, u := range e.Unanswered {
-		all["destination "+u.To.String()] = finding{
-			event: "destination_unanswered", text: u.Text(), gone: "destination_unanswered_gone",
-			over:    "no connections to a destination are unanswered any more: it answers, or nobody asks",
-			subject: []any{"destination", u.To.String()},
-			fields:  []any{"entry", u.Entry.String(), "connections", u.Answered + u.Silent, "answered", u.Answered},
-			to:      u.To,
+		found["destination "+u.To.String()] = finding{
+			event: "destination_unanswered", text: u.Text(), endEvent: "destination_unanswered_gone",
+			endText:     "no connections to a destination are unanswered any more: it answers, or nobody asks",
+			subject:     []any{"destination", u.To.String()},
+			fields:      []any{"entry", u.Entry.String(), "connections", u.Answered + u.Silent, "answered", u.Answered},
+			destination: u.To,
 		}
 	}
 	for _, u := range e.SilentUplinks {
 		family := conntrack.FamilyName(u.Entry.IPv6)
-		all["uplink "+family] = finding{
-			event: "uplink_unanswered", text: u.UplinkText(), gone: "uplink_unanswered_gone",
-			over:    "masqueraded connections are answered again",
+		found["uplink "+family] = finding{
+			event: "uplink_unanswered", text: u.UplinkText(), endEvent: "uplink_unanswered_gone",
+			endText: "masqueraded connections are answered again",
 			subject: []any{"family", family},
 			fields:  []any{"connections", u.Answered + u.Silent, "answered", u.Answered},
 		}
 	}
-	return all
+	return found
 }
 
 // tellStale logs once how many connections keep the translation of an earlier policy.
 func (t *told) tellStale(a *agent.Agent, e conntrack.Evidence) {
-	stale, undated := 0, 0
+	stale := 0
+	undated := 0
 	for _, c := range e.Counts {
 		stale += c.Stale
 		undated += c.Undated
@@ -143,22 +144,22 @@ func (t *told) room(a *agent.Agent) bool {
 }
 
 // hidden reports whether nothing is known of a destination, because the uplink is silent.
-func hidden(e conntrack.Evidence, to netip.Addr) bool {
-	return to.IsValid() &&
-		slices.ContainsFunc(e.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == to.Is6() })
+func hidden(e conntrack.Evidence, dst netip.Addr) bool {
+	return dst.IsValid() &&
+		slices.ContainsFunc(e.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == dst.Is6() })
 }
 
 // recent returns the last counts of the entries that were overruled recently.
-func (t *told) recent() (all []conntrack.Count) {
+func (t *told) recent() (counts []conntrack.Count) {
 	for _, f := range t.findings {
 		if f.count.Overruled > 0 {
-			all = append(all, f.count)
+			counts = append(counts, f.count)
 		}
 	}
-	slices.SortFunc(all, func(a, b conntrack.Count) int {
+	slices.SortFunc(counts, func(a, b conntrack.Count) int {
 		return cmp.Or(b.Overruled-a.Overruled, strings.Compare(a.Entry.String(), b.Entry.String()))
 	})
-	return all
+	return counts
 }
 
 // A series is the labels of a metric.
@@ -169,7 +170,8 @@ type series struct {
 
 // export exports the evidence, by keys: there may be thousands of entries.
 func export(e agent.Exporter, found conntrack.Evidence) {
-	counts, stale := map[series]int{}, 0
+	counts := map[series]int{}
+	stale := 0
 	for _, c := range found.Counts {
 		stale += c.Stale
 		for evidence, n := range map[string]int{
@@ -202,14 +204,16 @@ func export(e agent.Exporter, found conntrack.Evidence) {
 			float64(silent[s]), "family", familyLabel(s.ipv6), "key", s.key)
 	}
 	for _, ipv6 := range []bool{false, true} {
-		is := slices.ContainsFunc(found.SilentUplinks, func(u conntrack.Unanswered) bool { return u.Entry.IPv6 == ipv6 })
-		e.Gauge("uplink_unanswered", "Whether nearly no masqueraded connection is answered: 1 or 0.", agent.Number(is),
-			"family", familyLabel(ipv6))
+		unanswered := slices.ContainsFunc(found.SilentUplinks, func(u conntrack.Unanswered) bool {
+			return u.Entry.IPv6 == ipv6
+		})
+		e.Gauge("uplink_unanswered", "Whether nearly no masqueraded connection is answered: 1 or 0.",
+			agent.Number(unanswered), "family", familyLabel(ipv6))
 	}
 }
 
-func sorted(all map[series]int) []series {
-	return slices.SortedFunc(maps.Keys(all), func(a, b series) int {
+func sorted(counts map[series]int) []series {
+	return slices.SortedFunc(maps.Keys(counts), func(a, b series) int {
 		return cmp.Or(strings.Compare(familyLabel(a.ipv6), familyLabel(b.ipv6)), strings.Compare(a.key, b.key),
 			strings.Compare(a.evidence, b.evidence))
 	})

@@ -10,12 +10,12 @@ import (
 // flush runs a pass for rules that came into force, until it is complete or they are not in force any
 // more. It logs when the pass begins to delete, when it fails, and when it ends. Of what was in force
 // before this agent began, nothing is known: then nothing is deleted.
-func (o *connections) flush(p *period, which config.Stale) {
-	if which == config.StaleKeep || which == p.flushed {
+func (o *connections) flush(p *period, stale config.Stale) {
+	if stale == config.StaleKeep || stale == p.flushed {
 		return
 	}
-	if p.before == nil {
-		p.flushed = which
+	if p.previous == nil {
+		p.flushed = stale
 		if n := p.history.Earlier.Len(); n > 0 {
 			o.Log(zap.InfoLevel, "stale_connections_kept_at_start",
 				"connections contradict the policy, but this agent does not know which policy was in force before it started: "+
@@ -30,18 +30,19 @@ func (o *connections) flush(p *period, which config.Stale) {
 		}
 		begun = true
 		o.Log(zap.InfoLevel, "stale_connections_deleting", "deleting connections that the new policy outdates",
-			"protocols", string(which), "hash", p.rules.Hash())
+			"protocols", string(stale), "hash", p.rules.Hash())
 	}
-	deleted, failed := 0, ""
+	deleted := 0
+	failed := ""
 	for tries := 1; ; tries++ {
-		n, kept, err := o.host.Flush(p.ctx, *p.before, p.rules.Policy, which, begin)
+		n, kept, err := o.host.Flush(p.ctx, *p.previous, p.rules.Policy, stale, begin)
 		deleted += n
 		if err == nil {
-			p.flushed = which
+			p.flushed = stale
 		}
 		if begun && (err == nil || p.ctx.Err() != nil) {
 			o.Log(zap.InfoLevel, "stale_connections_deleted", "deleted connections that the new policy outdates", "protocols",
-				string(which), "hash", p.rules.Hash(), "connections", deleted, "kept", kept, "complete", err == nil)
+				string(stale), "hash", p.rules.Hash(), "connections", deleted, "kept", kept, "complete", err == nil)
 		}
 		if err == nil || p.ctx.Err() != nil {
 			return

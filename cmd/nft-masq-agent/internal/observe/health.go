@@ -54,10 +54,10 @@ func (o *nodeHealth) count(v agent.View) {
 // often returns a problem if rules were restored more than twice within a minute. The caller
 // has the lock.
 func (o *nodeHealth) often() config.Problems {
-	const most, within = 2, time.Minute
-	o.restored = slices.DeleteFunc(o.restored, func(at time.Time) bool { return time.Since(at) > within })
+	const limit, window = 2, time.Minute
+	o.restored = slices.DeleteFunc(o.restored, func(moment time.Time) bool { return time.Since(moment) > window })
 	n := len(o.restored)
-	if n <= most {
+	if n <= limit {
 		return nil
 	}
 	return config.Problems{{
@@ -74,20 +74,21 @@ func (o *nodeHealth) look(p nft.Policy, missing bool) {
 		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
 	}
 	o.mu.Lock()
-	before := o.found
-	o.found, o.checked = found, true
+	earlier := o.found
+	o.found = found
+	o.checked = true
 	o.mu.Unlock()
-	has := func(all config.Problems, id string) bool {
-		return slices.ContainsFunc(all, func(p config.Problem) bool { return p.ID == id })
+	contains := func(problems config.Problems, id string) bool {
+		return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.ID == id })
 	}
 	for _, p := range found.Faults() {
-		if !has(before, p.ID) {
+		if !contains(earlier, p.ID) {
 			o.Log(zap.WarnLevel, "node_problem", "the policy may have no effect on this node", "problem", p.ID, "why",
 				p.Error())
 		}
 	}
-	for _, p := range before.Faults() {
-		if !has(found, p.ID) {
+	for _, p := range earlier.Faults() {
+		if !contains(found, p.ID) {
 			o.Log(zap.InfoLevel, "node_problem_gone", "a problem of this node is gone", "problem", p.ID)
 		}
 	}
@@ -108,8 +109,8 @@ func (o *nodeHealth) Collect(e agent.Exporter) {
 		return
 	}
 	for _, id := range health.IDs {
-		is := slices.ContainsFunc(o.found, func(p config.Problem) bool { return p.ID == id })
+		present := slices.ContainsFunc(o.found, func(p config.Problem) bool { return p.ID == id })
 		e.Gauge("node_problem", "Whether something keeps the policy from having an effect on this node, by problem: 1 or 0. "+
-			"status says what to do.", agent.Number(is), "problem", id)
+			"status says what to do.", agent.Number(present), "problem", id)
 	}
 }

@@ -26,7 +26,7 @@ type Host interface {
 	Gather(context.Context, nft.Policy, conntrack.History, ...conntrack.Question) (conntrack.Evidence, error)
 	// Flush deletes the connections that a change of the policy outdates, in one pass. begun is called before the
 	// first one. It returns how many it has deleted, and how many the kernel kept.
-	Flush(ctx context.Context, before, inForce nft.Policy, which config.Stale, begun func()) (deleted, kept int, err error)
+	Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale, begun func()) (deleted, kept int, err error)
 	Pressure(conntrack.Ports) (conntrack.Pressure, error)
 }
 
@@ -58,11 +58,11 @@ func (h *Node) Note(ctx context.Context, p *period) (*conntrack.Noted, error) {
 	if err != nil {
 		return nil, err
 	}
-	past := conntrack.Past{History: p.earlier, Missing: p.missing}
-	if p.before != nil {
-		past.Before = conntrack.NewComparison(*p.before, node)
+	earlier := conntrack.Past{History: p.earlier, Missing: p.missing}
+	if p.previous != nil {
+		earlier.Before = conntrack.NewComparison(*p.previous, node)
 	}
-	return conntrack.Open().Note(ctx, conntrack.NewComparison(p.rules.Policy, node), past)
+	return conntrack.Open().Note(ctx, conntrack.NewComparison(p.rules.Policy, node), earlier)
 }
 
 // Gather implements [Host].
@@ -77,7 +77,7 @@ func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.Histo
 }
 
 // Flush implements [Host].
-func (h *Node) Flush(ctx context.Context, before, inForce nft.Policy, which config.Stale, begun func()) (
+func (h *Node) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale, begun func()) (
 	deleted, kept int, err error,
 ) {
 	node, err := conntrack.ReadNode()
@@ -85,12 +85,12 @@ func (h *Node) Flush(ctx context.Context, before, inForce nft.Policy, which conf
 		return 0, 0, err
 	}
 	change := conntrack.Change{
-		Before: conntrack.NewComparison(before, node), InForce: conntrack.NewComparison(inForce, node),
+		Before: conntrack.NewComparison(prior, node), InForce: conntrack.NewComparison(inForce, node),
 	}
 	d := conntrack.Deletion{
 		Tracker: conntrack.Open(),
 		Doomed: func(e *conntrack.Entry) bool {
-			return (which == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
+			return (stale == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
 		},
 		Begun: begun,
 	}

@@ -25,7 +25,7 @@ type olderAgents struct {
 	host    Host
 	o       cli.Options
 	done    agent.View    // about which the last search was; the zero view: none
-	at      time.Time     // when it began
+	began   time.Time     // when it began
 	took    time.Duration // how long it took
 	counted atomic.Pointer[int]
 
@@ -61,19 +61,19 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 			return true
 		}
 	}
-	return v.Generation != s.done.Generation && time.Since(s.at) >= max(searchInterval, agent.CheckShare*s.took)
+	return v.Generation != s.done.Generation && time.Since(s.began) >= max(searchInterval, agent.CheckShare*s.took)
 }
 
 // search searches, and logs what is new.
 func (s *olderAgents) search(ctx context.Context, v agent.View) {
 	s.done = v
-	s.at = time.Now()
+	s.began = time.Now()
 	chains, err := s.host.Older(ctx, *v.Installed)
 	var tables []older.LegacyTable
 	if err == nil {
 		tables, err = s.host.XTables()
 	}
-	s.took = time.Since(s.at)
+	s.took = time.Since(s.began)
 	installed := s.Current().Installed
 	if ctx.Err() != nil || installed == nil || !installed.Same(*v.Installed) { // it was for an earlier policy
 		return
@@ -107,13 +107,13 @@ func namesOf[T fmt.Stringer](chains []T) (names []string) {
 }
 
 // isNew remembers what was found, and reports whether that is something else than before. It logs if it is gone.
-func (s *olderAgents) isNew(known *[]string, found []string, gone, text string) bool {
+func (s *olderAgents) isNew(known *[]string, found []string, event, text string) bool {
 	if slices.Equal(*known, found) {
 		return false
 	}
 	*known = found
 	if len(found) == 0 {
-		s.Log(zap.InfoLevel, gone, text)
+		s.Log(zap.InfoLevel, event, text)
 		return false
 	}
 	return true
