@@ -111,9 +111,9 @@ func (n *Node) Read(path string) Facts {
 	return f
 }
 
-func (f *Facts) unread(what string, err error) {
+func (f *Facts) unread(subject string, err error) {
 	if err != nil {
-		f.Unread = append(f.Unread, Unread{what, err})
+		f.Unread = append(f.Unread, Unread{subject, err})
 	}
 }
 
@@ -128,7 +128,7 @@ func (f *Facts) Problems(p nft.Policy) (found config.Problems) {
 		found = append(found, f.podsOf(family)...)
 	}
 	for _, off := range f.NotForwarding {
-		if _, on := p.Family(off.IPv6); on {
+		if _, enabled := p.Family(off.IPv6); enabled {
 			found = append(found, problem(config.Error, Forwarding, off.Remedy,
 				"no pod reaches another host: this node forwards no %s packets of %s", familyName(off.IPv6),
 				config.Printable(off.Interface)))
@@ -215,14 +215,14 @@ func listed(q nft.Question) string {
 
 // everything notes that a policy masquerades nothing of a family.
 func everything(family nft.FamilyPolicy) config.Problem {
-	at := ""
+	reason := ""
 	for _, c := range family.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 		if c.Bits() == 0 {
-			at = fmt.Sprintf(" (%s has %s, %s)", config.KeyNonMasqueradeCIDRs, c, c.Pos)
+			reason = fmt.Sprintf(" (%s has %s, %s)", config.KeyNonMasqueradeCIDRs, c, c.Pos)
 		}
 	}
 	return problem(config.Note, Everything, "", "the config exempts every %s connection%s: nothing is masqueraded",
-		familyName(family.IPv6), at)
+		familyName(family.IPv6), reason)
 }
 
 // notExempt warns of pods of the node that are not exempt as a destination: pods of other nodes that connect to them
@@ -262,15 +262,15 @@ type NotForwarded struct {
 }
 
 // notForwarding returns the interfaces of pods whose packets the node does not forward.
-func (n *Node) notForwarding(pods []routes.Pod) (all []NotForwarded) {
+func (n *Node) notForwarding(pods []routes.Pod) (interfaces []NotForwarded) {
 	for _, pod := range pods {
 		remedy := n.forwardingOff(pod.Interface, pod.Address.Is6())
 		off := NotForwarded{pod.Address.Is6(), pod.Interface, remedy}
-		if remedy != "" && !slices.Contains(all, off) {
-			all = append(all, off)
+		if remedy != "" && !slices.Contains(interfaces, off) {
+			interfaces = append(interfaces, off)
 		}
 	}
-	return all
+	return interfaces
 }
 
 // forwardingOff returns the command that makes the node forward packets of a family that it receives on an
@@ -331,7 +331,7 @@ func Quoted(word string) string {
 // ipv6Pods notes that pods have addresses that nothing is done about.
 func (f *Facts) ipv6Pods(p nft.Policy) config.Problems {
 	pods := slices.DeleteFunc(slices.Clone(f.Pods), func(p routes.Pod) bool { return p.Address.Is4() })
-	if _, on := p.Family(true); on || len(pods) == 0 {
+	if _, enabled := p.Family(true); enabled || len(pods) == 0 {
 		return nil
 	}
 	return config.Problems{problem(config.Note, IPv6Pods, "",

@@ -14,9 +14,9 @@ import (
 type absentInterface struct {
 	config.Interface
 	Key string
-	// Only means that the list restricts masquerading to its interfaces and
+	// Exclusive means that the list restricts masquerading to its interfaces and
 	// matches none: nothing is masqueraded.
-	Only bool
+	Exclusive bool
 	// Master is the interface to which the packets of those with a matching name belong,
 	// because they are a part of it; "" if there are none, or that is unknown.
 	Master string
@@ -25,7 +25,7 @@ type absentInterface struct {
 // absentInterfaces returns the list entries that match none of the node's interfaces by
 // which packets come or go: a part of another interface, such as the port of a bridge, is
 // none. Their rules stay, because an interface may appear later.
-func absentInterfaces(p nft.Policy, all []routes.Interface) (absent []absentInterface) {
+func absentInterfaces(p nft.Policy, interfaces []routes.Interface) (absent []absentInterface) {
 	if len(p.Families) == 0 {
 		return nil
 	}
@@ -36,13 +36,13 @@ func absentInterfaces(p nft.Policy, all []routes.Interface) (absent []absentInte
 		}
 		first := len(absent)
 		for _, i := range q.Interfaces {
-			master, found := find(all, i, carries)
+			master, found := find(interfaces, i, carries)
 			if !found && !slices.ContainsFunc(q.Interfaces, func(o config.Interface) bool { return o.Matches(master) }) {
 				absent = append(absent, absentInterface{Interface: i, Key: q.Key, Master: master})
 			}
 		}
 		for i := range absent[first:] {
-			absent[first+i].Only = q.Outside && len(absent)-first == len(q.Interfaces)
+			absent[first+i].Exclusive = q.Outside && len(absent)-first == len(q.Interfaces)
 		}
 	}
 	return absent
@@ -50,8 +50,8 @@ func absentInterfaces(p nft.Policy, all []routes.Interface) (absent []absentInte
 
 // find reports whether an interface that matches an entry carries packets, and if none
 // does, which other one does so for it.
-func find(all []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (master string, found bool) {
-	for _, have := range all {
+func find(links []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (master string, found bool) {
+	for _, have := range links {
 		switch {
 		case !i.Matches(have.Name):
 		case carries(have):
@@ -70,9 +70,9 @@ func (f *Facts) interfaces(p nft.Policy) (found config.Problems) {
 	for i, a := range absent {
 		master := config.Printable(a.Master)
 		switch {
-		case a.Only && (i == 0 || absent[i-1].Key != a.Key):
+		case a.Exclusive && (i == 0 || absent[i-1].Key != a.Key):
 			found = append(found, problem(config.Error, InterfaceList, "", "%s", unmatchedList(a.Key, absent[i:])))
-		case a.Only:
+		case a.Exclusive:
 		case master != "":
 			found = append(found, missing(a, "%s: %s is a part of %s here: list that instead", a.Key, a.Name, master))
 		default:
@@ -93,7 +93,8 @@ func unmatchedList(key string, absent []absentInterface) string {
 			}
 		}
 	}
-	ask, instead := "`ip route get ADDRESS` names the one by which packets leave", ""
+	ask := "`ip route get ADDRESS` names the one by which packets leave"
+	instead := ""
 	if key == config.KeyMasqueradeSrcInterfaces {
 		ask = "`ip route get POD` names the one on which a pod's packets arrive"
 		instead = ", or use " + config.KeyMasqueradeSrcCIDRs
@@ -102,8 +103,8 @@ func unmatchedList(key string, absent []absentInterface) string {
 	if len(masters) == 0 {
 		return fmt.Sprintf("%s, because this node has none of them; %s: list that%s", text, ask, instead)
 	}
-	on := strings.Join(masters, ", ")
-	return fmt.Sprintf("%s, because those of this node are parts of %s; list %s%s", text, on, on, instead)
+	list := strings.Join(masters, ", ")
+	return fmt.Sprintf("%s, because those of this node are parts of %s; list %s%s", text, list, list, instead)
 }
 
 // missing returns a note about an entry.

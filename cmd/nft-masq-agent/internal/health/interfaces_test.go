@@ -51,7 +51,7 @@ func TestPartOfAnotherInterfaceMatchesNoList(t *testing.T) {
 		var got []string
 		for _, i := range absentInterfaces(p, all) {
 			text := strings.TrimSuffix(fmt.Sprintf("%s/%s", i.Name, i.Master), "/")
-			got = append(got, map[bool]string{true: "!"}[i.Only]+text)
+			got = append(got, map[bool]string{true: "!"}[i.Exclusive]+text)
 		}
 		if strings.Join(got, " ") != tt.want {
 			t.Errorf("%+v: %q", tt, got)
