@@ -95,7 +95,8 @@ func fileAt(path string) (f file) {
 	end, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		dir, name := filepath.Split(path)
-		if dir, err = filepath.EvalSymlinks(dir); err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+		if err == nil {
 			f.path = filepath.Join(dir, name)
 		}
 		return f
@@ -112,14 +113,15 @@ func fileAt(path string) (f file) {
 // other directories remain until there are too many.
 func (o *observer) watch(found files) (err error) {
 	const (
-		most      = 2 * maxEntries
+		limit     = 2 * maxEntries
 		unhandled = 100 // events; the kernel queues more
 	)
-	if o.inotify != nil && len(o.inotify.WatchList()) > most {
+	if o.inotify != nil && len(o.inotify.WatchList()) > limit {
 		o.close()
 	}
 	if o.inotify == nil {
-		if o.inotify, err = fsnotify.NewBufferedWatcher(unhandled); err != nil {
+		o.inotify, err = fsnotify.NewBufferedWatcher(unhandled)
+		if err != nil {
 			return err
 		}
 		o.events = o.inotify.Events
@@ -162,6 +164,7 @@ func (o *observer) warn(err error) {
 func (o *observer) close() {
 	if o.inotify != nil {
 		o.inotify.Close() // always nil on Linux once the descriptor is closed
-		o.inotify, o.events = nil, nil
+		o.inotify = nil
+		o.events = nil
 	}
 }

@@ -17,19 +17,20 @@ type settler struct {
 	reported fsnotify.Op   // what inotify reported first about its files since: Create, Remove or Rename
 
 	pending string    // id of content that is not complete yet, "" for none
-	since   time.Time // when that was first read
+	seen    time.Time // when that was first read
 	limit   time.Time // when the first content counts as complete in any case
 }
 
 // step handles a reading, which may have taken time. It returns whether it is complete
 // and new, and when content that is not complete is to be read again.
-func (s *settler) step(begin, end time.Time, r reading) (settled bool, again time.Time) {
+func (s *settler) step(begin, end time.Time, r reading) (settled bool, retry time.Time) {
 	const longest = 500 * time.Millisecond
 	if s.limit.IsZero() {
 		s.limit = end.Add(longest)
 	}
 	if r.id != s.pending {
-		s.pending, s.since = r.id, end
+		s.pending = r.id
+		s.seen = end
 	}
 	complete := s.arrived(r, begin)
 	quiet := s.quiet
@@ -37,19 +38,21 @@ func (s *settler) step(begin, end time.Time, r reading) (settled bool, again tim
 		complete = false
 		quiet = s.gap
 	}
-	again = s.since.Add(quiet)
-	if s.settled.id == "" && s.limit.Before(again) {
-		again = s.limit
+	retry = s.seen.Add(quiet)
+	if s.settled.id == "" && s.limit.Before(retry) {
+		retry = s.limit
 	}
 	settled = r.id != s.settled.id
-	if settled && begin.Before(again) && !complete {
-		return false, again
+	if settled && begin.Before(retry) && !complete {
+		return false, retry
 	}
 	if r.present == unknown {
 		r.present = s.settled.present
 	}
-	s.settled, s.pending, s.reported = r, "", 0
-	return settled, again
+	s.settled = r
+	s.pending = ""
+	s.reported = 0
+	return settled, retry
 }
 
 // isGap reports whether files are missing that may be back in a moment, because many programs remove or truncate a file
@@ -67,17 +70,17 @@ func (s *settler) isGap(r reading, complete bool) bool {
 func (s *settler) arrived(r reading, t time.Time) bool {
 	switched := false
 	for path, f := range r.files {
-		before := s.settled.files[path]
-		if f == before || f.stat.Ino == 0 {
+		previous := s.settled.files[path]
+		if f == previous || f.stat.Ino == 0 {
 			continue
 		}
-		if !s.complete(filepath.Clean(path), before, f, t) {
+		if !s.complete(filepath.Clean(path), previous, f, t) {
 			return false
 		}
-		switched = switched || isSwitched(filepath.Clean(path), before, f)
+		switched = switched || isSwitched(filepath.Clean(path), previous, f)
 	}
-	for path, before := range s.settled.files {
-		if before.stat.Ino != 0 && r.files[path].stat.Ino == 0 && !switched {
+	for path, previous := range s.settled.files {
+		if previous.stat.Ino != 0 && r.files[path].stat.Ino == 0 && !switched {
 			return false
 		}
 	}
@@ -85,21 +88,21 @@ func (s *settler) arrived(r reading, t time.Time) bool {
 }
 
 // isSwitched reports whether a link on the way to a file was switched.
-func isSwitched(path string, before, now file) bool {
-	return now.path != path && now.path != before.path && before.path != ""
+func isSwitched(path string, previous, current file) bool {
+	return current.path != path && current.path != previous.path && previous.path != ""
 }
 
 // complete reports whether a file was complete when it replaced the one before.
-func (s *settler) complete(path string, before, now file, t time.Time) bool {
+func (s *settler) complete(path string, previous, current file, t time.Time) bool {
 	switch {
-	case now.stat.Ino == before.stat.Ino:
+	case current.stat.Ino == previous.stat.Ino:
 		return false // it was written in place
-	case isSwitched(path, before, now):
+	case isSwitched(path, previous, current):
 		return true
-	case before.stat.Ino != 0 && s.reported == fsnotify.Create:
+	case previous.stat.Ino != 0 && s.reported == fsnotify.Create:
 		return true // the name was never missing, so this was a rename
 	default:
-		modified := time.Unix(now.stat.Mtime.Sec, int64(now.stat.Mtime.Nsec))
+		modified := time.Unix(current.stat.Mtime.Sec, int64(current.stat.Mtime.Nsec))
 		return t.Sub(modified) >= s.quiet // moved here, and not written recently
 	}
 }

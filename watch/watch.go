@@ -62,9 +62,9 @@ type follower struct {
 	silence  time.Duration // of a file system, after which that is delivered
 	share    int           // after a check, the next one is that many times as far away as it took
 
-	next  time.Time // when a check is due
-	rest  time.Time // until then it waits
-	force bool      // it reads the content in any case
+	next   time.Time // when a check is due
+	resume time.Time // until then it waits
+	force  bool      // it reads the content in any case
 }
 
 func newFollower(o *observer, silent func(error)) *follower {
@@ -87,10 +87,11 @@ func (f *follower) run(ctx context.Context) {
 			f.observer.close()
 			return
 		case <-f.observer.requests:
-			f.force, f.next = true, time.Now()
+			f.force = true
+			f.next = time.Now()
 		case e := <-events:
 			f.event(e)
-		case <-time.After(max(time.Until(f.next), time.Until(f.rest))):
+		case <-time.After(max(time.Until(f.next), time.Until(f.resume))):
 			f.due()
 		}
 	}
@@ -100,8 +101,8 @@ func (f *follower) run(ctx context.Context) {
 // write within a tick of the kernel's clock, and whether a file was renamed over another
 // one or created after that was removed.
 func (f *follower) event(e fsnotify.Event) {
-	for _, at := range f.settled.files {
-		if at.path == filepath.Clean(e.Name) {
+	for _, entry := range f.settled.files {
+		if entry.path == filepath.Clean(e.Name) {
 			f.force = true
 			f.reported = cmp.Or(f.reported, e.Op&(fsnotify.Create|fsnotify.Remove|fsnotify.Rename))
 		}
@@ -112,7 +113,8 @@ func (f *follower) event(e fsnotify.Event) {
 // due checks the path, and delivers the content if it has settled, or an error if the
 // check does not return.
 func (f *follower) due() {
-	begin, failed := time.Now(), make(chan struct{})
+	begin := time.Now()
+	failed := make(chan struct{})
 	for range cap(f.observer.events) {
 		select {
 		case e := <-f.observer.events:
@@ -127,22 +129,24 @@ func (f *follower) due() {
 	r, deliver := f.check(f.force, f.settled.files)
 	end := time.Now()
 	f.pause(end, end.Sub(begin))
-	f.force, f.next = false, end.Add(f.poll)
+	f.force = false
+	f.next = end.Add(f.poll)
 	if !alarm.Stop() {
 		<-failed
-		f.settled.id, f.force = "silent", true
+		f.settled.id = "silent"
+		f.force = true
 	}
 	if r.id == "" {
 		return
 	}
-	settled, again := f.step(begin, end, r)
+	settled, retry := f.step(begin, end, r)
 	if settled {
 		deliver()
 	}
 	if f.pending != "" {
 		f.force = true
-		if again.Before(f.next) {
-			f.next = again
+		if retry.Before(f.next) {
+			f.next = retry
 		}
 	}
 }
@@ -153,8 +157,8 @@ func (f *follower) pause(now time.Time, took time.Duration) {
 		longest = 10 * time.Second
 		saved   = 5 * time.Second // while there is nothing to check
 	)
-	if f.rest.Before(now.Add(-saved)) {
-		f.rest = now.Add(-saved)
+	if f.resume.Before(now.Add(-saved)) {
+		f.resume = now.Add(-saved)
 	}
-	f.rest = f.rest.Add(min(time.Duration(f.share)*took, longest))
+	f.resume = f.resume.Add(min(time.Duration(f.share)*took, longest))
 }
