@@ -18,13 +18,13 @@ func Addresses() ([]netip.Addr, error) { return addressesOf(Dial) }
 func addressesOf(d Dialer) ([]netip.Addr, error) { return Read(d, "addresses", (*Reader).usable) }
 
 func (r *Reader) usable() (found []netip.Addr) {
-	up := map[uint32]bool{}
+	active := map[uint32]bool{}
 	for _, l := range r.Links() {
-		index, is := l.Link()
-		up[index] = is
+		index, set := l.Link()
+		active[index] = set
 	}
 	for _, a := range r.Addresses(unix.AF_UNSPEC) {
-		if a.Local.IsGlobalUnicast() && up[a.Index] && (a.Local.Is4() || a.Flags&unix.IFA_F_TEMPORARY == 0) {
+		if a.Local.IsGlobalUnicast() && active[a.Index] && (a.Local.Is4() || a.Flags&unix.IFA_F_TEMPORARY == 0) {
 			found = append(found, a.Local)
 		}
 	}
@@ -40,7 +40,7 @@ func (r *Reader) Links() []Message {
 }
 
 // Link returns the index of the interface that [Reader.Links] lists, and whether it is set up.
-func (m Message) Link() (index uint32, up bool) {
+func (m Message) Link() (index uint32, set bool) {
 	const indexAt, flagsAt = 4, 8 // struct ifinfomsg
 	return Number(m.Head[indexAt:]), Number(m.Head[flagsAt:])&unix.IFF_UP != 0
 }
@@ -56,7 +56,7 @@ type Address struct {
 }
 
 // Addresses returns the addresses of a family that can be used by now.
-func (r *Reader) Addresses(family byte) (all []Address) {
+func (r *Reader) Addresses(family byte) (addresses []Address) {
 	const bitsAt, flagsAt, scopeAt, indexAt = 1, 2, 3, 4 // struct ifaddrmsg
 	head := make([]byte, unix.SizeofIfAddrmsg)
 	head[0] = family
@@ -71,8 +71,8 @@ func (r *Reader) Addresses(family byte) (all []Address) {
 			a.Flags = Number(flags)
 		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
-			all = append(all, a)
+			addresses = append(addresses, a)
 		}
 	}
-	return all
+	return addresses
 }

@@ -54,7 +54,8 @@ func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time,
 	pause time.Duration, err error,
 ) {
 	const share = 200 // lists take one part in it, while there are events all the time
-	afterError, longest := 4*shortest, 8*shortest
+	afterError := 4 * shortest
+	longest := 8 * shortest
 	nl, err := d(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {
 		return afterError, err

@@ -29,14 +29,14 @@ type Reader struct {
 }
 
 // Read opens a socket and calls fn.
-func Read[T any](d Dialer, what string, fn func(*Reader) T) (T, error) {
+func Read[T any](d Dialer, subject string, fn func(*Reader) T) (T, error) {
 	r := Reader{conn: nfnetlink.New(func() (*netlink.Conn, error) { return d(0) })}
 	defer func() { _ = r.conn.Close() }()
-	out := fn(&r)
+	answer := fn(&r)
 	if r.Err != nil {
-		return out, fmt.Errorf("%s of this node: %w", what, r.Err)
+		return answer, fmt.Errorf("%s of this node: %w", subject, r.Err)
 	}
-	return out, nil
+	return answer, nil
 }
 
 // A Message is a reply: its fixed part, such as struct rtmsg, and its attributes, whose numbers
@@ -48,8 +48,8 @@ type Message struct {
 
 // Request sends a request. The fixed part of the replies is as long as its own.
 func (r *Reader) Request(
-	what netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs ...netlink.Attribute,
-) (all []Message) {
+	kind netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs ...netlink.Attribute,
+) (replies []Message) {
 	if r.Err != nil {
 		return nil
 	}
@@ -59,16 +59,16 @@ func (r *Reader) Request(
 		return nil
 	}
 	request := netlink.Message{
-		Header: netlink.Header{Type: what, Flags: netlink.Request | flags}, Data: slices.Concat(head, b),
+		Header: netlink.Header{Type: kind, Flags: netlink.Request | flags}, Data: slices.Concat(head, b),
 	}
 	r.Err = nfnetlink.Again(context.Background(), func() error {
-		all = nil
+		replies = nil
 		return r.conn.Exchange(request, func(m netlink.Message) error {
-			all = append(all, Message{m.Data[:len(head)], m.Data[len(head):]})
+			replies = append(replies, Message{m.Data[:len(head)], m.Data[len(head):]})
 			return nil
 		})
 	})
-	return all
+	return replies
 }
 
 // Number returns the number in an attribute, 0 if there is none.
