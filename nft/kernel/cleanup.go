@@ -22,18 +22,20 @@ const (
 
 // Cleanup removes rules in one transaction, and returns the names of what it
 // removed.
-func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, err error) {
+func (k *Kernel) Cleanup(ctx context.Context, removal Removal) (removed []string, err error) {
 	var s *State
 	err = nfnetlink.Again(ctx, func() error {
-		if s, err = k.removable(ctx, what, s); err != nil {
+		s, err = k.removable(ctx, removal, s)
+		if err != nil {
 			return err
 		}
 		removed = names(s.Differences())
 		return s.metOthers(s.carryOut(ctx))
 	})
-	if err == nil && what != LegacyOnly {
-		var left bool
-		if left, err = RemoveTrace(k.In(ctx)); left {
+	if err == nil && removal != LegacyOnly {
+		var traced bool
+		traced, err = RemoveTrace(k.In(ctx))
+		if traced {
 			removed = append(removed, traceName)
 		}
 	}
@@ -44,15 +46,15 @@ func (k *Kernel) Cleanup(ctx context.Context, what Removal) (removed []string, e
 }
 
 // Removable returns the names of what [Kernel.Cleanup] would remove, without writing.
-func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, err error) {
+func (k *Kernel) Removable(ctx context.Context, removal Removal) (found []string, err error) {
 	err = nfnetlink.Again(ctx, func() error {
-		s, err := k.removable(ctx, what, nil)
+		s, err := k.removable(ctx, removal, nil)
 		if err != nil {
 			return err
 		}
 		found = names(s.Differences())
-		left, err := leftTrace(k.In(ctx))
-		if left && what != LegacyOnly {
+		traced, err := leftTrace(k.In(ctx))
+		if traced && removal != LegacyOnly {
 			found = append(found, traceName)
 		}
 		return err
@@ -61,28 +63,28 @@ func (k *Kernel) Removable(ctx context.Context, what Removal) (found []string, e
 }
 
 // removable reads what can be removed, with the state of an earlier attempt.
-func (k *Kernel) removable(ctx context.Context, what Removal, earlier *State) (*State, error) {
+func (k *Kernel) removable(ctx context.Context, removal Removal, earlier *State) (*State, error) {
 	depth := nft.TakeOver
-	if what == Ours {
+	if removal == Ours {
 		depth = nft.Everything
 	}
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
-	if err == nil && what == LegacyOnly {
+	if err == nil && removal == LegacyOnly {
 		s.modes = make([]nft.KernelState, len(s.modes))
-		s.left = slices.DeleteFunc(s.left, func(l older.Chain) bool { return l.Ours })
+		s.leftover = slices.DeleteFunc(s.leftover, func(l older.Chain) bool { return l.Ours })
 	}
 	return s, err
 }
 
-func names(diffs []nft.Difference) (out []string) {
+func names(diffs []nft.Difference) (list []string) {
 	for _, d := range diffs {
 		if d.Kind == nft.OlderAgents {
-			out = append(out, d.String())
+			list = append(list, d.String())
 		} else {
-			out = append(out, d.Text)
+			list = append(list, d.Text)
 		}
 	}
-	return out
+	return list
 }
 
 // Installed reads our rules that the kernel has; see [State.Installed].
@@ -127,13 +129,13 @@ func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
 // OnlyNAT reports whether the base chains of our table are the only ones of type nat
 // in nf_tables. When they are deleted, the kernel stops translating in this
 // namespace, and masqueraded connections break.
-func (k *Kernel) OnlyNAT(ctx context.Context) (only bool, err error) {
+func (k *Kernel) OnlyNAT(ctx context.Context) (alone bool, err error) {
 	err = nfnetlink.Again(ctx, func() error {
 		chains, err := k.conn.In(ctx).Chains(nfnetlink.AnyFamily)
 		chains = slices.DeleteFunc(chains, func(c nfnetlink.Chain) bool { return c.Hook == nil || c.Hook.Type != "nat" })
 		others := func(c nfnetlink.Chain) bool { return c.Family != nfnetlink.Inet || c.Table != nft.TableName }
-		only = len(chains) > 0 && !slices.ContainsFunc(chains, others)
+		alone = len(chains) > 0 && !slices.ContainsFunc(chains, others)
 		return err
 	})
-	return only, err
+	return alone, err
 }

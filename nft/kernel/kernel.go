@@ -35,8 +35,8 @@ func Open() *Kernel {
 
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn) *Kernel {
-	none := func() ([]older.LegacyTable, error) { return nil, nil }
-	return &Kernel{conn: c, scraping: c.Another(), xtables: none}
+	noTables := func() ([]older.LegacyTable, error) { return nil, nil }
+	return &Kernel{conn: c, scraping: c.Another(), xtables: noTables}
 }
 
 // Another returns the same ruleset with connections of its own.
@@ -107,7 +107,8 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 		}
 		return a, err
 	}
-	a.Read, a.Generation = s.generation, s.generation
+	a.Read = s.generation
+	a.Generation = s.generation
 	if len(found) > 0 {
 		k.right = nft.Ruleset{}
 		if err := k.write(ctx, s, found, &a); err != nil {
@@ -154,7 +155,8 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s
 func (k *Kernel) write(ctx context.Context, s *State, found []nft.Difference, a *Applied) error {
 	c := change{kernel: k, state: s, found: found}
 	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
-	a.Recreated, a.Generation = c.recreated, c.generation
+	a.Recreated = c.recreated
+	a.Generation = c.generation
 	return err
 }
 
@@ -253,11 +255,11 @@ func hasKind(diffs []nft.Difference, kind nft.DifferenceKind) bool {
 	return slices.ContainsFunc(diffs, func(d nft.Difference) bool { return d.Kind == kind })
 }
 
-func texts(diffs []nft.Difference) (out []string) {
+func texts(diffs []nft.Difference) (list []string) {
 	for _, d := range diffs {
-		out = append(out, d.String())
+		list = append(list, d.String())
 	}
-	return out
+	return list
 }
 
 // prevented returns why differences cannot be removed, if so.

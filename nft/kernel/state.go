@@ -23,8 +23,8 @@ type State struct {
 	generation uint32
 	modes      []nft.KernelState // those of the readers, nil if not read
 	wanted     nft.KernelState   // nil: no rules are wanted
-	left       []older.Chain     // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
-	stale      bool              // left has changed since it was read
+	leftover   []older.Chain     // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
+	stale      bool              // leftover has changed since it was read
 }
 
 // A reader reads the rules of a mode.
@@ -72,14 +72,14 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, st
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
 	if depth > nft.Ours || depth == nft.Ours && withoutIPv6 {
 		if staged != nil && !staged.stale {
-			s.left = staged.left
+			s.leftover = staged.leftover
 			return s, nil
 		}
 		found, err := older.Find(c, want)
 		if err != nil {
 			return nil, err
 		}
-		s.left = slices.DeleteFunc(found, func(l older.Chain) bool {
+		s.leftover = slices.DeleteFunc(found, func(l older.Chain) bool {
 			return !l.Ours && (depth < nft.TakeOver || l.Kept != "")
 		})
 	}
@@ -93,11 +93,12 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 		if m == nil {
 			continue
 		}
-		if found, ok = m.Installed(); ok {
+		found, ok = m.Installed()
+		if ok {
 			return found, true
 		}
 	}
-	for _, l := range s.left {
+	for _, l := range s.leftover {
 		if l.Ours && l.Reached() {
 			return nft.Installed{Layout: xtables.Layout{Name: l.Name}, Hash: l.Hash}, true
 		}
@@ -107,7 +108,7 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 
 // Differences describes how the state differs from the wanted one.
 func (s *State) Differences() (diffs []nft.Difference) {
-	for _, l := range s.left {
+	for _, l := range s.leftover {
 		kind := nft.OlderAgents
 		if l.Ours {
 			kind = nft.Leftover
@@ -157,24 +158,25 @@ func (s *State) carryOut(ctx context.Context) error {
 			return err
 		}
 	}
-	first, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	first := &nfnetlink.Batch{}
+	second := &nfnetlink.Batch{}
 	for _, m := range s.modes {
 		if m != nil {
-			m.Switch(first, after)
+			m.Switch(first, second)
 		}
 	}
-	older.Remove(s.left, first)
+	older.Remove(s.leftover, first)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	err := s.commit(first)
 	s.stale = err != nil && !errors.Is(err, unix.ERESTART)
-	if s.stale && len(s.left) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
+	if s.stale && len(s.leftover) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
 		return nfnetlink.ErrInterrupted // of what goes, something has gone, or has come
 	}
-	if err != nil || after.Len() == 0 {
+	if err != nil || second.Len() == 0 {
 		return err
 	}
 	nfnetlink.AwaitPackets()
-	return s.commit(after)
+	return s.commit(second)
 }

@@ -21,8 +21,8 @@ func LockTrace() (io.Closer, error) { return net.Listen("unix", "@"+TraceTable) 
 // RemoveTrace deletes the table that a killed trace left, and reports whether there was one. From
 // Linux 5.12 on the kernel does that by itself.
 func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
-	left, err := leftTrace(c)
-	if err != nil || !left {
+	found, err := leftTrace(c)
+	if err != nil || !found {
 		return false, err
 	}
 	lock, err := LockTrace()
