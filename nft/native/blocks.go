@@ -22,11 +22,11 @@ const (
 // A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables
 // takes a range of ports from a rule, but not from a map that all versions of nft can list.
 type blockUse struct {
-	name     string // the beginning of the names of its chains and maps
-	suffix   string // of its chains
-	blocks   nft.PortBlocks
-	families []nft.FamilyPolicy
-	to       func(*nft.PortRange) nft.Node
+	name      string // the beginning of the names of its chains and maps
+	suffix    string // of its chains
+	blocks    nft.PortBlocks
+	families  []nft.FamilyPolicy
+	translate func(*nft.PortRange) nft.Node
 }
 
 func (u blockUse) chain(number int) string { return fmt.Sprintf("%s-%d%s", u.name, number, u.suffix) }
@@ -62,7 +62,8 @@ func (u blockUse) chains() (chains []nft.Chain) {
 	}
 	for number := range u.blocks.Count() {
 		ports := u.blocks.Block(number)
-		c, translate := nft.Chain{Name: u.chain(number)}, u.to(&ports)
+		c := nft.Chain{Name: u.chain(number)}
+		translate := u.translate(&ports)
 		for _, ofProtocol := range protocols {
 			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol, translate}})
 		}
@@ -74,15 +75,15 @@ func (u blockUse) chains() (chains []nft.Chain) {
 
 // portProtocols are the protocols with ports, or with an identifier that NAT treats as one.
 func portProtocols(families []nft.FamilyPolicy) []nft.Protocol {
-	all := nft.PortProtocols()
+	protocols := nft.PortProtocols()
 	for _, f := range families {
 		if f.IPv6 {
-			all = append(all, unix.IPPROTO_ICMPV6)
+			protocols = append(protocols, unix.IPPROTO_ICMPV6)
 		} else {
-			all = append(all, unix.IPPROTO_ICMP)
+			protocols = append(protocols, unix.IPPROTO_ICMP)
 		}
 	}
-	return all
+	return protocols
 }
 
 // rules continue in the chain of the pod's block, and translate other protocols.
@@ -93,7 +94,7 @@ func (u blockUse) rules() (rules []nft.Rule) {
 		lookup := append(bits, &expr.Lookup{SourceRegister: reg1, SetName: set, IsDestRegSet: true})
 		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+set, lookup...))}})
 	}
-	return append(rules, nft.Rule{Nodes: []nft.Node{u.to(nil)}, Comment: "other protocols"})
+	return append(rules, nft.Rule{Nodes: []nft.Node{u.translate(nil)}, Comment: "other protocols"})
 }
 
 // lowBits loads the bits of the source's last byte that a mask has.
@@ -110,7 +111,10 @@ func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 // blockUses returns the translations of a policy that use blocks: masquerading, with both
 // families in the same chains, and for each family that to snatAddresses.
 func blockUses(p nft.Policy) (uses []blockUse) {
-	masq := blockUse{name: "ports", to: func(ports *nft.PortRange) nft.Node { return masquerade(p.RandomFully, ports) }}
+	masq := blockUse{
+		name:      "ports",
+		translate: func(ports *nft.PortRange) nft.Node { return masquerade(p.RandomFully, ports) },
+	}
 	for _, f := range p.Families {
 		blocks := p.PortBlocks(f.IPv6)
 		switch {
@@ -132,7 +136,7 @@ func blockUses(p nft.Policy) (uses []blockUse) {
 func snatBlocks(p nft.Policy, f nft.FamilyPolicy) blockUse {
 	return blockUse{
 		name: "snat-ports", suffix: f.Suffix(), blocks: p.PortBlocks(f.IPv6), families: []nft.FamilyPolicy{f},
-		to: toAddress(p, f, f.SNAT, podMap(f)),
+		translate: toAddress(p, f, f.SNAT, podMap(f)),
 	}
 }
 
@@ -141,7 +145,8 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	var blocks nft.PortBlocks
 	for _, f := range p.Families {
 		if b := p.PortBlocks(f.IPv6); b.Count() > 0 && !exemptsNode(f) {
-			own, blocks = append(own, f), b
+			own = append(own, f)
+			blocks = b
 		}
 	}
 	if len(own) > 0 {

@@ -80,7 +80,7 @@ func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
 }
 
 // masqueradeOf masquerades the node's own connections of a family, and all.
-func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, all nft.Node) {
+func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Node) {
 	switch plain := masquerade(p.RandomFully, nil); {
 	case p.PortBlocks(f.IPv6).Count() > 0:
 		return continueIn(nodePortsChain), continueIn(podPortsChain)
@@ -136,16 +136,17 @@ func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
 	default:
 		q.Unknown()
 	}
-	var all [][]nft.Node
-	none := []nft.Node{ofFamily(f.IPv6)}
+	var alternatives [][]nft.Node
+	conjunction := []nft.Node{ofFamily(f.IPv6)}
 	for _, i := range q.Interfaces {
 		match := byInterface(i.Name, q.Asks == config.LeavingBy, q.Outside)
-		all, none = append(all, []nft.Node{ofFamily(f.IPv6), match}), append(none, match)
+		alternatives = append(alternatives, []nft.Node{ofFamily(f.IPv6), match})
+		conjunction = append(conjunction, match)
 	}
 	if q.Outside {
-		return [][]nft.Node{none}
+		return [][]nft.Node{conjunction}
 	}
-	return all
+	return alternatives
 }
 
 func setsOf(f nft.FamilyPolicy) []nft.Set {
@@ -166,7 +167,7 @@ func compilePorts(p nft.Policy) nft.Chain {
 
 // portRules translates to port ranges, each with a probability proportional to
 // its size, and without ports for other protocols.
-func portRules(protocols []nft.Protocol, ranges []nft.PortRange, to func(*nft.PortRange) nft.Node) []nft.Rule {
+func portRules(protocols []nft.Protocol, ranges []nft.PortRange, translate func(*nft.PortRange) nft.Node) []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range protocols {
 		for _, choice := range nft.PortChoices(ranges) {
@@ -174,8 +175,8 @@ func portRules(protocols []nft.Protocol, ranges []nft.PortRange, to func(*nft.Po
 			if !choice.Last() {
 				nodes = append(nodes, byChance(choice))
 			}
-			rules = append(rules, nft.Rule{Nodes: append(nodes, to(&choice.PortRange))})
+			rules = append(rules, nft.Rule{Nodes: append(nodes, translate(&choice.PortRange))})
 		}
 	}
-	return append(rules, nft.Rule{Nodes: []nft.Node{to(nil)}})
+	return append(rules, nft.Rule{Nodes: []nft.Node{translate(nil)}})
 }

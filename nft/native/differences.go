@@ -14,19 +14,19 @@ import (
 
 // Differences implements [nft.KernelState].
 func (s *State) Differences() []nft.Difference {
-	var out []nft.Difference
+	var diffs []nft.Difference
 	add := func(kind nft.DifferenceKind, format string, args ...any) {
-		out = append(out, nft.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
+		diffs = append(diffs, nft.Difference{Kind: kind, Text: fmt.Sprintf(format, args...)})
 	}
 	switch {
 	case !s.table.exists && s.want == nil:
 		return nil
 	case !s.table.exists:
 		add(nft.Drift, "%s is missing", tableName())
-		return out
+		return diffs
 	case s.want == nil:
 		add(nft.Leftover, "%s", tableName())
-		return out
+		return diffs
 	case s.table.flooded:
 		add(nft.Drift, "%s has more than %d rules that are not in the config", tableName(), slack)
 	}
@@ -36,7 +36,7 @@ func (s *State) Differences() []nft.Difference {
 	s.chainDifferences(add)
 	s.setDifferences(add)
 	s.objectDifferences(add)
-	return out
+	return diffs
 }
 
 func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {

@@ -20,9 +20,9 @@ const fewDiffs = 10
 // compare reads the elements of a set and returns how they differ from the wanted ones. Those
 // that rules add are not compared.
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err error) {
-	most := w.Len() + slack
+	limit := w.Len() + slack
 	var conditional int
-	var more bool
+	var exceeded bool
 	switch {
 	case w.Learned:
 		return nil, nil
@@ -36,7 +36,8 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 			if e.Conditional {
 				conditional++
 			}
-			if more = len(bounds) > 2*most; more {
+			exceeded = len(bounds) > 2*limit
+			if exceeded {
 				return nfnetlink.ErrEnough
 			}
 			return nil
@@ -46,26 +47,26 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 		})
 	default:
 		var elements []nfnetlink.Element
-		elements, more, err = c.Elements(s.Family, s.Table, s.Name, most)
+		elements, exceeded, err = c.Elements(s.Family, s.Table, s.Name, limit)
 		order := func(a, b nfnetlink.Mapping) int {
 			return cmp.Or(a.Key.Compare(b.Key), a.Value.Compare(b.Value), strings.Compare(a.Chain, b.Chain))
 		}
-		var held []nfnetlink.Mapping
+		var existing []nfnetlink.Mapping
 		for _, e := range elements {
 			key, isKey := netip.AddrFromSlice(e.Key)
 			value, isValue := netip.AddrFromSlice(e.Value)
 			if e.Conditional || !isKey || !isValue && e.Code != unix.NFT_JUMP {
 				conditional++
 			} else {
-				held = append(held, nfnetlink.Mapping{Key: key, Value: value, Chain: e.Chain})
+				existing = append(existing, nfnetlink.Mapping{Key: key, Value: value, Chain: e.Chain})
 			}
 		}
-		slices.SortFunc(held, order)
-		held = slices.Compact(held) // while a map grows, the kernel lists some twice
-		diffs = differences(s.Name, w.Mappings, held, order)
+		slices.SortFunc(existing, order)
+		existing = slices.Compact(existing) // while a map grows, the kernel lists some twice
+		diffs = differences(s.Name, w.Mappings, existing, order)
 	}
-	if more {
-		diffs = []string{fmt.Sprintf("set %s has more than %d elements instead of %d", s.Name, most, w.Len())}
+	if exceeded {
+		diffs = []string{fmt.Sprintf("set %s has more than %d elements instead of %d", s.Name, limit, w.Len())}
 	}
 	if conditional > 0 {
 		diffs = append(diffs, fmt.Sprintf("set %s: %d elements have a limit, a timeout or another condition", s.Name,
@@ -75,27 +76,27 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 }
 
 // differences describes the first few differences between two lists, which are in order.
-func differences[W, H fmt.Stringer](set string, want []W, held []H, order func(W, H) int) (diffs []string) {
-	for i, j := 0, 0; i < len(want) || j < len(held); {
+func differences[W, H fmt.Stringer](set string, want []W, existing []H, order func(W, H) int) (diffs []string) {
+	for i, j := 0, 0; i < len(want) || j < len(existing); {
 		o := -1
 		switch {
 		case i == len(want):
 			o = 1
-		case j < len(held):
-			o = order(want[i], held[j])
+		case j < len(existing):
+			o = order(want[i], existing[j])
 		}
 		switch {
 		case o == 0:
 			i++
 			j++
 		case len(diffs) == fewDiffs:
-			return append(diffs, fmt.Sprintf("set %s has more differences: %d elements instead of %d", set, len(held),
+			return append(diffs, fmt.Sprintf("set %s has more differences: %d elements instead of %d", set, len(existing),
 				len(want)))
 		case o < 0:
 			diffs = append(diffs, fmt.Sprintf("set %s lacks %s", set, want[i]))
 			i++
 		default:
-			diffs = append(diffs, fmt.Sprintf("set %s contains %s, which is not in the config", set, held[j]))
+			diffs = append(diffs, fmt.Sprintf("set %s contains %s, which is not in the config", set, existing[j]))
 			j++
 		}
 	}

@@ -34,7 +34,7 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 		c.Rules = append(c.Rules,
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
 			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
-		left := nft.Rule{
+		hairpin := nft.Rule{
 			Nodes: []nft.Node{toItself(f), stop()}, Comment: "back to the pod that it came from",
 		}
 		asked := false
@@ -43,7 +43,8 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 				continue
 			}
 			if !asked && !q.LimitsSources() { // from here on, all sources are pods
-				c.Rules, asked = append(c.Rules, left), true
+				c.Rules = append(c.Rules, hairpin)
+				asked = true
 			}
 			for _, match := range matches(q, f) {
 				r := nft.Rule{Nodes: append(match, count("exempt"+f.Suffix()), keepSource(f))}
@@ -57,7 +58,7 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 			}
 		}
 		if !asked {
-			c.Rules = append(c.Rules, left)
+			c.Rules = append(c.Rules, hairpin)
 		}
 	}
 	return c
@@ -78,17 +79,22 @@ func selfSet(f nft.FamilyPolicy) string { return "self" + f.Suffix() }
 func toItself(f nft.FamilyPolicy) nft.Node {
 	// The second address follows the first one: registers 1 to 4 have 16 bytes, those
 	// from 8 on 4, in the same memory.
-	ip, second, set := "ip", uint32(unix.NFT_REG32_01), selfSet(f)+nft.SideA
+	ip := "ip"
+	second := uint32(unix.NFT_REG32_01)
+	set := selfSet(f) + nft.SideA
 	if f.IPv6 {
-		ip, second = "ip6", reg2
+		ip = "ip6"
+		second = reg2
 	}
-	source, again := nfnetlink.AddressPayload(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true)
+	source := nfnetlink.AddressPayload(f.IPv6, true)
+	repeated := nfnetlink.AddressPayload(f.IPv6, true)
 	destination := nfnetlink.AddressPayload(f.IPv6, false)
-	again.DestRegister, destination.DestRegister = second, second
+	repeated.DestRegister = second
+	destination.DestRegister = second
 	text := fmt.Sprintf("update @%s { %s saddr . %[2]s saddr timeout %[3]s } %[2]s saddr . %[2]s daddr @%[1]s", set, ip,
 		learnedFor)
 	return implying(f.IPv6, node(text,
-		source, again,
+		source, repeated,
 		&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor},
 		source, destination, &expr.Lookup{SourceRegister: reg1, SetName: set}))
 }
@@ -98,7 +104,8 @@ const learnedFor = time.Second
 
 func hasMark(m nft.Mark) nft.Node {
 	word := func(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-	text, es := fmt.Sprintf("meta mark 0x%08x", m.Value), []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}}
+	text := fmt.Sprintf("meta mark 0x%08x", m.Value)
+	es := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}}
 	if m.Mask != 1<<32-1 {
 		text = fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value)
 		es = append(es, &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)})

@@ -22,7 +22,7 @@ const (
 
 // ofFamily matches packets of one address family.
 func ofFamily(ipv6 bool) nft.Node {
-	return node("meta nfproto "+either(ipv6, "ipv6", "ipv4"),
+	return node("meta nfproto "+choose(ipv6, "ipv6", "ipv4"),
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.Family())}})
 }
@@ -53,17 +53,17 @@ func addrType(text string, source bool, op expr.CmpOp, typ uint32) nft.Node {
 
 // inSet matches packets whose source or destination is, or is not, in a set.
 func inSet(ipv6, source, not bool, set string) nft.Node {
-	return node(addressText(ipv6, source)+either(not, " != @", " @")+set+nft.SideA,
+	return node(addressText(ipv6, source)+choose(not, " != @", " @")+set+nft.SideA,
 		nfnetlink.AddressPayload(ipv6, source),
 		&expr.Lookup{SourceRegister: reg1, SetName: set + nft.SideA, Invert: not})
 }
 
 // addressText names the source or the destination as nft does.
 func addressText(ipv6, source bool) string {
-	return either(ipv6, "ip6 ", "ip ") + either(source, "saddr", "daddr")
+	return choose(ipv6, "ip6 ", "ip ") + choose(source, "saddr", "daddr")
 }
 
-func either(first bool, a, b string) string {
+func choose(first bool, a, b string) string {
 	if first {
 		return a
 	}
@@ -80,9 +80,9 @@ func ofProtocol(p nft.Protocol) nft.Node { return node("meta l4proto "+p.String(
 // byInterface matches packets by their input or output interface, or by a prefix
 // of its name, which ends in "*". The node's own traffic has no input interface. Since
 // Linux 5.5 a postrouting chain can match the input interface.
-func byInterface(name string, out, not bool) nft.Node {
+func byInterface(name string, output, not bool) nft.Node {
 	meta := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
-	if out {
+	if output {
 		meta.Key = expr.MetaKeyOIFNAME
 	}
 	compare := &expr.Cmp{Op: expr.CmpOpEq, Register: reg1}
@@ -94,7 +94,7 @@ func byInterface(name string, out, not bool) nft.Node {
 	} else {
 		compare.Data = append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 	}
-	return node(fmt.Sprintf("%s %s%q", either(out, "oifname", "iifname"), either(not, "!= ", ""), name), meta, compare)
+	return node(fmt.Sprintf("%s %s%q", choose(output, "oifname", "iifname"), choose(not, "!= ", ""), name), meta, compare)
 }
 
 // byChance matches packets at random, with the probability of a choice.
@@ -118,14 +118,14 @@ func masquerade(randomFully bool, ports *nft.PortRange) nft.Node {
 	return n
 }
 
-func portsText(before string, r *nft.PortRange) string {
+func portsText(prefix string, r *nft.PortRange) string {
 	if r == nil {
 		return ""
 	}
-	return before + r.String()
+	return prefix + r.String()
 }
 
-func randomText(fully bool) string { return either(fully, " fully-random", "") }
+func randomText(fully bool) string { return choose(fully, " fully-random", "") }
 
 // loadPorts loads the ends of a range of ports into a register and the one after it, and
 // returns which these are: one register for one port, 0 for none.

@@ -38,7 +38,9 @@ type State struct {
 // policy in force is the wanted one: otherwise sets are filled anew. Maps are always compared then: they are small,
 // few changes concern them, and what goes with an old one waits for packets. With the state of an earlier attempt,
 // which has compared elements and filled sets, only what tells whether these are still there is read.
-func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.KernelState) (nft.KernelState, error) {
+func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, staged nft.KernelState) (
+	nft.KernelState, error,
+) {
 	s := &State{
 		conn: c, table: newTable(), last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
 		live: nft.Sides{}, right: map[string]nfnetlink.Set{}, unread: map[string]bool{},
@@ -47,8 +49,8 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.
 		s.want = &want.Tables[0]
 	}
 	earlier, _ := staged.(*State)
-	frame := depth == nft.Frame && want.SamePolicy(has)
-	unchanged := frame && want.Same(has)
+	frame := depth == nft.Frame && want.SamePolicy(installed)
+	unchanged := frame && want.Same(installed)
 	if err := s.table.read(c); err != nil {
 		return nil, err
 	}
@@ -61,7 +63,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.
 		return s, nil
 	}
 	for _, w := range s.want.Sets {
-		if name := s.now(w); name != "" {
+		if name := s.current(w); name != "" {
 			s.live[w.Name] = name
 		}
 	}
@@ -69,7 +71,7 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.
 	case earlier != nil:
 		s.keep(earlier)
 	case frame:
-		return s, s.trust(has, unchanged)
+		return s, s.trust(installed, unchanged)
 	default:
 		return s, s.compareSets(want.Hash())
 	}
@@ -79,7 +81,8 @@ func Read(c *nfnetlink.Conn, want, has nft.Ruleset, depth nft.Depth, staged nft.
 // keep takes over what an earlier attempt has compared or filled, if it is still there: handles begin again in another
 // table.
 func (s *State) keep(earlier *State) {
-	s.encoded, s.encodedFor = earlier.encoded, earlier.encodedFor
+	s.encoded = earlier.encoded
+	s.encodedFor = earlier.encodedFor
 	for _, w := range s.want.Sets {
 		known := earlier.right[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
@@ -95,14 +98,14 @@ func (s *State) keep(earlier *State) {
 
 // trust takes the sets to be right that the last Apply left with the elements that are wanted now, if the kernel counts
 // as many. The policy is the same, but the addresses of the node can be others.
-func (s *State) trust(has nft.Ruleset, unchanged bool) error {
+func (s *State) trust(installed nft.Ruleset, unchanged bool) error {
 	for _, w := range s.want.Sets {
 		name, ok := s.live[w.Name]
 		if !ok {
 			continue
 		}
 		set := s.table.sets[name]
-		if !unchanged && !has.Tables[0].Set(w.Name).SameElements(w) {
+		if !unchanged && !installed.Tables[0].Set(w.Name).SameElements(w) {
 			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
 			continue
 		}
@@ -161,7 +164,7 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 	rules := s.table.rules[BaseChain]
 	found.Layout = Layout{}
 	for _, r := range rules {
-		if hash, is := strings.CutPrefix(r.Comment(), hashComment); is {
+		if hash, match := strings.CutPrefix(r.Comment(), hashComment); match {
 			found.Hash = hash
 		}
 	}
@@ -173,11 +176,11 @@ func (s *State) refersTo(set string) bool {
 	return slices.ContainsFunc(s.want.Chains, func(w nft.Chain) bool { return s.table.refersTo(set, w.Name) })
 }
 
-// now returns the set of the kernel that is used for a wanted one, "" for none.
-func (s *State) now(w nft.Set) (name string) {
+// current returns the set of the kernel that is used for a wanted one, "" for none.
+func (s *State) current(w nft.Set) (name string) {
 	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
-		held, ok := s.table.sets[side]
-		if ok && sameDeclaration(held, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
+		existing, ok := s.table.sets[side]
+		if ok && sameDeclaration(existing, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
 			name = side
 		}
 	}
@@ -190,8 +193,8 @@ func (s *State) next(w nft.Set) string {
 	if right, ok := s.right[w.Name]; ok {
 		return right.Name
 	}
-	now := s.now(w)
-	if _, taken := s.table.sets[w.Name+nft.SideA]; now == w.Name+nft.SideA || now == "" && taken {
+	current := s.current(w)
+	if _, taken := s.table.sets[w.Name+nft.SideA]; current == w.Name+nft.SideA || current == "" && taken {
 		return w.Name + nft.SideB
 	}
 	return w.Name + nft.SideA
@@ -429,15 +432,15 @@ func Counters(c *nfnetlink.Conn) ([]nft.Counts, error) {
 		}
 		return nil, err
 	}
-	var out []nft.Counts
+	var counts []nft.Counts
 	for _, o := range objects {
 		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
 			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded, nft.Invalid} {
 				if o.Name == string(v)+f.Suffix() {
-					out = append(out, nft.Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
+					counts = append(counts, nft.Counts{IPv6: f.IPv6, Verdict: v, Packets: o.Packets})
 				}
 			}
 		}
 	}
-	return out, nil
+	return counts, nil
 }

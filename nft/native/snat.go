@@ -67,8 +67,8 @@ func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
 }
 
 // ruleName is the name of the chain of an entry of snatRules, and of its sets.
-func ruleName(r nft.SNATRule, what string, f nft.FamilyPolicy) string {
-	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, what, f.Suffix())
+func ruleName(r nft.SNATRule, kind string, f nft.FamilyPolicy) string {
+	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, kind, f.Suffix())
 }
 
 // An entryList is a list of an entry of snatRules, with the name of its set.
@@ -79,8 +79,8 @@ type entryList struct {
 }
 
 func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
-	both := []entryList{{r.From, ruleName(r, "-from", f), true}, {r.To, ruleName(r, "-to", f), false}}
-	return slices.DeleteFunc(both, func(l entryList) bool { return len(l.CIDRs) == 0 })
+	lists := []entryList{{r.From, ruleName(r, "-from", f), true}, {r.To, ruleName(r, "-to", f), false}}
+	return slices.DeleteFunc(lists, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
 func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Place) }
@@ -96,8 +96,8 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	}
 	for _, r := range f.SNATRules {
 		if len(r.Present) > 0 {
-			to := toAddress(p, f, r.SNAT, ruleName(r, "-by-pod", f))
-			rules := portRules(nft.PortProtocols(), p.Ports, to)
+			translate := toAddress(p, f, r.SNAT, ruleName(r, "-by-pod", f))
+			rules := portRules(nft.PortProtocols(), p.Ports, translate)
 			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: rules})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
@@ -142,7 +142,7 @@ func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
 	return rules
 }
 
-func snatText(f nft.FamilyPolicy) string { return "snat " + either(f.IPv6, "ip6", "ip") + " to " }
+func snatText(f nft.FamilyPolicy) string { return "snat " + choose(f.IPv6, "ip6", "ip") + " to " }
 
 // sourceNAT translates to the node's address, or to the one of several that a map has for the
 // pod's group, and to ports unless they are nil.

@@ -39,8 +39,8 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	for _, w := range s.lacking() {
 		total += w.Len()
 	}
-	most := min(max((total+fillShare-1)/fillShare, smallBatch), largeBatch)
-	err := s.fill(ctx, commit, most)
+	limit := min(max((total+fillShare-1)/fillShare, smallBatch), largeBatch)
+	err := s.fill(ctx, commit, limit)
 	if errors.Is(err, unix.EMSGSIZE) { // the send buffer is small, and nothing was sent
 		err = s.fill(ctx, commit, smallBatch)
 	}
@@ -59,8 +59,9 @@ func (s *State) lacking() []nft.Set {
 }
 
 // fill fills sets in transactions of at most so many elements.
-func (s *State) fill(ctx context.Context, commit nft.Commit, most int) error {
-	lacking, b := s.lacking(), &nfnetlink.Batch{}
+func (s *State) fill(ctx context.Context, commit nft.Commit, limit int) error {
+	lacking := s.lacking()
+	b := &nfnetlink.Batch{}
 	s.create(b)
 	first := b // it creates the sets
 	send := func() error {
@@ -72,14 +73,14 @@ func (s *State) fill(ctx context.Context, commit nft.Commit, most int) error {
 		return err
 	}
 	for _, w := range lacking {
-		for at := 0; at < w.Len(); at += most {
-			to := min(at+most, w.Len())
-			if b.Elements > 0 && b.Elements+to-at > most {
+		for position := 0; position < w.Len(); position += limit {
+			end := min(position+limit, w.Len())
+			if b.Elements > 0 && b.Elements+end-position > limit {
 				if err := send(); err != nil {
 					return err
 				}
 			}
-			s.addElements(b, w, at, to)
+			s.addElements(b, w, position, end)
 		}
 	}
 	if err := send(); err != nil {
@@ -102,11 +103,11 @@ func (s *State) record(sets []nft.Set, handles map[string]uint64) {
 	}
 }
 
-func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, from, to int) {
+func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, start, end int) {
 	if w.Mappings != nil {
-		b.AddMappings(s.want.Family, s.want.Name, s.next(w), w.Mappings[from:to])
+		b.AddMappings(s.want.Family, s.want.Name, s.next(w), w.Mappings[start:end])
 	} else {
-		b.AddElements(s.want.Family, s.want.Name, s.next(w), w.Prefixes[from:to])
+		b.AddElements(s.want.Family, s.want.Name, s.next(w), w.Prefixes[start:end])
 	}
 }
 

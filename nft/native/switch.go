@@ -20,16 +20,16 @@ import (
 //
 // Chains are written as a whole and by their names, which is right whatever others have committed, but only
 // next to the sets that were filled for them.
-func (s *State) Switch(first, after *nfnetlink.Batch) {
+func (s *State) Switch(first, second *nfnetlink.Batch) {
 	switch {
 	case s.want != nil:
 		if len(s.filled) > 0 {
 			first.Require(sameSets{s.table.Table, s.filled})
 		}
-		s.write(first, after)
+		s.write(first, second)
 	case !s.table.exists:
 	case s.last:
-		after.DelTable(s.table.Family, s.table.Name)
+		second.DelTable(s.table.Family, s.table.Name)
 	default:
 		first.DelTable(s.table.Family, s.table.Name)
 	}
@@ -83,7 +83,7 @@ func (x sameSets) Check(c *nfnetlink.Conn) error {
 // those of a chain that is deleted with them, and the elements of a set. Not so those of a map,
 // which the kernel makes inactive at once, nor the rules of a base chain that they only come to. If
 // one of these has to go, nothing goes before no packet is on its way, and chains keep their rules.
-func (s *State) write(first, after *nfnetlink.Batch) {
+func (s *State) write(first, second *nfnetlink.Batch) {
 	t := *s.want
 	sides := nft.Sides{}
 	for _, w := range t.Sets {
@@ -93,10 +93,10 @@ func (s *State) write(first, after *nfnetlink.Batch) {
 	deletions := first
 	for name, set := range s.table.sets {
 		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.refersTo(name, "") {
-			deletions = after
+			deletions = second
 		}
 	}
-	var gone []nfnetlink.ChainID
+	var obsolete []nfnetlink.ChainID
 	wants := chainNames(s.want)
 	for _, c := range s.table.chains {
 		switch {
@@ -106,20 +106,20 @@ func (s *State) write(first, after *nfnetlink.Batch) {
 			c.Policy = nfnetlink.Accept
 			first.AddChain(c)
 		default:
-			gone = append(gone, c.ID())
+			obsolete = append(obsolete, c.ID())
 			if c.Hook != nil {
-				deletions = after
+				deletions = second
 			}
 		}
 	}
 	var chains []nft.Chain
 	for _, w := range t.Chains {
-		if !s.has(w, sides) {
+		if !s.hasChain(w, sides) {
 			chains = append(chains, w)
 		}
 	}
 	s.writeChains(first, chains, sides)
-	for _, chain := range gone {
+	for _, chain := range obsolete {
 		deletions.FlushChain(chain)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.table.sets)) {
@@ -127,7 +127,7 @@ func (s *State) write(first, after *nfnetlink.Batch) {
 			deletions.DelSet(t.Family, t.Name, name)
 		}
 	}
-	for _, chain := range gone {
+	for _, chain := range obsolete {
 		deletions.DelChain(chain)
 	}
 	for _, x := range s.table.objects {
@@ -137,8 +137,8 @@ func (s *State) write(first, after *nfnetlink.Batch) {
 	}
 }
 
-// has reports whether the kernel has a wanted chain, with all of its rules and these sets.
-func (s *State) has(w nft.Chain, sides nft.Sides) bool {
+// hasChain reports whether the kernel has a wanted chain, with all of its rules and these sets.
+func (s *State) hasChain(w nft.Chain, sides nft.Sides) bool {
 	got, ok := s.table.chain(w.Name)
 	if !ok || !got.Hook.Equal(w.Hook) || got.Hook != nil && got.Policy != nfnetlink.Accept {
 		return false
@@ -208,17 +208,17 @@ func (s *State) Replace(commit nft.Commit) error {
 		}
 		return s.conn.Settle()
 	}
-	all := State{want: s.want, table: newTable(), right: map[string]nfnetlink.Set{}}
-	all.create(b)
+	fresh := State{want: s.want, table: newTable(), right: map[string]nfnetlink.Set{}}
+	fresh.create(b)
 	for _, w := range s.want.Sets {
-		all.addElements(b, w, 0, w.Len())
+		fresh.addElements(b, w, 0, w.Len())
 	}
-	all.write(b, b)
+	fresh.write(b, b)
 	if err := commit(b); err != nil {
 		return err
 	}
-	all.record(s.want.Sets, b.Handles)
-	s.table.Handle = all.table.Handle
-	s.right = all.right
+	fresh.record(s.want.Sets, b.Handles)
+	s.table.Handle = fresh.table.Handle
+	s.right = fresh.right
 	return nil
 }
