@@ -64,10 +64,10 @@ func in(table string, nameType uint16, name string) Attrs {
 
 // nest appends an attribute that contains what fill appends.
 func (a *Attrs) nest(typ uint16, fill func()) {
-	at := len(*a)
+	start := len(*a)
 	a.header(typ|unix.NLA_F_NESTED, 0)
 	fill()
-	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
+	binary.NativeEndian.PutUint16((*a)[start:], uint16(len(*a)-start))
 }
 
 // Each calls fn for every attribute, with the type's flag bits cleared. The data alias

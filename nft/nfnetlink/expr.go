@@ -22,27 +22,27 @@ type Expr struct {
 // matches depends on the family. It panics on an expression that the library
 // cannot encode, because the set of expressions is fixed at compile time.
 func Marshal(family Family, exprs ...expr.Any) []Expr {
-	out := make([]Expr, 0, len(exprs))
+	encoded := make([]Expr, 0, len(exprs))
 	for _, e := range exprs {
 		b, err := expr.Marshal(byte(family), e)
 		if err != nil {
 			panic(fmt.Sprintf("expression %T: %v", e, err))
 		}
 		x := parseExpr(b)
-		out = append(out, Expr{x.Name, withoutFlags(x.Name, x.Attrs)})
+		encoded = append(encoded, Expr{x.Name, withoutFlags(x.Name, x.Attrs)})
 	}
-	return out
+	return encoded
 }
 
 // withoutFlags clears the flags of the types of attributes.
-func withoutFlags(of string, attrs Attrs) (out Attrs) {
+func withoutFlags(name string, attrs Attrs) (cleared Attrs) {
 	for typ, data := range attrs.All() {
-		if inner, ok := nested(of, typ); ok {
+		if inner, ok := nested(name, typ); ok {
 			data = withoutFlags(inner, data)
 		}
-		out.AddBytes(typ, data)
+		cleared.AddBytes(typ, data)
 	}
-	return out
+	return cleared
 }
 
 // The flags NF_NAT_RANGE_… of include/uapi/linux/netfilter/nf_nat.h.
@@ -133,15 +133,15 @@ func (e Expr) Set() string {
 
 // WithSet returns an expression that asks a set, or adds to it, with another set.
 func (e Expr) WithSet(name string) Expr {
-	out := Expr{Name: e.Name}
+	changed := Expr{Name: e.Name}
 	for typ, data := range e.All() {
 		if typ == unix.NFTA_LOOKUP_SET {
-			out.str(typ, name)
+			changed.str(typ, name)
 		} else {
-			out.AddBytes(typ, data)
+			changed.AddBytes(typ, data)
 		}
 	}
-	return out
+	return changed
 }
 
 // Same reports whether the kernel does the same for two rules: attributes are compared regardless of
@@ -177,45 +177,45 @@ func (e Expr) canonical() (data Attrs) {
 // canonical sorts the attributes, trims trailing zeros, drops attributes that are
 // all zero, and clears the nesting flag: the kernel and the libraries differ in
 // the order, in the terminating zero of a string and in the flag.
-func canonical(of string, b Attrs) Attrs {
+func canonical(name string, b Attrs) Attrs {
 	type attr struct {
 		typ  uint16
 		data Attrs
 	}
-	as := make([]attr, 0, 8)
+	attributes := make([]attr, 0, 8)
 	err := Each(b, func(typ uint16, data []byte) error {
-		if inner, ok := nested(of, typ); ok {
+		if inner, ok := nested(name, typ); ok {
 			data = canonical(inner, data)
 		}
-		if of != "data" {
+		if name != "data" {
 			data = bytes.TrimRight(data, "\x00")
 		}
 		if len(data) > 0 {
-			as = append(as, attr{typ, data})
+			attributes = append(attributes, attr{typ, data})
 		}
 		return nil
 	})
 	if err != nil {
 		return b
 	}
-	slices.SortStableFunc(as, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
-	out := make(Attrs, 0, len(b)) // which is padded, and so has room for what is left
-	for _, a := range as {
-		out.AddBytes(a.typ, a.data)
+	slices.SortStableFunc(attributes, func(a, b attr) int { return cmp.Compare(a.typ, b.typ) })
+	sorted := make(Attrs, 0, len(b)) // which is padded, and so has room for what is left
+	for _, a := range attributes {
+		sorted.AddBytes(a.typ, a.data)
 	}
-	return out
+	return sorted
 }
 
 // nested reports whether an attribute of an expression contains attributes, and
 // what they describe.
-func nested(of string, typ uint16) (string, bool) {
+func nested(name string, typ uint16) (string, bool) {
 	switch {
-	case of == "cmp" && typ == unix.NFTA_CMP_DATA,
-		of == "immediate" && typ == unix.NFTA_IMMEDIATE_DATA,
-		of == "bitwise" && (typ == unix.NFTA_BITWISE_MASK || typ == unix.NFTA_BITWISE_XOR),
-		of == "range" && (typ == unix.NFTA_RANGE_FROM_DATA || typ == unix.NFTA_RANGE_TO_DATA):
+	case name == "cmp" && typ == unix.NFTA_CMP_DATA,
+		name == "immediate" && typ == unix.NFTA_IMMEDIATE_DATA,
+		name == "bitwise" && (typ == unix.NFTA_BITWISE_MASK || typ == unix.NFTA_BITWISE_XOR),
+		name == "range" && (typ == unix.NFTA_RANGE_FROM_DATA || typ == unix.NFTA_RANGE_TO_DATA):
 		return "data", true
-	case of == "data" && typ == unix.NFTA_DATA_VERDICT:
+	case name == "data" && typ == unix.NFTA_DATA_VERDICT:
 		return "verdict", true
 	}
 	return "", false
@@ -226,7 +226,8 @@ func nested(of string, typ uint16) (string, bool) {
 func AddressPayload(ipv6, source bool) *expr.Payload {
 	p := &expr.Payload{DestRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if ipv6 {
-		p.Offset, p.Len = 24, 16
+		p.Offset = 24
+		p.Len = 16
 	}
 	if source {
 		p.Offset -= p.Len

@@ -10,23 +10,23 @@ import (
 )
 
 // dump requests all objects of a kind, which the error names, and parses each.
-func dump[T any](c *Conn, what string, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) ([]T, error) {
-	out := []T{}
-	err := c.each(netlink.Dump, family, msg, a, func(f Family, b Attrs) error {
-		out = append(out, parse(f, b))
+func dump[T any](c *Conn, kind string, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) ([]T, error) {
+	list := []T{}
+	err := c.walk(netlink.Dump, family, msg, a, func(f Family, b Attrs) error {
+		list = append(list, parse(f, b))
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", what, err)
+		return nil, fmt.Errorf("list %s: %w", kind, err)
 	}
-	return out, nil
+	return list, nil
 }
 
 // ErrEnough ends a list without an error, if it is returned for one of its objects.
 var ErrEnough = errors.New("enough was read")
 
-// each requests an object or, by the flag, all objects of a kind, and calls fn for each.
-func (c *Conn) each(flags netlink.HeaderFlags, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
+// walk requests an object or, by the flag, all objects of a kind, and calls fn for each.
+func (c *Conn) walk(flags netlink.HeaderFlags, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
 	err := c.Exchange(message(family, msg, flags, a), func(m netlink.Message) error {
 		return fn(Family(m.Data[0]), m.Data[headerLen:])
 	})
@@ -36,12 +36,12 @@ func (c *Conn) each(flags netlink.HeaderFlags, family Family, msg uint16, a Attr
 	return err
 }
 
-func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (out T, err error) {
-	err = c.each(0, family, msg, a, func(f Family, b Attrs) error {
-		out = parse(f, b)
+func get[T any](c *Conn, family Family, msg uint16, a Attrs, parse func(Family, Attrs) T) (object T, err error) {
+	err = c.walk(0, family, msg, a, func(f Family, b Attrs) error {
+		object = parse(f, b)
 		return nil
 	})
-	return out, err
+	return object, err
 }
 
 // Table reads one table. If it does not exist, the error satisfies [IsNotExist].
@@ -108,7 +108,8 @@ func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) 
 ) {
 	rules = []Rule{}
 	err = c.EachRule(family, table, chain, func(r Rule) error {
-		if more = enough(r); more {
+		more = enough(r)
+		if more {
 			return ErrEnough
 		}
 		rules = append(rules, r)
@@ -132,7 +133,7 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	if chain != "" {
 		a.str(unix.NFTA_RULE_CHAIN, chain)
 	}
-	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error {
+	err := c.walk(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error {
 		return do(ParseRule(f, b))
 	})
 	if err != nil && (chain == "" || !errors.Is(err, ErrInterrupted)) {
@@ -197,7 +198,8 @@ func parseSet(f Family, a Attrs) Set {
 // that there are others.
 func (c *Conn) Elements(family Family, table, set string, limit int) (elements []Element, more bool, err error) {
 	err = c.EachElement(family, table, set, func(e Element) error {
-		if more = len(elements) == limit; more {
+		more = len(elements) == limit
+		if more {
 			return ErrEnough
 		}
 		elements = append(elements, e)
@@ -211,7 +213,7 @@ func (c *Conn) Elements(family Family, table, set string, limit int) (elements [
 // generation before and after, and act on a difference only if a second read confirms it.
 func (c *Conn) EachElement(family Family, table, set string, do func(Element) error) error {
 	a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-	err := c.each(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+	err := c.walk(netlink.Dump, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
 		return parseElements(b, do)
 	})
 	if err != nil {
@@ -223,7 +225,7 @@ func (c *Conn) EachElement(family Family, table, set string, do func(Element) er
 // HasElement reports whether a set has an element for the address, or the catch-all element *
 // (Linux 5.13), which no count includes, and whether that one is limited: it may not match, because
 // of a limit or a quota. The lookup is as cheap as reading the generation, however large the set is.
-func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (has, limited bool, err error) {
+func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (found, limited bool, err error) {
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
 	for i, element := range []func(*Attrs){
 		func(a *Attrs) { a.element(addr, false) },
@@ -233,7 +235,7 @@ func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (ha
 	} {
 		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { element(&a) })
-		err = c.each(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
+		err = c.walk(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
 			return parseElements(b, func(e Element) error {
 				limited = limited || e.Limited
 				return nil
@@ -282,16 +284,18 @@ func parseElement(b Attrs) (e Element) {
 			e.Value = data.Attr(unix.NFTA_DATA_VALUE)
 			e.Code, e.Chain, _ = parseVerdict(data)
 		case unix.NFTA_SET_ELEM_EXPR:
-			e.Conditional, e.Limited = true, e.Limited || limits(data)
+			e.Conditional = true
+			e.Limited = e.Limited || limits(data)
 		case elemExpressions:
 			e.Conditional = true
-			for _, one := range data.All() {
-				e.Limited = e.Limited || limits(one)
+			for _, expression := range data.All() {
+				e.Limited = e.Limited || limits(expression)
 			}
 		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
 			e.Conditional = true
 		case elemKeyEnd:
-			e.Conditional, e.Last = true, data.Attr(unix.NFTA_DATA_VALUE)
+			e.Conditional = true
+			e.Last = data.Attr(unix.NFTA_DATA_VALUE)
 		}
 	}
 	return e
