@@ -50,7 +50,9 @@ func absentInterfaces(p nft.Policy, interfaces []routes.Interface) (absent []abs
 
 // find reports whether an interface that matches an entry carries packets, and if none
 // does, which other one does so for it.
-func find(links []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (master string, found bool) {
+func find(links []routes.Interface, i config.Interface, carries func(routes.Interface) bool) (
+	master string, found bool,
+) {
 	for _, have := range links {
 		switch {
 		case !i.Matches(have.Name):
