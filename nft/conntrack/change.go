@@ -37,8 +37,8 @@ func (c Change) Outdated(e *Entry) bool {
 	if right || ruling.Depends {
 		return false
 	}
-	_, before := c.Before.opinion(e)
-	return before
+	_, agreed := c.Before.opinion(e)
+	return agreed
 }
 
 // A Deletion deletes connections in one pass, and asks about each one again right before that. Their next packets start

@@ -84,7 +84,8 @@ func (t *Tracker) Stats() (s Stats, err error) {
 	totals := map[uint16]*uint64{ctaStatsEntries: &s.Entries, ctaStatsLimit: &s.Limit}
 	c := t.dial()
 	defer func() { _ = c.Close() }()
-	if err = exchange(c, request(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC, nil), addTo(sums)); err == nil {
+	err = exchange(c, request(msgStatsCPU, netlink.Dump, unix.AF_UNSPEC, nil), addTo(sums))
+	if err == nil {
 		err = exchange(c, request(msgStats, 0, unix.AF_UNSPEC, nil), addTo(totals))
 	}
 	return s, described("read connection statistics", err)
@@ -103,17 +104,17 @@ func addTo(sums map[uint16]*uint64) func(nfnetlink.Attrs) error {
 }
 
 // described wraps an error with the operation and, if known, the cause.
-func described(what string, err error) error {
+func described(operation string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%s: %w: %w", what, ErrNotPermitted, err)
+		return fmt.Errorf("%s: %w: %w", operation, ErrNotPermitted, err)
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
 		// nfnetlink returns EINVAL for a subsystem that is not registered.
-		return fmt.Errorf("%s: %w: %w", what, ErrUnsupported, err)
+		return fmt.Errorf("%s: %w: %w", operation, ErrUnsupported, err)
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s: %w", operation, err)
 }
 
 // Messages of ctnetlink, and attributes of its statistics

@@ -163,7 +163,9 @@ func (e *Entry) decode(b nfnetlink.Attrs) error {
 		case ctaProtoInfo:
 			return nfnetlink.Each(data, func(protocol uint16, data []byte) error {
 				return nfnetlink.Each(data, func(typ uint16, data []byte) error {
-					if names, n := states[protocol], int(nfnetlink.Number(data)); typ == ctaState && n < len(names) {
+					names := states[protocol]
+					n := int(nfnetlink.Number(data))
+					if typ == ctaState && n < len(names) {
 						e.State = names[n]
 					}
 					return nil
@@ -201,7 +203,8 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 			return nil
 		})
 	})
-	t.Src, t.Dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+	t.Src = netip.AddrPortFrom(src, srcPort)
+	t.Dst = netip.AddrPortFrom(dst, dstPort)
 	return err
 }
 

@@ -126,8 +126,8 @@ type Sample struct {
 	Partial  bool // there were more entries than were examined
 }
 
-// each is like [Tracker.Dump], but visits at most as many entries as a sample has.
-func (t *Tracker) each(ctx context.Context, begin func(), visit func(*Entry)) (s Sample, err error) {
+// dumpSample is like [Tracker.Dump], but visits at most as many entries as a sample has.
+func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entry)) (s Sample, err error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return s, err
@@ -155,13 +155,15 @@ func (t *Tracker) each(ctx context.Context, begin func(), visit func(*Entry)) (s
 // Gather compares each connection with the policy, in one pass. It ends with the context.
 func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, questions ...Question) (Evidence, error) {
 	var g *gathering
-	s, err := t.each(ctx, func() { g = newGathering(c, h, questions) }, func(e *Entry) { g.add(e) })
+	s, err := t.dumpSample(ctx, func() { g = newGathering(c, h, questions) }, func(e *Entry) { g.add(e) })
 	if err != nil {
 		return Evidence{}, err
 	}
 	found := g.evidence()
 	found.Time = time.Now()
-	found.Examined, found.Tracked, found.Partial = s.Examined, s.Entries, s.Partial
+	found.Examined = s.Examined
+	found.Tracked = s.Entries
+	found.Partial = s.Partial
 	found.Full = found.Full || h.Earlier != nil && h.Earlier.Full
 	return found, nil
 }
@@ -316,7 +318,8 @@ func FamilyName(ipv6 bool) string {
 
 // OverruledText says what was seen of connections that began under the policy and contradict it.
 func (c Count) OverruledText() string {
-	shows, remedy := "the pod's own address", ""
+	shows := "the pod's own address"
+	remedy := ""
 	if c.Entry.Verdict == nft.Exempt {
 		shows = "another address"
 		remedy = "turn off masquerading in that program, or set enforceNonMasquerade; "

@@ -119,7 +119,8 @@ func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
 
 // spared returns why the translation of a connection does not depend on the policy; Agrees: it does.
 func (c *Comparison) spared(e *Entry) Finding {
-	src, dst := e.Original.Src.Addr(), e.Destination().Addr()
+	src := e.Original.Src.Addr()
+	dst := e.Destination().Addr()
 	switch {
 	case e.Zone != 0:
 		return InZone
@@ -142,7 +143,9 @@ func (c *Comparison) spared(e *Entry) Finding {
 // opinion returns the ruling of the policy, and whether the entry is translated accordingly. A family
 // that is off is exempt.
 func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
-	src, dst, seen := e.Original.Src.Addr(), e.Destination().Addr(), e.SeenAs().Addr()
+	src := e.Original.Src.Addr()
+	dst := e.Destination().Addr()
+	seen := e.SeenAs().Addr()
 	f := c.families[index(dst.Is6())]
 	if f == nil {
 		return judge.Ruling{Entry: judge.Entry{IPv6: dst.Is6(), Verdict: nft.Exempt}}, seen == src

@@ -127,13 +127,13 @@ func (p Past) age(e *Entry) Age {
 
 // Note remembers the connections that contradict a policy which has just come into force: they are
 // stale if the policy before agrees with them, and otherwise what they were. It ends with the context.
-func (t *Tracker) Note(ctx context.Context, c *Comparison, past Past) (*Noted, error) {
+func (t *Tracker) Note(ctx context.Context, c *Comparison, earlier Past) (*Noted, error) {
 	var n *Noted
-	s, err := t.each(ctx, func() { n = newNoted(t.noted) }, func(e *Entry) {
+	s, err := t.dumpSample(ctx, func() { n = newNoted(t.noted) }, func(e *Entry) {
 		if _, found := c.Compare(e); found != Contradicts {
 			return
 		}
-		if age := past.age(e); age != AgeOverruled {
+		if age := earlier.age(e); age != AgeOverruled {
 			n.add(e, age)
 		}
 	})

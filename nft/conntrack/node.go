@@ -28,11 +28,11 @@ type Node struct {
 
 // ReadNode reads it in the network namespace of the calling thread.
 func ReadNode() (n Node, err error) {
-	all, err := routes.Networks()
+	networks, err := routes.Networks()
 	if err != nil {
 		return n, err
 	}
-	for _, network := range all {
+	for _, network := range networks {
 		switch network.Type {
 		case unix.RTN_LOCAL:
 			n.Local = append(n.Local, network.Prefix)

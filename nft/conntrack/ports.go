@@ -27,9 +27,9 @@ type Ports func(seenAs netip.AddrPort) (judge.PortScope, bool)
 func (p Ports) Key(e *Entry) (k PortKey, ok bool) {
 	switch e.Original.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
-		among, is := p(e.SeenAs())
+		among, chosen := p(e.SeenAs())
 		k = PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination(), among}
-		return k, is && e.Status&SrcNAT != 0
+		return k, chosen && e.Status&SrcNAT != 0
 	}
 	return k, false
 }
@@ -56,7 +56,8 @@ func (t Tally) Add(e *Entry, ports Ports) {
 	}
 	if _, known := t[k]; !known && len(t) >= maxKeys {
 		for k := range t {
-			if t[k]--; t[k] == 0 {
+			t[k]--
+			if t[k] == 0 {
 				delete(t, k)
 			}
 		}
@@ -70,16 +71,16 @@ func (u PortUse) Share() float64 { return float64(u.Used) / float64(u.Among.Port
 
 // Fullest returns the n keys with the largest share of ports in use, or fewer.
 func (t Tally) Fullest(n int) []PortUse {
-	all := make([]PortUse, 0, len(t))
+	uses := make([]PortUse, 0, len(t))
 	for k, used := range t {
-		all = append(all, PortUse{k, used})
+		uses = append(uses, PortUse{k, used})
 	}
-	slices.SortStableFunc(all, func(a, b PortUse) int {
+	slices.SortStableFunc(uses, func(a, b PortUse) int {
 		return cmp.Or(
 			cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
 		)
 	})
-	return all[:min(n, len(all))]
+	return uses[:min(n, len(uses))]
 }
 
 // A PortGroup is the family and protocol by which ports are grouped.

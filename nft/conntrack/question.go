@@ -25,19 +25,19 @@ func Query(questions []Question) url.Values {
 const maxQuestions = 16
 
 // ParseQuestions returns the questions of [Query]. There may be none.
-func ParseQuestions(v url.Values) (all []Question, err error) {
+func ParseQuestions(v url.Values) (questions []Question, err error) {
 	text := v.Get("questions")
 	if text == "" {
 		return nil, nil
 	}
-	err = json.Unmarshal([]byte(text), &all)
+	err = json.Unmarshal([]byte(text), &questions)
 	if err != nil {
 		return nil, fmt.Errorf("questions: %w", err)
 	}
-	if len(all) > maxQuestions {
-		return nil, fmt.Errorf("questions: %d, more than %d", len(all), maxQuestions)
+	if len(questions) > maxQuestions {
+		return nil, fmt.Errorf("questions: %d, more than %d", len(questions), maxQuestions)
 	}
-	return all, nil
+	return questions, nil
 }
 
 func (q Question) matches(e *Entry) bool {

@@ -38,8 +38,8 @@ const (
 )
 
 func (u Unanswered) silent() bool {
-	all := u.Answered + u.Silent
-	return all >= fewestSilent && float64(u.Silent) >= silentShare*float64(all)
+	total := u.Answered + u.Silent
+	return total >= fewestSilent && float64(u.Silent) >= silentShare*float64(total)
 }
 
 // replies counts which destinations answer.
@@ -62,7 +62,7 @@ type destination struct {
 // An uplink is what is masqueraded of a family.
 type uplink struct {
 	Unanswered
-	to []netip.Addr // silent destinations, up to fewestDestinations
+	quiet []netip.Addr // silent destinations, up to fewestDestinations
 }
 
 // fewestDestinations is how many destinations must be silent before the uplink is.
@@ -92,18 +92,18 @@ func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 		}
 		return
 	}
-	to := destination{address: e.Destination().Addr(), udp: udp}
+	target := destination{address: e.Destination().Addr(), udp: udp}
 	if udp {
-		to.port = e.Destination().Port()
+		target.port = e.Destination().Port()
 	}
-	u, known := r.destinations[to]
+	u, known := r.destinations[target]
 	if !known && len(r.destinations) >= maxDestinations {
 		r.full = true
 		return
 	}
 	u.Entry = entry
 	u.count(answered)
-	r.destinations[to] = u
+	r.destinations[target] = u
 }
 
 func (u *Unanswered) count(answered bool) {
@@ -117,8 +117,8 @@ func (u *Unanswered) count(answered bool) {
 func (u *uplink) see(e *Entry, answered bool) {
 	u.count(answered)
 	dst := e.Destination().Addr()
-	if !answered && len(u.to) < fewestDestinations && !slices.Contains(u.to, dst) {
-		u.to = append(u.to, dst)
+	if !answered && len(u.quiet) < fewestDestinations && !slices.Contains(u.quiet, dst) {
+		u.quiet = append(u.quiet, dst)
 	}
 }
 
@@ -135,37 +135,38 @@ func (r *replies) isSilent(e *Entry) bool {
 }
 
 // unanswered returns the destinations that do not answer, and the families whose uplinks are silent.
-func (r *replies) unanswered() (all, uplinks []Unanswered) {
+func (r *replies) unanswered() (destinations, uplinks []Unanswered) {
 	for i, u := range r.uplinks {
-		if len(u.to) == fewestDestinations && u.silent() {
+		if len(u.quiet) == fewestDestinations && u.silent() {
 			u.Entry = judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}
 			uplinks = append(uplinks, u.Unanswered)
 		}
 	}
 	byAddress := map[netip.Addr]Unanswered{}
-	for to, u := range r.destinations {
-		if to.udp && !r.expectsAnswers(to.port) {
+	for target, u := range r.destinations {
+		if target.udp && !r.expectsAnswers(target.port) {
 			u.Silent = 0
 		}
-		sum := byAddress[to.address]
-		sum.Entry, sum.To = u.Entry, to.address
+		sum := byAddress[target.address]
+		sum.Entry = u.Entry
+		sum.To = target.address
 		sum.Answered += u.Answered
 		sum.Silent += u.Silent
-		byAddress[to.address] = sum
+		byAddress[target.address] = sum
 	}
 	for _, u := range byAddress {
-		hidden := slices.ContainsFunc(uplinks, func(up Unanswered) bool { return up.Entry.IPv6 == u.Entry.IPv6 })
+		hidden := slices.ContainsFunc(uplinks, func(silent Unanswered) bool { return silent.Entry.IPv6 == u.Entry.IPv6 })
 		if u.silent() && !hidden {
-			all = append(all, u)
+			destinations = append(destinations, u)
 		}
 	}
-	slices.SortFunc(all, func(a, b Unanswered) int {
+	slices.SortFunc(destinations, func(a, b Unanswered) int {
 		if n := b.Silent - a.Silent; n != 0 {
 			return n
 		}
 		return a.To.Compare(b.To)
 	})
-	return all, uplinks
+	return destinations, uplinks
 }
 
 // expectsAnswers reports whether what is sent to a UDP port is a request: somebody on this node got an
