@@ -110,7 +110,8 @@ func parseHead(network, transport []byte) *head {
 			srcPort = binary.BigEndian.Uint16(transport[4:])
 		}
 	}
-	h.src, h.dst = netip.AddrPortFrom(src, srcPort), netip.AddrPortFrom(dst, dstPort)
+	h.src = netip.AddrPortFrom(src, srcPort)
+	h.dst = netip.AddrPortFrom(dst, dstPort)
 	return &h
 }
 
@@ -134,8 +135,8 @@ func listen() (*listener, error) {
 }
 
 // receive waits for events until a time. There are none if the kernel had to drop some.
-func (l *listener) receive(until time.Time) ([]event, error) {
-	if err := l.nl.SetReadDeadline(until); err != nil {
+func (l *listener) receive(deadline time.Time) ([]event, error) {
+	if err := l.nl.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
 	msgs, err := l.nl.Receive()

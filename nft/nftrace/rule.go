@@ -20,34 +20,36 @@ type reader struct {
 
 // base describes a base chain.
 func (r reader) base(id nfnetlink.ChainID) Chain {
-	out := Chain{Family: id.Family.String(), Table: id.Table, Name: id.Name, Rules: []Rule{}}
+	chain := Chain{Family: id.Family.String(), Table: id.Table, Name: id.Name, Rules: []Rule{}}
 	c, err := r.conn.Chain(id.Family, id.Table, id.Name)
 	if err == nil && c.Hook != nil {
-		out.Hook, out.Priority, out.Type = hookName(c.Family, c.Hook.Number), int(c.Hook.Priority), c.Hook.Type
+		chain.Hook = hookName(c.Family, c.Hook.Number)
+		chain.Priority = int(c.Hook.Priority)
+		chain.Type = c.Hook.Type
 	}
-	return out
+	return chain
 }
 
 // rule describes a rule that matched. It has no action if it has no effect on the packet.
 func (r reader) rule(e event) Rule {
-	out := Rule{
+	result := Rule{
 		Family: e.chain.Family.String(), Table: e.chain.Table, Chain: e.chain.Name, Handle: e.handle,
 		Action: verdictName(e.code), Target: e.target, Owner: ownerOf(e.chain), Command: Command(e.chain),
 	}
 	rule, err := r.conn.Rule(e.chain.Family, e.chain.Table, e.chain.Name, e.handle)
 	if err != nil {
-		return out
+		return result
 	}
-	out.Comment = rule.Comment()
+	result.Comment = rule.Comment()
 	if rule.Signed() {
-		out.Owner = Agent
-	} else if out.Owner != Agent && older.Wrote(rule) {
-		out.Owner = Older
+		result.Owner = Agent
+	} else if result.Owner != Agent && older.Wrote(rule) {
+		result.Owner = Older
 	}
 	if statement := r.action(rule, e.code); statement != "" {
-		out.Action = statement
+		result.Action = statement
 	}
-	return out
+	return result
 }
 
 // rewrite is the action of a rule that writes a source into the packet itself: nothing tracks that.
@@ -81,7 +83,8 @@ func (r reader) action(rule nfnetlink.Rule, code int32) (statement string) {
 // rewrites reports whether an expression writes at least a part of the packet's source: RFC 791, section 3.1, and
 // RFC 8200, section 3.
 func (r reader) rewrites(e nfnetlink.Expr) bool {
-	first, last := uint32(12), uint32(15)
+	first := uint32(12)
+	last := uint32(15)
 	if r.ipv6 {
 		first = 8
 		last = 23

@@ -61,13 +61,13 @@ func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 
 // create creates the table. One that a killed trace left is deleted first: this process has the lock.
 func create(c *nfnetlink.Conn, q Query) error {
-	left := remove(c)
+	removal := remove(c)
 	err := c.Commit(q.table(true))
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // before Linux 5.12
 		err = c.Commit(q.table(false))
 	}
 	if err != nil {
-		return fmt.Errorf("create table inet %s: %w", kernel.TraceTable, errors.Join(err, left))
+		return fmt.Errorf("create table inet %s: %w", kernel.TraceTable, errors.Join(err, removal))
 	}
 	return nil
 }
@@ -96,8 +96,8 @@ const (
 	maxEvents  = 10_000
 	// quiet is how long no rule was met by a packet that went no further, such as one without a route.
 	quiet = time.Second
-	// after is how long a packet that left the node may meet rules of egress.
-	after = 100 * time.Millisecond
+	// egressTime is how long a packet that left the node may meet rules of egress.
+	egressTime = 100 * time.Millisecond
 )
 
 // A packet is what was received about one.
@@ -117,11 +117,11 @@ type packet struct {
 func await(ctx context.Context, l *listener) ([]event, error) {
 	packets := map[uint32]*packet{}
 	for {
-		until := time.Now().Add(after)
-		if end, ok := ctx.Deadline(); ok && end.Before(until) {
-			until = end
+		deadline := time.Now().Add(egressTime)
+		if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
+			deadline = end
 		}
-		events, err := l.receive(until)
+		events, err := l.receive(deadline)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil, fmt.Errorf("trace packets: %w", err)
 		}
@@ -146,7 +146,7 @@ func await(ctx context.Context, l *listener) ([]event, error) {
 // ended reports whether no further events of a packet are expected.
 func (p *packet) ended() bool {
 	silent := time.Since(p.last)
-	return p.dropped || silent > quiet || p.arrived && silent > after
+	return p.dropped || silent > quiet || p.arrived && silent > egressTime
 }
 
 // take adds an event to its packet.
@@ -162,7 +162,8 @@ func take(packets map[uint32]*packet, e event) {
 		packets[e.packet] = p
 	}
 	if e.head != nil {
-		p.head, p.loopback = *e.head, e.loopback
+		p.head = *e.head
+		p.loopback = e.loopback
 	}
 	if len(p.events) < maxEvents {
 		p.events = append(p.events, e)

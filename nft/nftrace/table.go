@@ -42,10 +42,10 @@ func (q Query) table(owned bool) *nfnetlink.Batch {
 	// Priorities of include/uapi/linux/netfilter_ipv4.h: fragments are put together at -400, and connections
 	// are tracked at -200 and confirmed at the largest number.
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
-		before := addChain(b, beforeTracking, hook, -399)
-		after := addChain(b, afterTracking, hook, -199)
+		untracked := addChain(b, beforeTracking, hook, -399)
+		tracked := addChain(b, afterTracking, hook, -199)
 		for _, part := range q.byProtocol() {
-			part.addRules(b, hook, before, after)
+			part.addRules(b, hook, untracked, tracked)
 		}
 	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
@@ -68,15 +68,15 @@ func (q Query) byProtocol() []Query {
 }
 
 // addRules adds the rules for the packets of a query to the two chains of a hook.
-func (q Query) addRules(b *nfnetlink.Batch, hook uint32, before, after nfnetlink.ChainID) {
+func (q Query) addRules(b *nfnetlink.Batch, hook uint32, untracked, tracked nfnetlink.ChainID) {
 	for _, protocol := range q.protocols() {
 		first := append(fromOutside(hook), limited()...)
-		addRule(b, before, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
+		addRule(b, untracked, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
 	}
 	later := append(fromOutside(hook), isConfirmed(expr.CmpOpNeq)...)
-	addRule(b, after, "not packets of known connections", q.match(nil), setTrace(later, 0))
+	addRule(b, tracked, "not packets of known connections", q.match(nil), setTrace(later, 0))
 	first := append(isConfirmed(expr.CmpOpEq), limited()...)
-	addRule(b, after, "new connections", q.match(nil), setTrace(first, 1))
+	addRule(b, tracked, "new connections", q.match(nil), setTrace(first, 1))
 }
 
 func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfnetlink.ChainID {
@@ -104,19 +104,19 @@ func (q Query) match(part []expr.Any) []expr.Any {
 	if ipv6 {
 		family = unix.NFPROTO_IPV6
 	}
-	out := equals(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{family})
+	exprs := equals(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{family})
 	if q.From.IsValid() {
-		out = append(out, equals(nfnetlink.AddressPayload(ipv6, true), q.From.AsSlice())...)
+		exprs = append(exprs, equals(nfnetlink.AddressPayload(ipv6, true), q.From.AsSlice())...)
 	}
-	out = append(out, equals(nfnetlink.AddressPayload(ipv6, false), q.To.Addr().AsSlice())...)
+	exprs = append(exprs, equals(nfnetlink.AddressPayload(ipv6, false), q.To.Addr().AsSlice())...)
 	if q.Protocol != 0 {
-		out = append(out, equals(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{q.Protocol})...)
+		exprs = append(exprs, equals(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{q.Protocol})...)
 	}
 	if q.To.Port() != 0 {
 		port := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
-		out = append(out, equals(port, binary.BigEndian.AppendUint16(nil, q.To.Port()))...)
+		exprs = append(exprs, equals(port, binary.BigEndian.AppendUint16(nil, q.To.Port()))...)
 	}
-	return append(out, part...)
+	return append(exprs, part...)
 }
 
 // protocols select the first packets of connections, one after another, before they are tracked: of TCP those

@@ -10,26 +10,26 @@ import (
 
 // Headline says in a sentence what the destination sees, and which rule is the reason.
 func (t Trace) Headline() string {
-	who := t.Destination
+	destination := t.Destination
 	if t.Endpoint != "" {
-		who += " (endpoint " + t.Endpoint + ")"
+		destination += " (endpoint " + t.Endpoint + ")"
 	}
 	if t.Local {
-		who = "this node, at " + who + ","
+		destination = "this node, at " + destination + ","
 	}
 	switch t.Outcome {
 	case Translated:
-		return fmt.Sprintf("%s sees %s, not the sender's %s: %s", who, cmp.Or(t.SeenAs, "another address"), t.Source,
+		return fmt.Sprintf("%s sees %s, not the sender's %s: %s", destination, cmp.Or(t.SeenAs, "another address"), t.Source,
 			t.reason("no rule of nf_tables translates the source"))
 	case Kept, Untracked:
-		return fmt.Sprintf("%s sees %s, the sender's address: %s", who, t.SeenAs,
+		return fmt.Sprintf("%s sees %s, the sender's address: %s", destination, t.SeenAs,
 			t.reason("no rule of nf_tables translates the source"))
 	case Dropped, Rejected:
-		return fmt.Sprintf("%s does not see the packet from %s: %s", who, t.Source, t.reason("it was dropped"))
+		return fmt.Sprintf("%s does not see the packet from %s: %s", destination, t.Source, t.reason("it was dropped"))
 	}
 	return fmt.Sprintf("%s does not see the packet from %s: it ended on this node, and no rule of nf_tables dropped it; "+
 		"the reason may be a missing route, forwarding that is off, a reverse path filter, a queue, or legacy ip_tables",
-		who, t.Source)
+		destination, t.Source)
 }
 
 // reason says what the rule did that decided; otherwise is the text if no rule did.
@@ -43,11 +43,11 @@ func (t Trace) reason(otherwise string) string {
 	if t.Rule.Handle == 0 {
 		return fmt.Sprintf("the policy of %s chain %s drops it", owner, t.Rule.chain())
 	}
-	does, ok := verbs[t.Rule.Action]
+	verb, ok := verbs[t.Rule.Action]
 	if !ok {
-		does = "decides: " + t.Rule.Action
+		verb = "decides: " + t.Rule.Action
 	}
-	return fmt.Sprintf("%s rule with handle %d in chain %s %s", owner, t.Rule.Handle, t.Rule.chain(), does)
+	return fmt.Sprintf("%s rule with handle %d in chain %s %s", owner, t.Rule.Handle, t.Rule.chain(), verb)
 }
 
 // verbs say what the actions that can decide do.

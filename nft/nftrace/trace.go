@@ -132,7 +132,9 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		}
 		if e.head != nil {
 			t.Chains = append(t.Chains, r.base(e.chain))
-			base, calls, depth = &t.Chains[len(t.Chains)-1], nil, 0
+			base = &t.Chains[len(t.Chains)-1]
+			calls = nil
+			depth = 0
 		}
 		if base == nil {
 			continue // the events before were lost
@@ -168,7 +170,8 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		case e.kind == matchesRule && e.code == unix.NFT_GOTO:
 			depth++
 		case (e.kind == endsWithReturn || e.code == unix.NFT_RETURN) && len(calls) > 0:
-			depth, calls = calls[len(calls)-1], calls[:len(calls)-1]
+			depth = calls[len(calls)-1]
+			calls = calls[:len(calls)-1]
 		}
 	}
 	t.decide()
@@ -182,7 +185,8 @@ func (t *Trace) arrive(e event, sent *head) {
 		return
 	}
 	t.Local = hook == "input"
-	t.SeenAs, t.Outcome = endpointName(e.head.src), Kept
+	t.SeenAs = endpointName(e.head.src)
+	t.Outcome = Kept
 	if e.head.src != sent.src {
 		t.Outcome = Translated
 	}
@@ -193,7 +197,7 @@ func (t *Trace) arrive(e event, sent *head) {
 
 // decide finds the rule that decided the outcome.
 func (t *Trace) decide() {
-	var drops, source, untracks, ours *Rule
+	var drops, source, untracks, own *Rule
 	for i := range t.Chains {
 		for j := range t.Chains[i].Rules {
 			r := &t.Chains[i].Rules[j]
@@ -206,7 +210,7 @@ func (t *Trace) decide() {
 				untracks = r
 			case "return", "accept":
 				if r.Owner == Agent {
-					ours = r
+					own = r
 				}
 			}
 		}
@@ -214,15 +218,18 @@ func (t *Trace) decide() {
 	switch {
 	case t.Outcome == Dropped: // by a policy
 	case drops != nil && drops.Action == "reject":
-		t.Outcome, t.Rule = Rejected, drops
+		t.Outcome = Rejected
+		t.Rule = drops
 	case drops != nil:
-		t.Outcome, t.Rule = Dropped, drops
+		t.Outcome = Dropped
+		t.Rule = drops
 	case t.Outcome == Translated, t.Outcome == Kept && source != nil:
 		t.Rule = source // even if the source happens to be the same
 	case t.Outcome == Kept && untracks != nil:
-		t.Outcome, t.Rule = Untracked, untracks
+		t.Outcome = Untracked
+		t.Rule = untracks
 	case t.Outcome == Kept:
-		t.Rule = ours
+		t.Rule = own
 	}
 	if t.Outcome == Dropped || t.Outcome == Rejected {
 		t.SeenAs = ""
