@@ -22,6 +22,7 @@ type Observer interface {
 type View struct {
 	Want      *nft.Ruleset // nil: nothing is to be written
 	Installed *nft.Ruleset // what the kernel accepted last, nil for nothing yet
+	Replaced  *nft.Ruleset // what it accepted before the last change of our rules, nil for nothing
 	InForce   bool         // these are the same, as far as is known
 	Accepted  bool         // Want comes from an accepted config
 	Missing   bool         // there is no config
@@ -39,9 +40,9 @@ func (a *Agent) Observe(observers ...Observer) { a.observers = append(a.observer
 
 func (a *Agent) seen(v view) View {
 	return View{
-		Want: v.policy.want, Installed: v.installed, InForce: v.inForce(), Accepted: v.policy.accepted,
-		Missing: v.content.missing != nil,
-		Stale:   v.policy.content.stale, TakesOver: a.takesOver(v),
+		Want: v.policy.want, Installed: v.installed, Replaced: v.replaced, InForce: v.inForce(),
+		Accepted: v.policy.accepted, Missing: v.content.missing != nil,
+		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
 		Generation: v.generation, Changes: v.changes, Repairs: v.repairs, Hangups: v.hangups,
 	}
 }

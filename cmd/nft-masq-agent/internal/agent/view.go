@@ -25,6 +25,7 @@ type view struct {
 	unfollowed error        // why their changes are not known
 
 	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
+	replaced  *nft.Ruleset   // what it accepted before the last change of our rules, nil for nothing
 	accepted  bool           // from an accepted config
 	told      running.Policy // about installed
 	failure   error          // why it is not known to be in the kernel; nil if it is
@@ -208,6 +209,7 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 		return v
 	}
 	v.changes++
+	v.replaced = previous.installed
 	v.told = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Why: v.attempt.reason}
 	if known {
 		v.told.Since = previous.told.Since

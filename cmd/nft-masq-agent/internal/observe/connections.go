@@ -115,10 +115,15 @@ func newPeriod(v agent.View, previous *period) *period {
 		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
 		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now()},
 	}
-	if previous != nil {
-		p.previous = &previous.rules.Policy
+	if v.Replaced != nil {
+		p.previous = &v.Replaced.Policy
+	}
+	if previous == nil {
+		return p
+	}
+	p.missing = v.Repairs != previous.repairs
+	if previous.changes == v.Changes-1 { // a policy that is replaced within milliseconds has no history
 		p.earlier = previous.history
-		p.missing = v.Repairs != previous.repairs
 	}
 	return p
 }
