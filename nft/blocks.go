@@ -36,24 +36,27 @@ func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
 		}
 	}
 	b := PortBlocks{Size: size}
-	for at := lowest; size > 0 && at+size-1 <= math.MaxUint16 && len(b.first) <= buckets; at += size {
-		if !slices.Contains(in[at:at+size], false) {
-			b.first = append(b.first, uint16(at))
+	for port := lowest; size > 0 && port+size-1 <= math.MaxUint16 && len(b.first) <= buckets; port += size {
+		if !slices.Contains(in[port:port+size], false) {
+			b.first = append(b.first, uint16(port))
 		}
 	}
 	count := buckets
 	for count >= len(b.first) {
-		if count /= 2; count < 2 {
+		count /= 2
+		if count < 2 {
 			return PortBlocks{}
 		}
 	}
 	b.first = b.first[:count]
-	for port, from := int(b.first[count-1])+size, 0; port < len(in); port++ {
+	start := 0
+	for port := int(b.first[count-1]) + size; port < len(in); port++ {
 		switch {
-		case in[port] && from == 0:
-			from = port
-		case !in[port] && from > 0:
-			b.Node, from = append(b.Node, PortRange{Min: uint16(from), Max: uint16(port - 1)}), 0
+		case in[port] && start == 0:
+			start = port
+		case !in[port] && start > 0:
+			b.Node = append(b.Node, PortRange{Min: uint16(start), Max: uint16(port - 1)})
+			start = 0
 		}
 	}
 	return b
@@ -81,21 +84,21 @@ func (b PortBlocks) Owner(port uint16) (number int, ok bool) {
 }
 
 // LastBytes returns the last bytes of the addresses of pods that have a block.
-func (b PortBlocks) LastBytes(number int) (all []int) {
+func (b PortBlocks) LastBytes(number int) (endings []int) {
 	for n := number; n < buckets; n += b.Count() {
-		all = append(all, n)
+		endings = append(endings, n)
 	}
-	return all
+	return endings
 }
 
 // Endings names the last bytes of the addresses of pods that have a block, as decimal numbers; of
 // many, the first ones and the last.
 func (b PortBlocks) Endings(number int) string {
-	const most = 4
-	all := b.LastBytes(number)
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(all[:min(len(all), most)]), " ", ", "), "[]")
-	if len(all) > most {
-		text += fmt.Sprintf(" ... %d", all[len(all)-1])
+	const limit = 4
+	endings := b.LastBytes(number)
+	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(endings[:min(len(endings), limit)]), " ", ", "), "[]")
+	if len(endings) > limit {
+		text += fmt.Sprintf(" ... %d", endings[len(endings)-1])
 	}
 	return text
 }
@@ -103,7 +106,7 @@ func (b PortBlocks) Endings(number int) string {
 // PortBlocks returns the blocks of a family: none without portsPerPod, or if the policy does not
 // know which sources are pods.
 func (p Policy) PortBlocks(ipv6 bool) PortBlocks {
-	if f, on := p.Family(ipv6); on && f.KnowsPods() {
+	if f, enabled := p.Family(ipv6); enabled && f.KnowsPods() {
 		return NewPortBlocks(p.PortsPerPod, p.Ports)
 	}
 	return PortBlocks{}

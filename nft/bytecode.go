@@ -15,26 +15,26 @@ import (
 // Bytecode returns the rules of the chain in the kernel's form. The sides map the
 // table's sets to their names in the kernel.
 func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
-	out := make([]nfnetlink.Rule, len(c.Rules))
+	rules := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
 		size := 0
 		for _, n := range r.Nodes {
 			size += len(n.Exprs)
 		}
-		out[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, size)}
+		rules[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, size)}
 		for _, n := range r.Nodes {
 			for _, e := range n.Exprs {
 				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {
 					e = e.WithSet(name)
 				}
-				out[i].Exprs = append(out[i].Exprs, e)
+				rules[i].Exprs = append(rules[i].Exprs, e)
 			}
 		}
 		if r.Comment != "" {
-			out[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
+			rules[i].UserData = userdata.AppendString(nil, userdata.TypeComment, r.Comment)
 		}
 	}
-	return out
+	return rules
 }
 
 // KernelChain returns the chain in the kernel's form.
@@ -55,31 +55,37 @@ const networkOrder = 2
 
 // KernelSet returns the set in the kernel's form, under one of its two names.
 func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
-	out := nfnetlink.Set{
+	set := nfnetlink.Set{
 		Family: t.Family, Table: t.Name, Name: name,
 		Flags: unix.NFT_SET_INTERVAL, KeyType: typeIPv4Addr, KeyLen: 4,
 	}
 	if s.IPv6 {
-		out.KeyType, out.KeyLen = typeIPv6Addr, 16
+		set.KeyType = typeIPv6Addr
+		set.KeyLen = 16
 	}
 	order := binary.NativeEndian.AppendUint32(nil, networkOrder)
 	if !s.Learned {
-		out.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
+		set.UserData = userdata.Append(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order)
 	}
 	switch {
 	case s.Learned:
-		out.Flags, out.Size = unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT, LearnedSize
-		out.KeyType, out.KeyLen = out.KeyType<<bitsOfType|out.KeyType, 2*out.KeyLen
+		set.Flags = unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT
+		set.Size = LearnedSize
+		set.KeyType = set.KeyType<<bitsOfType | set.KeyType
+		set.KeyLen *= 2
 	case s.Mappings != nil:
-		out.Flags, out.DataType, out.DataLen = unix.NFT_SET_MAP, out.KeyType, out.KeyLen
+		set.Flags = unix.NFT_SET_MAP
+		set.DataType = set.KeyType
+		set.DataLen = set.KeyLen
 		if s.Verdicts {
-			out.DataType, out.DataLen = unix.NFT_DATA_VERDICT, 16 // struct nft_verdict
+			set.DataType = unix.NFT_DATA_VERDICT
+			set.DataLen = 16 // struct nft_verdict
 		} else {
-			out.UserData = userdata.Append(out.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
+			set.UserData = userdata.Append(set.UserData, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order)
 		}
 	}
-	out.UserData = userdata.AppendString(out.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
-	return out
+	set.UserData = userdata.AppendString(set.UserData, userdata.NFTNL_UDATA_SET_COMMENT, s.Comment)
+	return set
 }
 
 // SrcNAT is the priority of iptables' POSTROUTING: NF_IP_PRI_NAT_SRC.

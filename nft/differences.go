@@ -21,7 +21,7 @@ func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r
 
 // Differences returns the missing and the unexpected rules of a chain in the
 // kernel, or that their order is wrong.
-func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Rule) []string {
+func (c Chain) Differences(place string, t Table, live Sides, got []nfnetlink.Rule) []string {
 	wanted := c.Bytecode(t, live)
 	if SameRules(wanted, got) {
 		return nil
@@ -35,17 +35,17 @@ func (c Chain) Differences(where string, t Table, live Sides, got []nfnetlink.Ru
 		if key := ruleKey(w); unmatched[key] > 0 {
 			unmatched[key]--
 		} else {
-			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", where, c.Rules[i]))
+			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", place, c.Rules[i]))
 		}
 	}
 	for _, r := range got {
 		if key := ruleKey(r); unmatched[key] > 0 {
 			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", where, r.Name()))
+			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", place, r.Name()))
 		}
 	}
 	if len(diffs) == 0 {
-		diffs = append(diffs, where+" has its rules in another order")
+		diffs = append(diffs, place+" has its rules in another order")
 	}
 	return diffs
 }

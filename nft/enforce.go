@@ -23,7 +23,7 @@ func (m Mark) String() string { return fmt.Sprintf("%#x/%#x", m.Value, m.Mask) }
 // ParseMarks parses marks such as "0x4000/0x4000,0x2000/0x2000". Without a mask,
 // all bits are compared.
 func ParseMarks(s string) ([]Mark, error) {
-	const most = 8
+	const limit = 8
 	var marks []Mark
 	for _, part := range strings.Split(s, ",") {
 		value, mask, masked := strings.Cut(part, "/")
@@ -40,7 +40,7 @@ func ParseMarks(s string) ([]Mark, error) {
 		}
 		marks = append(marks, Mark{uint32(v), uint32(m)})
 	}
-	if len(marks) > most {
+	if len(marks) > limit {
 		return nil, errors.New("has more than 8 marks")
 	}
 	return marks, nil

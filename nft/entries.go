@@ -30,14 +30,14 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 	for _, f := range p.Families {
 		old, _ := o.Family(f.IPv6)
 		for _, q := range f.Questions {
-			before := old.question(q.Key)
+			previous := old.question(q.Key)
 			for _, c := range q.Prefixes() {
-				if !before.hasEntry(c) {
+				if !previous.hasEntry(c) {
 					e.add(q.Key, c.String(), few)
 				}
 			}
 			for _, i := range q.Interfaces {
-				if !slices.ContainsFunc(before.Interfaces, func(b config.Interface) bool { return b.Name == i.Name }) && !f.IPv6 {
+				if !slices.ContainsFunc(previous.Interfaces, func(b config.Interface) bool { return b.Name == i.Name }) && !f.IPv6 {
 					e.add(q.Key, i.Name, few) // the same in all families
 				}
 			}

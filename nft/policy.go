@@ -61,14 +61,16 @@ type List struct {
 // kept. Adjacent CIDRs are not merged, so that people find in the kernel what they wrote.
 func NewList(written []config.CIDR) List {
 	l := List{CIDRs: written, Written: written, sorted: make([]netip.Prefix, 0, len(written))}
-	order, kept := make([]int, len(written)), make([]bool, len(written))
+	order := make([]int, len(written))
+	kept := make([]bool, len(written))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Or(written[a].Compare(written[b].Prefix), a-b) })
 	for _, i := range order {
 		if n := len(l.sorted); n == 0 || !l.sorted[n-1].Overlaps(written[i].Prefix) {
-			l.sorted, kept[i] = append(l.sorted, written[i].Prefix), true
+			l.sorted = append(l.sorted, written[i].Prefix)
+			kept[i] = true
 		}
 	}
 	if len(l.sorted) < len(written) {
@@ -112,7 +114,8 @@ func NewPolicy(c config.Config, o Options) Policy {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true))
 	}
 	if o.Layout.Mode() == ModeNFTables {
-		p.PortsPerPod, p.DropInvalid = c.PortsPerPod.Size, c.DropInvalid != nil
+		p.PortsPerPod = c.PortsPerPod.Size
+		p.DropInvalid = c.DropInvalid != nil
 		if c.Enforce != nil {
 			p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
 		}
@@ -135,11 +138,11 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 			cidrs = withExemptions(c, cidrs, ipv6)
 		}
 		q := Question{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
-		at := row.Explicit(c)
-		if at != nil {
-			q.At = *at
+		position := row.Explicit(c)
+		if position != nil {
+			q.At = *position
 		}
-		if at != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
+		if position != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
 			f.Questions = append(f.Questions, q)
 		}
 	}
@@ -206,16 +209,16 @@ func (f FamilyPolicy) List(key string) List { return f.question(key).List }
 
 // ofFamily returns the CIDRs of a family, which is the list itself if it has no
 // others.
-func ofFamily(cidrs []config.CIDR, ipv6 bool) (out []config.CIDR) {
+func ofFamily(cidrs []config.CIDR, ipv6 bool) (selected []config.CIDR) {
 	if !slices.ContainsFunc(cidrs, func(c config.CIDR) bool { return c.Addr().Is6() != ipv6 }) {
 		return cidrs
 	}
 	for _, c := range cidrs {
 		if c.Addr().Is6() == ipv6 {
-			out = append(out, c)
+			selected = append(selected, c)
 		}
 	}
-	return out
+	return selected
 }
 
 // Prefixes returns the list sorted by address. It must not be modified.
@@ -234,16 +237,16 @@ func (l List) Find(a netip.Addr) (config.CIDR, bool) {
 // Covering returns the entry that contains the address, without its position. It takes one binary
 // search.
 func (l List) Covering(a netip.Addr) (netip.Prefix, bool) {
-	after, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
+	index, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
 		if a.Less(p.Addr()) {
 			return 1
 		}
 		return -1
 	})
-	if after == 0 || !l.sorted[after-1].Contains(a) {
+	if index == 0 || !l.sorted[index-1].Contains(a) {
 		return netip.Prefix{}, false
 	}
-	return l.sorted[after-1], true
+	return l.sorted[index-1], true
 }
 
 // A digest is a hash of a policy.

@@ -21,10 +21,10 @@ func PortChoices(ranges []PortRange) []PortChoice {
 	for _, r := range ranges {
 		remaining += r.Size()
 	}
-	out := make([]PortChoice, len(ranges))
+	choices := make([]PortChoice, len(ranges))
 	for i, r := range ranges {
-		out[i] = PortChoice{r, remaining}
+		choices[i] = PortChoice{r, remaining}
 		remaining -= r.Size()
 	}
-	return out
+	return choices
 }

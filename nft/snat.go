@@ -64,25 +64,25 @@ func (r SNATRule) String() string {
 // Sources returns the addresses of the node that connections of pods may leave from other
 // than that of the interface.
 func (f FamilyPolicy) Sources() []netip.Addr {
-	all := slices.Clone(f.SNAT.Present)
+	sources := slices.Clone(f.SNAT.Present)
 	for _, r := range f.SNATRules {
-		all = append(all, r.Present...)
+		sources = append(sources, r.Present...)
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all)
+	slices.SortFunc(sources, netip.Addr.Compare)
+	return slices.Compact(sources)
 }
 
 // SNATRules counts the entries of snatRules of which the node has an address, and those of
 // which it has none.
 func (p Policy) SNATRules() (present, absent int) {
-	has := map[int]bool{}
+	found := map[int]bool{}
 	for _, f := range p.Families {
 		for _, r := range f.SNATRules {
-			has[r.Place] = has[r.Place] || len(r.Present) > 0
+			found[r.Place] = found[r.Place] || len(r.Present) > 0
 		}
 	}
-	for _, one := range has {
-		if one {
+	for _, available := range found {
+		if available {
 			present++
 		} else {
 			absent++
@@ -102,16 +102,16 @@ func (p Policy) On(addresses []netip.Addr) Policy {
 	p.Families = slices.Clone(p.Families)
 	for i := range p.Families {
 		f := &p.Families[i]
-		f.SNAT = f.SNAT.on(addresses)
+		f.SNAT = f.SNAT.withPresent(addresses)
 		f.SNATRules = slices.Clone(f.SNATRules)
 		for j := range f.SNATRules {
-			f.SNATRules[j].SNAT = f.SNATRules[j].on(addresses)
+			f.SNATRules[j].SNAT = f.SNATRules[j].withPresent(addresses)
 		}
 	}
 	return p
 }
 
-func (s SNAT) on(addresses []netip.Addr) SNAT {
+func (s SNAT) withPresent(addresses []netip.Addr) SNAT {
 	s.Present = nil
 	for _, a := range addresses {
 		if a.IsGlobalUnicast() && s.Has(a) {
@@ -192,31 +192,32 @@ func (s SNAT) Of(pod netip.Addr) (netip.Addr, bool) {
 // Mappings returns the last byte of a pod's address, alone, with the address that
 // connections of such pods leave from.
 func (s SNAT) Mappings() []nfnetlink.Mapping {
-	out := make([]nfnetlink.Mapping, buckets)
+	mappings := make([]nfnetlink.Mapping, buckets)
 	for i, a := range s.assign() {
 		key := make([]byte, len(a.AsSlice()))
 		key[len(key)-1] = byte(i)
-		out[i].Key, _ = netip.AddrFromSlice(key)
-		out[i].Value = a
+		mappings[i].Key, _ = netip.AddrFromSlice(key)
+		mappings[i].Value = a
 	}
-	return out
+	return mappings
 }
 
 // assign chooses the address of each bucket: the one that draws the highest number for
 // it (rendezvous hashing). So an address that goes moves only its own pods, and one that
 // comes moves no pod but to itself. What an address draws must be the same in all
 // versions and on all nodes.
-func (s SNAT) assign() (of [buckets]netip.Addr) {
+func (s SNAT) assign() (assigned [buckets]netip.Addr) {
 	var highest [buckets]uint64
 	for _, a := range s.Present {
 		var seed [32]byte
 		copy(seed[:], a.AsSlice())
 		draw := rand.NewChaCha8(seed)
-		for b := range of {
-			if n := draw.Uint64(); n > highest[b] || !of[b].IsValid() {
-				highest[b], of[b] = n, a
+		for b := range assigned {
+			if n := draw.Uint64(); n > highest[b] || !assigned[b].IsValid() {
+				highest[b] = n
+				assigned[b] = a
 			}
 		}
 	}
-	return of
+	return assigned
 }

@@ -34,7 +34,7 @@ type KernelState interface {
 	// Switch adds to the transaction that changes what packets see, and to one after it,
 	// when no packet sees the old rules any more. Both are right whatever other programs have
 	// committed since the state was read, as long as the conditions of the batch hold.
-	Switch(first, after *nfnetlink.Batch)
+	Switch(first, second *nfnetlink.Batch)
 	// Installed returns our rules that the kernel has, in whatever condition.
 	Installed() (Installed, bool)
 }
