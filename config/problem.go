@@ -104,8 +104,8 @@ func (p Problem) Caret() string {
 		return ""
 	}
 	line := []rune(unprintable.ReplaceAllString(string([]rune(p.source)), "\uFFFD"))
-	before := line[:min(p.Pos.Col-1, len(line))]
-	return string(line) + "\n" + notTab.ReplaceAllString(string(before), " ") + "^"
+	indent := line[:min(p.Pos.Col-1, len(line))]
+	return string(line) + "\n" + notTab.ReplaceAllString(string(indent), " ") + "^"
 }
 
 var (
@@ -127,8 +127,8 @@ func (p Problems) Error() string {
 }
 
 // Of returns the problems of these levels, never nil.
-func (p Problems) Of(of ...Level) Problems {
-	return slices.DeleteFunc(append(Problems{}, p...), func(p Problem) bool { return !slices.Contains(of, p.Level) })
+func (p Problems) Of(levels ...Level) Problems {
+	return slices.DeleteFunc(append(Problems{}, p...), func(p Problem) bool { return !slices.Contains(levels, p.Level) })
 }
 
 // Faults returns the errors and mistakes: files are accepted if there are none.

@@ -70,7 +70,8 @@ func (f *file) snatRules(row *Row) (rules []SNATRule) {
 				"want a list of entries such as {from: [10.244.8.0/24], addresses: [198.51.100.21]}")
 			continue
 		}
-		f.set[row.Key], rules = f.position(s.key), nil
+		f.set[row.Key] = f.position(s.key)
+		rules = nil
 		for _, item := range s.value.Content {
 			if f.expand(item, 1) {
 				rules = append(rules, f.snatRule(item))
@@ -90,18 +91,19 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 	}
 	given := map[string]bool{}
 	for i := 0; i < len(m.Content) && f.expand(m, 1); i += 2 {
-		k, v := m.Content[i], target(m.Content[i+1])
-		at := slices.IndexFunc(snatFields, func(row Row) bool { return strings.EqualFold(row.Key, target(k).Value) })
+		k := m.Content[i]
+		v := target(m.Content[i+1])
+		index := slices.IndexFunc(snatFields, func(row Row) bool { return strings.EqualFold(row.Key, target(k).Value) })
 		switch {
-		case at < 0:
+		case index < 0:
 			f.report(Error, "invalidEntry", k, "%s of an entry of %s: it has from, to, out and addresses",
 				named("unknown field", target(k).Value), KeySNATRules)
 			continue
-		case given[snatFields[at].Key]:
-			f.report(Error, "invalidEntry", k, "%s is there twice in an entry of %s", snatFields[at].Key, KeySNATRules)
+		case given[snatFields[index].Key]:
+			f.report(Error, "invalidEntry", k, "%s is there twice in an entry of %s", snatFields[index].Key, KeySNATRules)
 			continue
 		}
-		field := &snatFields[at]
+		field := &snatFields[index]
 		given[field.Key] = true
 		switch {
 		case v.Kind != yaml.SequenceNode:
@@ -120,16 +122,18 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 	}
 	for _, list := range [][]CIDR{r.From, r.To} {
 		for _, family := range []string{"IPv4", "IPv6"} {
-			of := func(c CIDR) bool { return c.Addr().Is6() == (family == "IPv6") }
-			from, to := "from or to", "addresses"
-			some, other := slices.ContainsFunc(list, of), slices.ContainsFunc(r.Addresses, of)
-			if other {
-				from, to = to, from
+			isOfFamily := func(c CIDR) bool { return c.Addr().Is6() == (family == "IPv6") }
+			matched := slices.ContainsFunc(list, isOfFamily)
+			translated := slices.ContainsFunc(r.Addresses, isOfFamily)
+			if f.found[Error] != errorsBefore || len(list) == 0 || matched == translated {
+				continue
 			}
-			if f.found[Error] == errorsBefore && len(list) > 0 && some != other {
-				f.report(Warning, "noEffect", item, "an entry of %s has %s in %s, but not in %s: it never matches that",
-					KeySNATRules, family, from, to)
+			present, absent := "from or to", "addresses"
+			if translated {
+				present, absent = absent, present
 			}
+			f.report(Warning, "noEffect", item, "an entry of %s has %s in %s, but not in %s: it never matches that",
+				KeySNATRules, family, present, absent)
 		}
 	}
 	return r
@@ -147,16 +151,18 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 		case !isNull(entry) && !field.text(entry):
 			f.report(Error, "wrongValue", item, "%s", field.wrongEntry(entry))
 		}
-		p, pos := f.entry(field, item), f.position(item)
-		if none, unusable := Unusable(p); unusable && field.Key == "addresses" {
-			f.report(Error, "invalidEntry", item, "%s is in %s: no node can use such an address", CIDR{Prefix: p}.Text(), none)
+		p := f.entry(field, item)
+		pos := f.position(item)
+		if network, unusable := Unusable(p); unusable && field.Key == "addresses" {
+			f.report(Error, "invalidEntry", item, "%s is in %s: no node can use such an address", CIDR{Prefix: p}.Text(),
+				network)
 		}
 		switch field.Key {
 		case "out":
 			r.Out = append(r.Out, Interface{entry.Value, pos})
 		default:
-			to := map[string]*[]CIDR{"from": &r.From, "to": &r.To, "addresses": &r.Addresses}[field.Key]
-			*to = append(*to, CIDR{p, pos})
+			destination := map[string]*[]CIDR{"from": &r.From, "to": &r.To, "addresses": &r.Addresses}[field.Key]
+			*destination = append(*destination, CIDR{p, pos})
 		}
 	}
 	if n := len(r.Out); field.Key == "out" && n > maxInterfaces {
@@ -176,11 +182,11 @@ var notOfANode = []netip.Prefix{
 // Unusable returns the network of which no address can be the source of a node's
 // connections, if all addresses are in one.
 func Unusable(p netip.Prefix) (netip.Prefix, bool) {
-	at := slices.IndexFunc(notOfANode, func(none netip.Prefix) bool {
-		return none.Overlaps(p) && none.Bits() <= p.Bits()
+	index := slices.IndexFunc(notOfANode, func(network netip.Prefix) bool {
+		return network.Overlaps(p) && network.Bits() <= p.Bits()
 	})
-	if at < 0 {
+	if index < 0 {
 		return netip.Prefix{}, false
 	}
-	return notOfANode[at], true
+	return notOfANode[index], true
 }

@@ -16,7 +16,8 @@ const maxSearched = 64 << 10
 // reports a line at best, and often that in which something begins. The error is in
 // the line with which the text first has it; the column is that of its first character.
 func (t *text) syntaxError(err error, source string) (Position, string) {
-	msg, line := messageOf(err), 0
+	msg := messageOf(err)
+	line := 0
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
 		return t.forbidden()
 	}
@@ -29,7 +30,8 @@ func (t *text) syntaxError(err error, source string) (Position, string) {
 		return sort.Search(len(lines)-1, func(n int) bool { return broken(n+1, end) })
 	}
 	_, _ = fmt.Sscanf(err.Error(), "yaml: line %d", &line) // from 0 in the parser, from 1 in the scanner
-	if line = min(line, len(lines)-1); len(source) <= maxSearched {
+	line = min(line, len(lines)-1)
+	if len(source) <= maxSearched {
 		line = first("")
 		if value := first("\n]"); strings.Contains(msg, "node content") && colonValue.MatchString(lines[value]) {
 			line = value // not the bracket, which is just not closed yet

@@ -97,9 +97,9 @@ func hasKey(s string) bool {
 var keyName = regexp.MustCompile(`([A-Za-z0-9_-]+)["' ]*:`)
 
 func (t *text) at(offset int) Position {
-	before := t.s[:offset]
-	start := strings.LastIndexByte(before, '\n') + 1
-	return At(t.name, strings.Count(before, "\n")+1, utf8.RuneCountInString(before[start:])+1)
+	head := t.s[:offset]
+	start := strings.LastIndexByte(head, '\n') + 1
+	return At(t.name, strings.Count(head, "\n")+1, utf8.RuneCountInString(head[start:])+1)
 }
 
 // maxQuoted is the longest value that a message quotes, in bytes. The file may be

@@ -126,7 +126,8 @@ func parseYAML(r io.Reader) (root *yaml.Node, err error) {
 	dec := yaml.NewDecoder(r)
 	for err == nil {
 		var doc yaml.Node
-		if err = dec.Decode(&doc); err == nil && root == nil {
+		err = dec.Decode(&doc)
+		if err == nil && root == nil {
 			root = doc.Content[0]
 		}
 	}
