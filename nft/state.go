@@ -61,7 +61,6 @@ type DifferenceKind int
 // The kinds of differences.
 const (
 	Drift       DifferenceKind = iota // rules, sets and counters of ours are written again
-	OtherRules                        // a chain of ours has other rules, or is missing: it is written again by its name
 	Odd                               // our table has something else: it is replaced
 	Leftover                          // it is removed
 	OlderAgents                       // rules of an iptables-based agent, which are removed
@@ -83,7 +82,7 @@ func (d Difference) String() string {
 		return "leftover " + d.Text
 	case OlderAgents:
 		return "another agent's " + d.Text
-	case Drift, OtherRules, Odd, Replaced, Prevented:
+	case Drift, Odd, Replaced, Prevented:
 	}
 	return d.Text
 }

@@ -68,8 +68,7 @@ func (n *node) settle(size int) {
 
 // effective reports whether the rules with this hash are in the kernel.
 func (n *node) effective(hash string) (bool, error) {
-	rules, _, err := n.conn.FirstRules(nfnetlink.Inet, nft.TableName, "postrouting",
-		func(nfnetlink.Rule) bool { return false })
+	rules, err := nfttest.Rules(n.conn, nfnetlink.Inet, nft.TableName, "postrouting")
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return false, err
 	}

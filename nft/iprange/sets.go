@@ -38,15 +38,6 @@ func Normal(ranges []Range) []Range {
 	return set
 }
 
-// Prefixes returns the smallest list of prefixes that covers exactly a set.
-func Prefixes(set []Range) []netip.Prefix {
-	var prefixes []netip.Prefix
-	for _, r := range set {
-		prefixes = append(prefixes, r.Prefixes()...)
-	}
-	return prefixes
-}
-
 // Contains reports whether an address is in a set, by a binary search.
 func Contains(set []Range, a netip.Addr) bool {
 	i, _ := slices.BinarySearchFunc(set, a, func(r Range, a netip.Addr) int { return r.Last.Compare(a) })

@@ -125,17 +125,3 @@ func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
 	found, err := k.Older(ctx, nft.Ruleset{})
 	return slices.DeleteFunc(found, func(l older.Chain) bool { return l.Kept == "" }), err
 }
-
-// OnlyNAT reports whether the base chains of our table are the only ones of type nat
-// in nf_tables. When they are deleted, the kernel stops translating in this
-// namespace, and masqueraded connections break.
-func (k *Kernel) OnlyNAT(ctx context.Context) (alone bool, err error) {
-	err = nfnetlink.Again(ctx, func() error {
-		chains, err := k.conn.In(ctx).Chains(nfnetlink.AnyFamily)
-		chains = slices.DeleteFunc(chains, func(c nfnetlink.Chain) bool { return c.Hook == nil || c.Hook.Type != "nat" })
-		others := func(c nfnetlink.Chain) bool { return c.Family != nfnetlink.Inet || c.Table != nft.TableName }
-		alone = len(chains) > 0 && !slices.ContainsFunc(chains, others)
-		return err
-	})
-	return alone, err
-}

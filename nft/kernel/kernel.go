@@ -246,7 +246,7 @@ func (a *Applied) describe(diffs []nft.Difference) {
 			a.Removed = append(a.Removed, d.Text)
 		case nft.Replaced:
 			a.Replaced = append(a.Replaced, d.Text)
-		case nft.Drift, nft.OtherRules, nft.Odd, nft.Prevented:
+		case nft.Drift, nft.Odd, nft.Prevented:
 		}
 	}
 }

@@ -97,9 +97,8 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
 		_, kept := k.Kept(ctx)
-		_, only := k.OnlyNAT(ctx)
 		_, removable := k.Removable(ctx, WithLegacy)
-		for _, err := range []error{applied, diff, installed, decides, kept, only, removable} {
+		for _, err := range []error{applied, diff, installed, decides, kept, removable} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("mode %s: %v", m, err)
 			}
@@ -186,7 +185,7 @@ func attack(t testing.TB, ns *nfttest.NS, script string) {
 // rulesOf returns the rules of a chain, or of all that a name left out can be.
 func rulesOf(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family, table, chain string) []nfnetlink.Rule {
 	t.Helper()
-	rules, _, err := c.FirstRules(f, table, chain, func(nfnetlink.Rule) bool { return false })
+	rules, err := nfttest.Rules(c, f, table, chain)
 	if err != nil {
 		t.Fatal(err)
 	}

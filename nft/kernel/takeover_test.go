@@ -216,27 +216,6 @@ func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	}
 }
 
-func TestOnlyNATReportsOtherNATChains(t *testing.T) {
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	k := open(t, ns)
-	want := func(want bool, when string) {
-		t.Helper()
-		if got, err := k.OnlyNAT(t.Context()); err != nil || got != want {
-			t.Errorf("%s: %t, %v", when, got, err)
-		}
-	}
-	want(false, "without rules")
-	apply(t, k, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), nft.Ours)
-	want(true, "with only ours")
-	apply(t, k, cases.Load(t, "enforce").Compile(nft.ModeNFTables), nft.Ours)
-	want(true, "with two of ours")
-	nfttest.NFT(t, ns, "add table inet other; add chain inet other c { type filter hook forward priority 0; }", "-f", "-")
-	want(true, "next to a filter")
-	nfttest.NFT(t, ns, "add chain inet other n { type nat hook prerouting priority -100; }", "-f", "-")
-	want(false, "next to another program's NAT")
-}
-
 // sameWords are the cases of olderTexts whose rules equal those of mode iptables-nft.
 var sameWords = []string{"ip-masq-agent-v0.3", "ip-masq-agent-v2.0.0"}
 

@@ -61,7 +61,7 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 			found = append(found, fmt.Sprintf("chain %s is to be written again", w.Name))
 		}
 		for _, text := range found {
-			add(nft.OtherRules, "%s", text)
+			add(nft.Drift, "%s", text)
 		}
 	}
 	wants := chainNames(s.want)

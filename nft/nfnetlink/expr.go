@@ -49,10 +49,7 @@ func withoutFlags(name string, attrs Attrs) (cleared Attrs) {
 const (
 	NATAddresses   = 1 << 0
 	NATPorts       = 1 << 1
-	NATRandom      = 1 << 2
-	NATPersistent  = 1 << 3
 	NATRandomFully = 1 << 4
-	NATPrefix      = 1 << 6 // NF_NAT_RANGE_NETMAP: the host part of the address stays
 )
 
 // Masquerade is `masquerade`, to the ports in two registers if those are not 0. The

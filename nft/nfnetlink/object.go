@@ -116,17 +116,6 @@ type Rule struct {
 	UserData []byte
 }
 
-// Memory returns about how many bytes the rule takes after it was read, with the
-// message of the kernel, which its expressions refer to.
-func (r Rule) Memory() int {
-	const rule, expression = 250, 80
-	n := rule + len(r.UserData)
-	for _, e := range r.Exprs {
-		n += expression + len(e.Attrs)
-	}
-	return n
-}
-
 // A Set is a set as the kernel lists it, or as it is to be created.
 type Set struct {
 	Family   Family

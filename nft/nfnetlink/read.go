@@ -101,23 +101,6 @@ func parseChain(f Family, a Attrs) Chain {
 	return c
 }
 
-// FirstRules lists rules like [Conn.EachRule], up to the first for which enough
-// returns true; more reports whether there was one. Of a chain without rules they are empty, not nil.
-func (c *Conn) FirstRules(family Family, table, chain string, enough func(Rule) bool) (rules []Rule, more bool,
-	err error,
-) {
-	rules = []Rule{}
-	err = c.EachRule(family, table, chain, func(r Rule) error {
-		more = enough(r)
-		if more {
-			return ErrEnough
-		}
-		rules = append(rules, r)
-		return nil
-	})
-	return rules, more, err
-}
-
 // EachRule lists the rules of a chain in order; of all chains in the table if chain
 // is empty, and of all tables if table is empty too. A table or chain that does
 // not exist has no rules. It stops at the first error of do.

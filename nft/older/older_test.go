@@ -66,7 +66,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	t.Helper()
 	handles := map[uint64]string{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, _, err := c.FirstRules(family, "nat", "", func(nfnetlink.Rule) bool { return false })
+		rules, err := nfttest.Rules(c, family, "nat", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 				t.Fatalf("found %v", found)
 			}
 			if !strings.Contains(change, " ") { // its first rule; the handle stays
-				rules, _, err := c.FirstRules(nfnetlink.IPv4, "nat", change, func(nfnetlink.Rule) bool { return false })
+				rules, err := nfttest.Rules(c, nfnetlink.IPv4, "nat", change)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -92,7 +92,7 @@ func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
 }
 
 // ProcessorTime returns the processor time of this process, in user mode and in the kernel. Garbage that a check
-// leaves is collected by other threads, and is a fifth of its cost. What an observer does meanwhile is charged, too.
+// leaves is collected by other threads. What an observer does meanwhile is charged, too.
 func ProcessorTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {

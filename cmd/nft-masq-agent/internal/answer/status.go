@@ -392,8 +392,7 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 	}
 	if f.Evidence.Partial {
 		found = append(found, cli.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
-			f.Evidence.Examined,
-			f.Evidence.Tracked))
+			f.Evidence.Examined, f.Evidence.Tracked))
 	}
 	return found
 }
@@ -411,8 +410,7 @@ func overruledProblem(n int, counts []conntrack.Count) config.Problem {
 			}
 		}
 	}
-	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program "+
-		"decides",
+	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program decides",
 		Plural(n, "connection"), verb(n, "contradict"))
 }
 

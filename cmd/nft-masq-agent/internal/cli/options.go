@@ -171,8 +171,7 @@ func AddNodeFlags(fs *flag.FlagSet) *Options {
 // AddManifest declares --manifest.
 func (o *Options) AddManifest(fs *flag.FlagSet) {
 	fs.BoolVar(&o.Manifest, "manifest", false, "the file is a ConfigMap manifest: read its entry config, ip-masq-agent "+
-		"or "+
-		"only entry")
+		"or only entry")
 }
 
 // AddRunFlags declares the flags of run.
