@@ -31,13 +31,15 @@ func entries(p nft.Policy) (list []Entry) {
 	for _, row := range config.Translations() {
 		titles[row.Key] = row.Key + ": " + row.Means
 	}
+	list = make([]Entry, 0, countEntries(p)) // there can be hundreds of thousands
 	add := func(key, family, value, id string, place config.Position) {
 		list = append(list, Entry{key, family, value, place, titles[key], id})
 	}
 	for _, f := range p.Families {
 		family := familyKey(f.IPv6)
 		for _, c := range f.SNAT.CIDRs {
-			add(config.KeySNATAddresses, family, c.Text(), c.Text(), c.Pos)
+			text := c.Text()
+			add(config.KeySNATAddresses, family, text, text, c.Pos)
 		}
 		for _, r := range f.SNATRules {
 			add(config.KeySNATRules, family, ruleText(r), r.String(), r.At)
@@ -57,11 +59,24 @@ func entries(p nft.Policy) (list []Entry) {
 				add(q.Key, "", i.Name, i.Name, i.Pos)
 			}
 			for _, c := range q.CIDRs {
-				add(q.Key, familyKey(f.IPv6), c.String(), c.String(), c.Pos)
+				text := c.String()
+				add(q.Key, familyKey(f.IPv6), text, text, c.Pos)
 			}
 		}
 	}
 	return list
+}
+
+// countEntries returns an upper bound of the entries of a policy, with one of each key that has no list.
+func countEntries(p nft.Policy) int {
+	n := len(config.Translations())
+	for _, f := range p.Families {
+		n += len(f.SNAT.CIDRs) + len(f.SNATRules)
+		for _, q := range f.Questions {
+			n += 1 + len(q.Interfaces) + len(q.CIDRs)
+		}
+	}
+	return n
 }
 
 // ruleText describes an entry of snatRules, with the first of its addresses.
