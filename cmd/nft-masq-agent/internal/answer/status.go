@@ -410,8 +410,8 @@ func overruledProblem(n int, counts []conntrack.Count) config.Problem {
 			}
 		}
 	}
-	return statusProblem("connections-overruled", details, "%s that began under this policy %s it: another program decides",
-		Plural(n, "connection"), verb(n, "contradict"))
+	return statusProblem("connections-overruled", details,
+		"%s that began under this policy %s it: another program decides", Plural(n, "connection"), verb(n, "contradict"))
 }
 
 // ofPorts finds the destination with the largest share of source ports in use, if new connections to it fail or
