@@ -41,7 +41,7 @@ func TestNFTMakesTheBytecodeOfTheText(t *testing.T) {
 			if err != nil || !got.Hook.Equal(w.KernelChain(table).Hook) || w.Hook != nil && got.Policy != nfnetlink.Accept {
 				t.Errorf("chain %s: %+v, %v", w.Name, got, err)
 			}
-			rules, err := nfttest.Rules(n.Conn, table.Family, table.Name, w.Name)
+			rules, err := modes.Rules(n.Conn, table.Family, table.Name, w.Name)
 			if diffs := w.Differences("chain "+w.Name, table, nil, rules); err != nil || len(diffs) > 0 {
 				t.Errorf("%v %v", diffs, err)
 			}

@@ -12,6 +12,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/modes"
 )
 
 // A node is a network namespace with only our rules.
@@ -68,7 +69,7 @@ func (n *node) settle(size int) {
 
 // effective reports whether the rules with this hash are in the kernel.
 func (n *node) effective(hash string) (bool, error) {
-	rules, err := nfttest.Rules(n.conn, nfnetlink.Inet, nft.TableName, "postrouting")
+	rules, err := modes.Rules(n.conn, nfnetlink.Inet, nft.TableName, "postrouting")
 	if err != nil && !nfnetlink.IsNotExist(err) {
 		return false, err
 	}

@@ -20,6 +20,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/nfttest/modes"
 )
 
 // A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
@@ -185,7 +186,7 @@ func attack(t testing.TB, ns *nfttest.NS, script string) {
 // rulesOf returns the rules of a chain, or of all that a name left out can be.
 func rulesOf(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family, table, chain string) []nfnetlink.Rule {
 	t.Helper()
-	rules, err := nfttest.Rules(c, f, table, chain)
+	rules, err := modes.Rules(c, f, table, chain)
 	if err != nil {
 		t.Fatal(err)
 	}

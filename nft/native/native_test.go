@@ -469,7 +469,7 @@ func (a *attacker) named(text string) string {
 		return name + nft.SideA
 	})
 	replace(`(\S+) HANDLE(\d+)`, func(chain, n string) string {
-		rules, err := nfttest.Rules(a.Conn, nfnetlink.Inet, nft.TableName, chain)
+		rules, err := modes.Rules(a.Conn, nfnetlink.Inet, nft.TableName, chain)
 		if err != nil {
 			a.t.Fatal(err)
 		}

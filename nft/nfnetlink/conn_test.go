@@ -169,7 +169,7 @@ func TestReadEndsWithItsContextAndDelaysNoOtherCall(t *testing.T) {
 
 func TestMissingObjectsAreReported(t *testing.T) {
 	c, dialed := connIn(t, nfttest.NewNS(t, "conn"))
-	if rules, err := nfttest.Rules(c, nfnetlink.Inet, "t", ""); err != nil || len(rules) > 0 {
+	if rules, err := modes.Rules(c, nfnetlink.Inet, "t", ""); err != nil || len(rules) > 0 {
 		t.Errorf("rules %v, error %v", rules, err)
 	}
 	if objects, err := c.Objects(nfnetlink.Inet, "t"); err != nil && !nfnetlink.IsNotExist(err) || len(objects) > 0 {

@@ -66,7 +66,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	t.Helper()
 	handles := map[uint64]string{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		rules, err := nfttest.Rules(c, family, "nat", "")
+		rules, err := modes.Rules(c, family, "nat", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 				t.Fatalf("found %v", found)
 			}
 			if !strings.Contains(change, " ") { // its first rule; the handle stays
-				rules, err := nfttest.Rules(c, nfnetlink.IPv4, "nat", change)
+				rules, err := modes.Rules(c, nfnetlink.IPv4, "nat", change)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,4 @@
-package nfttest
+package modes
 
 import "nft-masq-agent/nft/nfnetlink"
 
