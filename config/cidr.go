@@ -59,13 +59,14 @@ func parseCIDR(s string) (netip.Prefix, string) {
 		return netip.Prefix{}, fmt.Sprintf(notCIDR, quote(s))
 	}
 	p, err := netip.ParsePrefix(s)
+	if err == nil && !p.Addr().Is4In6() && p == p.Masked() {
+		return p, ""
+	}
 	addr, _, slash := strings.Cut(s, "/")
 	a, addrErr := netip.ParseAddr(addr)
 	zone := zones.FindString(s)
 	meant := slips.Replace(s)
 	switch {
-	case err == nil && !a.Is4In6() && p == p.Masked():
-		return p, ""
 	case strings.ContainsAny(s, ",${<"), strings.Contains(s, " - "):
 		return p, notOne(s)
 	case meant != s:
