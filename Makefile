@@ -79,7 +79,7 @@ test-busy: deps ## test: Run all tests next to 16 busy processes
 
 # Packages with tests that need no kernel. Those that need one are skipped: the emulator of a
 # program, without a machine, does not translate nf_tables.
-PURE    = ./config $(addprefix ./nft,/ /conntrack /iprange /judge /native /nfnetlink /xtables)
+PURE    = ./config $(addprefix ./nft,/ /conntrack /judge /native /nfnetlink /xtables)
 # Without capabilities, and without the namespace in which others would have them.
 EMULATE = $(if $(filter 0,$(shell id -u)),setpriv --bounding-set=-all) qemu-s390x-static
 

@@ -68,14 +68,13 @@ func TestPackagesDependOneWay(t *testing.T) {
 	t.Parallel()
 	// A package that is not listed may import none of ours.
 	mayImport := map[string][]string{
-		"nft/nfnetlink":     {"nft/iprange"},
 		"nft/node":          {"nft/nfnetlink"},
 		"nft/routes":        {"nft/node"},
 		"nft/older":         {"nft", "nft/nfnetlink"},
 		"nft":               {"config", "nft/nfnetlink"},
-		"nft/judge":         {"config", "nft", "nft/iprange"},
-		"nft/conntrack":     {"config", "nft", "nft/judge", "nft/nfnetlink", "nft/iprange", "nft/routes"},
-		"nft/native":        {"config", "nft", "nft/nfnetlink", "nft/iprange"},
+		"nft/judge":         {"config", "nft", "nft/nfnetlink"},
+		"nft/conntrack":     {"config", "nft", "nft/judge", "nft/nfnetlink", "nft/routes"},
+		"nft/native":        {"config", "nft", "nft/nfnetlink"},
 		"nft/xtables":       {"config", "nft", "nft/older", "nft/nfnetlink"},
 		"nft/kernel":        {"nft", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink"},
 		"nft/nftrace":       {"nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink", "nft/older"},
@@ -101,12 +100,12 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/cli":     {"config", "nft", "nft/native", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"config"},
 		"cmd/nft-masq-agent/internal/answer": {
-			"config", "nft", "nft/judge", "nft/iprange", "nft/conntrack", "nft/others",
+			"config", "nft", "nft/judge", "nft/conntrack", "nft/others",
 			"nft/routes", "cmd/nft-masq-agent/internal/cli", "cmd/nft-masq-agent/internal/running",
 			"nft/older", "cmd/nft-masq-agent/internal/health",
 		},
 		"cmd/nft-masq-agent/internal/health": {
-			"config", "nft", "nft/iprange", "nft/judge", "nft/conntrack", "nft/routes", "nft/older",
+			"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/older",
 		},
 	}
 	all := allPackages(t)

@@ -56,7 +56,7 @@ func TestAgentIsWholeWithoutWhatLooksAtTheNode(t *testing.T) {
 	if nfttest.Long() {
 		// The tests of the other packages word rules as package rule does.
 		commands = append(commands, "test -short ./cmd/nft-masq-agent/internal/... ./config ./watch "+
-			"./nft ./nft/iprange ./nft/nfnetlink ./nft/node")
+			"./nft ./nft/nfnetlink ./nft/node")
 	}
 	for _, args := range commands {
 		command, rest, _ := strings.Cut(args, " ")

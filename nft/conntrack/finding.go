@@ -5,7 +5,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 )
 
@@ -128,9 +127,9 @@ func (c *Comparison) spared(e *Entry) Finding {
 		return Helped
 	case src == dst:
 		return Hairpin
-	case iprange.Contains(c.local, src), iprange.Contains(c.local, dst):
+	case c.local.Contain(src), c.local.Contain(dst):
 		return OfNode
-	case dst.IsMulticast(), iprange.Contains(c.delivered, dst):
+	case dst.IsMulticast(), c.delivered.Contain(dst):
 		return Multicast
 	case c.bridged(src, dst):
 		return Bridged
@@ -163,7 +162,7 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 	case len(f.SNATRules) == 0 && len(f.SNAT.CIDRs) == 0:
 		return r, true
 	}
-	return r, judge.AllowsSource(*f, src, dst, seen, iprange.Contains(c.local, seen))
+	return r, judge.AllowsSource(*f, src, dst, seen, c.local.Contain(seen))
 }
 
 // translatedDestination reports whether the destination was translated, by DNAT or by IPVS.

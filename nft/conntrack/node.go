@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
 
@@ -73,8 +73,8 @@ func timeout(name string) uint32 {
 
 // A surrounding is a [Node] in the form that is fast to ask.
 type surrounding struct {
-	local      []iprange.Range
-	delivered  []iprange.Range
+	local      judge.Addresses
+	delivered  judge.Addresses
 	interfaces map[netip.Prefix][]string // by network
 	lengths    []int                     // of the networks, the longest first
 	timeouts   map[uint8]uint32
@@ -99,8 +99,8 @@ func (s *surrounding) receivedOn(src netip.Addr) string {
 
 func newSurrounding(n Node) surrounding {
 	s := surrounding{
-		local:      iprange.SetOf(n.Local),
-		delivered:  iprange.SetOf(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
+		local:      judge.NewAddresses(n.Local),
+		delivered:  judge.NewAddresses(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
 		interfaces: map[netip.Prefix][]string{},
 		timeouts:   n.Timeouts,
 		toward:     n.Toward,

@@ -10,7 +10,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -46,7 +45,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 			if got := verdict(p, conn); got != want {
 				t.Fatalf("%+v: got %s, want %s\n%+v", conn, got, want, c)
 			}
-			inside := iprange.Contains(region.Src, conn.Src.Unmap()) && iprange.Contains(region.Dst, conn.Dst.Unmap())
+			inside := region.Src.Contain(conn.Src.Unmap()) && region.Dst.Contain(conn.Dst.Unmap())
 			if want == nft.Masqueraded && !inside || want == nft.Exempt && inside && exemptByAddress(p, conn) {
 				t.Fatalf("%+v: in the region %t, want %s\n%+v", conn, inside, want, c)
 			}

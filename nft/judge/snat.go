@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 )
 
 // matches reports whether the entry is for connections between two addresses, by the
@@ -63,7 +62,7 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool)
 func covers(r nft.SNATRule, later nft.SNATRule) bool {
 	includes := func(a, b nft.List) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
-			len(iprange.Subtract(iprange.SetOf(b.Prefixes()), iprange.SetOf(a.Prefixes()))) == 0
+			len(NewAddresses(b.Prefixes()).Subtract(NewAddresses(a.Prefixes()))) == 0
 	}
 	return includes(r.From, later.From) && includes(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
 		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !leaves(r, i.Name) }))

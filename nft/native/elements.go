@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -27,11 +26,11 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 	case w.Learned:
 		return nil, nil
 	case w.Mappings == nil:
-		bounds := make([]iprange.Bound, 0, 2*w.Len()+1)
+		bounds := make([]nfnetlink.Bound, 0, 2*w.Len()+1)
 		err = c.EachElement(s.Family, s.Table, s.Name, func(e nfnetlink.Element) error {
 			addr, _ := netip.AddrFromSlice(e.Key) // the catch-all element * has none
 			if !e.End || !addr.IsUnspecified() {  // nft adds an extra bound before the first interval
-				bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
+				bounds = append(bounds, nfnetlink.Bound{Addr: addr, End: e.End})
 			}
 			if e.Conditional {
 				conditional++
@@ -42,8 +41,8 @@ func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err
 			}
 			return nil
 		})
-		diffs = differences(s.Name, w.Prefixes, iprange.Pair(bounds), func(p netip.Prefix, r iprange.Range) int {
-			return cmp.Or(p.Addr().Compare(r.First), iprange.FromPrefix(p).Last.Compare(r.Last))
+		diffs = differences(s.Name, w.Prefixes, nfnetlink.Ranges(bounds), func(p netip.Prefix, r nfnetlink.Range) int {
+			return cmp.Or(p.Addr().Compare(r.First), nfnetlink.PrefixRange(p).Last.Compare(r.Last))
 		})
 	default:
 		var elements []nfnetlink.Element

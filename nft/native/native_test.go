@@ -20,7 +20,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -509,7 +508,7 @@ func (a *attacker) limited(words ...string) {
 			address(unix.NFTA_SET_ELEM_DATA, netip.MustParseAddr(value)), limit,
 		})
 	} else {
-		r := iprange.FromPrefix(netip.MustParsePrefix(key))
+		r := nfnetlink.PrefixRange(netip.MustParsePrefix(key))
 		elements = append(elements, []netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.First), limit},
 			[]netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.Last.Next()), elementFlags(unix.NFT_SET_ELEM_INTERVAL_END)})
 	}

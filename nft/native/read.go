@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -129,7 +128,7 @@ func (s *State) trust(installed nft.Ruleset, unchanged bool) error {
 // address has only one.
 func counted(w nft.Set) int {
 	n := len(w.Prefixes)
-	if n > 0 && !iprange.FromPrefix(w.Prefixes[n-1]).Last.Next().IsValid() {
+	if n > 0 && !nfnetlink.PrefixRange(w.Prefixes[n-1]).Last.Next().IsValid() {
 		return n - 1
 	}
 	return w.Len()

@@ -6,8 +6,6 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-
-	"nft-masq-agent/nft/iprange"
 )
 
 // A Batch is a transaction under construction. The zero value is empty.
@@ -254,7 +252,7 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 		a := slices.Grow(in(table, unix.NFTA_SET_ELEM_LIST_SET, set), len(chunk)*size)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, p := range chunk {
-				r := iprange.FromPrefix(p)
+				r := PrefixRange(p)
 				a.element(r.First, false)
 				// An interval that reaches the last address has no end.
 				if next := r.Last.Next(); next.IsValid() {

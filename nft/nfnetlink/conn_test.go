@@ -19,7 +19,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -197,10 +196,10 @@ func TestMissingObjectsAreReported(t *testing.T) {
 func TestManyElementsFitOneTransaction(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
 	var prefixes []netip.Prefix
-	var want []iprange.Range
+	var want []nfnetlink.Range
 	for i := range 4000 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{240 | byte(i>>8), byte(i), 0, 0}), 16+i%17)
-		prefixes, want = append(prefixes, p), append(want, iprange.FromPrefix(p))
+		prefixes, want = append(prefixes, p), append(want, nfnetlink.PrefixRange(p))
 	}
 	b := createTable("t")
 	b.AddElements(nfnetlink.Inet, "t", "s", prefixes)
@@ -208,13 +207,13 @@ func TestManyElementsFitOneTransaction(t *testing.T) {
 		t.Errorf("counts %d elements", b.Elements)
 	}
 	must(t, c.Commit(b))
-	var bounds []iprange.Bound
+	var bounds []nfnetlink.Bound
 	must(t, c.EachElement(nfnetlink.Inet, "t", "s", func(e nfnetlink.Element) error {
 		addr, _ := netip.AddrFromSlice(e.Key)
-		bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
+		bounds = append(bounds, nfnetlink.Bound{Addr: addr, End: e.End})
 		return nil
 	}))
-	if got := iprange.Pair(bounds); !slices.Equal(got, want) {
+	if got := nfnetlink.Ranges(bounds); !slices.Equal(got, want) {
 		t.Fatalf("%d elements, not the same %d", len(got), len(want))
 	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")

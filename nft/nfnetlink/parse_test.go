@@ -9,8 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
-
-	"nft-masq-agent/nft/iprange"
 )
 
 func TestAttributesAreReadAsWritten(t *testing.T) {
@@ -200,9 +198,9 @@ func FuzzParse(f *testing.F) {
 			func() { _ = parseSet(Inet, b) },
 			func() { _ = parseObject(Inet, b) },
 			func() {
-				for _, r := range iprange.Pair(boundsOf(b)) {
+				for _, r := range Ranges(boundsOf(b)) {
 					_ = r.String()
-					if p, ok := r.Prefix(); ok && iprange.FromPrefix(p) != r {
+					if p, ok := r.Prefix(); ok && PrefixRange(p) != r {
 						t.Errorf("%v is reported as %s", r, p)
 					}
 				}
@@ -221,10 +219,10 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func boundsOf(b []byte) (bounds []iprange.Bound) {
+func boundsOf(b []byte) (bounds []Bound) {
 	_ = parseElements(b, func(e Element) error {
 		addr, _ := netip.AddrFromSlice(e.Key)
-		bounds = append(bounds, iprange.Bound{Addr: addr, End: e.End})
+		bounds = append(bounds, Bound{Addr: addr, End: e.End})
 		return nil
 	})
 	return bounds

@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/nfnetlink"
 )
 
 // A Recipe is a way to update a table.
@@ -271,7 +271,7 @@ func Elements(list []netip.Prefix) (elements []nftables.SetElement) {
 	for _, p := range list {
 		elements = append(elements,
 			nftables.SetElement{Key: p.Addr().AsSlice()},
-			nftables.SetElement{Key: iprange.FromPrefix(p).Last.Next().AsSlice(), IntervalEnd: true})
+			nftables.SetElement{Key: nfnetlink.PrefixRange(p).Last.Next().AsSlice(), IntervalEnd: true})
 	}
 	return elements
 }

@@ -288,7 +288,7 @@ func (m Maker) Near(c config.Config, ipv6 bool) netip.Addr {
 }
 
 // lastOf returns the last address of a prefix, computed independently of package
-// iprange.
+// nfnetlink.
 func lastOf(p netip.Prefix) netip.Addr {
 	a := p.Addr()
 	for bits := p.Bits() + 1; bits <= a.BitLen(); bits++ {

@@ -6,7 +6,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
+	"nft-masq-agent/nft/judge"
 )
 
 // An Entry is a value of a key of a policy, such as a CIDR of a list.
@@ -83,13 +83,13 @@ func countEntries(p nft.Policy) int {
 func ruleText(r nft.SNATRule) string {
 	var parts []string
 	if len(r.From.CIDRs) > 0 {
-		parts = append(parts, "from "+addressList(iprange.SetOf(r.From.Prefixes())))
+		parts = append(parts, "from "+addressList(judge.NewAddresses(r.From.Prefixes())))
 	}
 	if len(r.To.CIDRs) > 0 {
-		parts = append(parts, "to "+addressList(iprange.SetOf(r.To.Prefixes())))
+		parts = append(parts, "to "+addressList(judge.NewAddresses(r.To.Prefixes())))
 	}
 	if len(r.Out) > 0 {
 		parts = append(parts, "by "+strings.Join(config.Names(r.Out), ", "))
 	}
-	return strings.Join(append(parts, "leaves from "+addressList(iprange.SetOf(r.Prefixes()))), " ")
+	return strings.Join(append(parts, "leaves from "+addressList(judge.NewAddresses(r.Prefixes()))), " ")
 }

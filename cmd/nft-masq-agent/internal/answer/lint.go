@@ -7,7 +7,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/iprange"
 	"nft-masq-agent/nft/judge"
 )
 
@@ -109,7 +108,7 @@ func uncoveredPods(f nft.FamilyPolicy, pods []netip.Prefix) (found config.Proble
 				"pod CIDR %s is not in %s: its pods are not masqueraded",
 				p, config.KeyMasqueradeSrcCIDRs))
 		}
-		if len(iprange.Intersect(iprange.SetOf(pods), masqueraded)) == 0 {
+		if len(judge.NewAddresses(pods).Intersect(masqueraded)) == 0 {
 			continue // no source among them is masqueraded
 		}
 		for _, c := range f.List(config.KeyForceMasqueradeCIDRs).CIDRs {
@@ -128,7 +127,7 @@ func uncoveredPods(f nft.FamilyPolicy, pods []netip.Prefix) (found config.Proble
 }
 
 // everything returns the network of all addresses.
-func everything(ipv6 bool) netip.Prefix { return iprange.All(ipv6).Prefixes()[0] }
+func everything(ipv6 bool) netip.Prefix { return judge.AllAddresses(ipv6)[0].Prefixes()[0] }
 
 // overlapsAny reports whether a network overlaps one of a sorted list of which
 // none covers another, as returned by [nft.List.Prefixes].
@@ -140,7 +139,7 @@ func overlapsAny(p netip.Prefix, sorted []netip.Prefix) bool {
 
 // uncovered returns a part of a network that no CIDR of a list contains, if there is one.
 func uncovered(p netip.Prefix, list []netip.Prefix) (netip.Prefix, bool) {
-	remaining := iprange.Subtract([]iprange.Range{iprange.FromPrefix(p)}, iprange.SetOf(list))
+	remaining := judge.NewAddresses([]netip.Prefix{p}).Subtract(judge.NewAddresses(list))
 	if len(remaining) == 0 {
 		return netip.Prefix{}, false
 	}

@@ -1,11 +1,9 @@
-// Package iprange represents ranges of IP addresses, sets of addresses, and the bounds
-// by which the kernel stores those of a set.
-//
-// A set is a slice of ranges, sorted, of which none overlaps or touches another. IPv4
-// sorts before IPv6, so one set can hold both.
-package iprange
+package nfnetlink
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // A Range is a range of addresses, both ends included. The zero Range is a set's
 // catch-all element, which nft writes as *.
@@ -29,14 +27,14 @@ func (r Range) String() string {
 // Prefix returns the range as a prefix, and whether it is one.
 func (r Range) Prefix() (netip.Prefix, bool) {
 	parts := r.Prefixes()
-	if len(parts) != 1 || FromPrefix(parts[0]) != r {
+	if len(parts) != 1 || PrefixRange(parts[0]) != r {
 		return netip.Prefix{}, false
 	}
 	return parts[0], true
 }
 
-// FromPrefix returns the addresses of a prefix.
-func FromPrefix(p netip.Prefix) Range {
+// PrefixRange returns the addresses of a prefix.
+func PrefixRange(p netip.Prefix) Range {
 	p = p.Masked()
 	last := p.Addr().As16()
 	bits := p.Bits() + 128 - p.Addr().BitLen()
@@ -59,14 +57,51 @@ func (r Range) Prefixes() []netip.Prefix {
 		bits := start.BitLen()
 		for bits > 0 {
 			wider := netip.PrefixFrom(start, bits-1)
-			if wider.Masked().Addr() != start || r.Last.Less(FromPrefix(wider).Last) {
+			if wider.Masked().Addr() != start || r.Last.Less(PrefixRange(wider).Last) {
 				break
 			}
 			bits--
 		}
 		p := netip.PrefixFrom(start, bits)
 		prefixes = append(prefixes, p)
-		start = FromPrefix(p).Last.Next()
+		start = PrefixRange(p).Last.Next()
 	}
 	return prefixes
+}
+
+// A Bound is one end of an interval as the kernel stores it: the first address of
+// a range, or the first address after it. The zero Bound is the catch-all element
+// *.
+type Bound struct {
+	Addr netip.Addr
+	End  bool
+}
+
+// Ranges turns the bounds of a set into ranges. Their order does not matter, and a
+// dump may contain a bound twice. A range without an end extends to the last
+// address of the family.
+func Ranges(bounds []Bound) []Range {
+	slices.SortFunc(bounds, func(a, b Bound) int {
+		if c := a.Addr.Compare(b.Addr); c != 0 || a.End == b.End {
+			return c
+		}
+		if a.End {
+			return -1
+		}
+		return 1
+	})
+	bounds = slices.Compact(bounds)
+	ranges := make([]Range, 0, len(bounds)/2+1)
+	for i, b := range bounds {
+		switch {
+		case b.End:
+		case !b.Addr.IsValid():
+			ranges = append(ranges, Range{})
+		case i+1 < len(bounds):
+			ranges = append(ranges, Range{First: b.Addr, Last: bounds[i+1].Addr.Prev()})
+		default:
+			ranges = append(ranges, Range{First: b.Addr, Last: PrefixRange(netip.PrefixFrom(b.Addr, 0)).Last})
+		}
+	}
+	return ranges
 }
