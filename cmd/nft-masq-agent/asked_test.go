@@ -172,7 +172,7 @@ func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
 		"cleanup": exitFailed, "diff": exitUsage, "connections": exitFailed, "status": exitFailed,
 	} {
 		var stdout, stderr strings.Builder
-		e := thisProcess(noProcesses(t), &stdout, &stderr)
+		e := thisProcess(n.socket, &stdout, &stderr)
 		e.stdout = fullDisk{}
 		n.check(n.Do(func() error {
 			code := dispatch(t.Context(), commands(), []string{command, "--config", n.path}, e)
@@ -204,7 +204,7 @@ func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var stderr strings.Builder
-	e := thisProcess(noProcesses(t), nil, &stderr)
+	e := thisProcess(n.socket, nil, &stderr)
 	e.stdout = canceler(cancel)
 	n.check(n.Do(func() error {
 		args := []string{"cleanup", "--wait", "--config", n.path}

@@ -217,7 +217,7 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	if err := p.Wait(); err != nil {
 		t.Error(err)
 	}
-	got := n.run("ready", "--wait-for", "127.0.0.1:9717", "-o", "json")
+	got := n.runCommand(n.command(nil, "ready", "--wait-for", "127.0.0.1:9717", "-o", "json"))
 	if got.code != exitDone || !strings.Contains(got.stdout, `"asked":"started"`) {
 		t.Errorf("as JSON: %+v", got)
 	}

@@ -253,21 +253,7 @@ func (n *testNode) command(env []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a command of the program on the node.
-func (n *testNode) run(args ...string) result {
-	n.t.Helper()
-	return n.runIn(nil, args...)
-}
-
-// runIn is run in an environment.
-func (n *testNode) runIn(env []string, args ...string) result {
-	n.t.Helper()
-	got := n.runCommand(n.command(env, args...))
-	validate(n.t, args, got.stdout)
-	return got
-}
-
-// runCommand runs a command on the node to its end.
+// runCommand runs the program on the node to its end.
 func (n *testNode) runCommand(cmd *exec.Cmd) result {
 	n.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -277,6 +263,7 @@ func (n *testNode) runCommand(cmd *exec.Cmd) result {
 	if err := n.Run(cmd); err != nil && !errors.As(err, &ended) {
 		n.t.Fatal(err)
 	}
+	validate(n.t, cmd.Args[1:], stdout.String())
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 

@@ -223,10 +223,10 @@ func (n *faultyNode) ask(words ...string) result {
 	}
 	for end := time.Now().Add(timeout); ; {
 		var got result
-		if n.proc != "" {
-			got = n.inProcess(n.proc, words...)
+		if n.env != nil || n.dead != "" || slices.Contains(words, "--wait-for") { // which asks from another thread
+			got = n.runCommand(n.command(n.env, words...))
 		} else {
-			got = n.runIn(n.env, words...)
+			got = n.runWith(cmp.Or(n.proc, "/proc"), words...)
 		}
 		// Probes have a second, which a busy machine may need.
 		late := words[0] == "ready" && strings.Contains(got.stdout+got.stderr, running.ErrNoAnswer.Error())
@@ -281,7 +281,7 @@ func playOnNodes(t *testing.T, name string) {
 				t.Parallel()
 				n := &faultyNode{situation: s, flags: flags}
 				if quick {
-					n.proc = noProcesses(t)
+					n.proc = ownProc(t)
 				}
 				switch {
 				case s.of("bridge") != nil:

@@ -24,7 +24,7 @@ import (
 func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (got result) {
 	t.Helper()
 	var stdout, stderr strings.Builder
-	e := thisProcess(noProcesses(t), &stdout, &stderr)
+	e := thisProcess(filepath.Join(dir, "none"), &stdout, &stderr)
 	err := node.Do(func() error { // which ends the thread, because it cannot switch back
 		none := [2]unix.CapUserData{}
 		err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Chdir(dir),
@@ -40,8 +40,8 @@ func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (g
 	return result{stdout.String(), stderr.String(), got.code}
 }
 
-// noProcesses returns a directory in place of procfs: without other processes, and with the settings of the node.
-func noProcesses(t testing.TB) string {
+// ownProc returns a directory in place of procfs, with the settings of the node, in which a test may put other files.
+func ownProc(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"thread-self", "sys"} {
@@ -53,19 +53,27 @@ func noProcesses(t testing.TB) string {
 }
 
 // thisProcess is the environment of a program that is not started by a person.
-func thisProcess(proc string, stdout, stderr *strings.Builder) environment {
+func thisProcess(socket string, stdout, stderr *strings.Builder) environment {
 	e := theEnvironment()
-	e.proc, e.stdout, e.stderr, e.socket = proc, stdout, stderr, filepath.Join(proc, "none")
+	e.socket = socket
+	e.stdout = stdout
+	e.stderr = stderr
 	e.terminal, e.fit, e.person = false, false, false
 	return e
 }
 
-// inProcess is run without another process.
-func (n *testNode) inProcess(proc string, args ...string) (got result) {
+// run runs a command on the node, in this process: nothing else than its thread is in the namespace.
+func (n *testNode) run(args ...string) result {
+	n.t.Helper()
+	return n.runWith("/proc", args...)
+}
+
+// runWith is run with a directory in place of procfs.
+func (n *testNode) runWith(proc string, args ...string) (got result) {
 	n.t.Helper()
 	var stdout, stderr strings.Builder
-	e := thisProcess(proc, &stdout, &stderr)
-	e.socket = n.socket
+	e := thisProcess(n.socket, &stdout, &stderr)
+	e.proc = proc
 	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
 	defer cancel()
 	n.check(n.Do(func() error {

@@ -66,7 +66,7 @@ func (s situation) of(word string) (all []string) {
 // here runs a command in this process, in the node's namespace, and reads its answer.
 func (n trafficNode) here(answer any, args ...string) {
 	n.t.Helper()
-	got := n.inProcess(noProcesses(n.t), append(slices.Clip(args), "-o", "json")...)
+	got := n.run(append(slices.Clip(args), "-o", "json")...)
 	if err := json.Unmarshal([]byte(got.stdout), answer); err != nil {
 		n.t.Fatalf("%+v: %v", got, err)
 	}
