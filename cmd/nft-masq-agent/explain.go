@@ -239,13 +239,12 @@ func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answ
 			facts.Legacy = append(facts.Legacy, table)
 		}
 	}
-	named, err := others.Find(ctx, s.kernel.In(ctx), others.Query{
+	facts.Others, err = others.Find(ctx, s.kernel.In(ctx), others.Query{
 		Source: facts.Packet.Src, Destination: facts.Packet.Dst.Addr(),
 	})
 	if err != nil {
 		return hinted(err)
 	}
-	facts.SetOthers(named)
 	if facts.Policy == nil || !facts.Packet.Src.IsValid() {
 		return nil
 	}

@@ -51,7 +51,7 @@ func descriptions(t *testing.T) map[string]string {
 	all := map[string]string{}
 	for name, dir := range map[string]string{
 		"main": ".", "answer": "internal/answer", "cli": "internal/cli", "running": "internal/running",
-		"config": "../../config", "nftrace": "../../nft/nftrace",
+		"config": "../../config", "nftrace": "../../nft/nftrace", "others": "../../nft/others",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {

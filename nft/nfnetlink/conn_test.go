@@ -272,13 +272,8 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
 	for _, s := range sets[:4] {
-		has, limited, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.1"))
-		statements := s.Name == "counted" || s.Name == "limited"
-		if err != nil || !has || limited != (s.Name == "limited") || s.HasStatements() != statements {
-			t.Errorf("%s: has %t, limited %t, statements %t, %v", s.Name, has, limited, s.HasStatements(), err)
-		}
-		if has, _, err := c.HasElement(nfnetlink.Inet, "t", s.Name, netip.MustParseAddr("10.0.0.2")); err != nil || has {
-			t.Errorf("%s: has another one %t, %v", s.Name, has, err)
+		if statements := s.Name == "counted" || s.Name == "limited"; s.HasStatements() != statements {
+			t.Errorf("%s: statements %t", s.Name, s.HasStatements())
 		}
 	}
 }

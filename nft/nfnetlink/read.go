@@ -3,7 +3,6 @@ package nfnetlink
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -205,35 +204,6 @@ func (c *Conn) EachElement(family Family, table, set string, do func(Element) er
 	return nil
 }
 
-// HasElement reports whether a set has an element for the address, or the catch-all element *
-// (Linux 5.13), which no count includes, and whether that one is limited: it may not match, because
-// of a limit or a quota. The lookup is as cheap as reading the generation, however large the set is.
-func (c *Conn) HasElement(family Family, table, set string, addr netip.Addr) (found, limited bool, err error) {
-	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	for i, element := range []func(*Attrs){
-		func(a *Attrs) { a.element(addr, false) },
-		func(a *Attrs) {
-			a.nest(unix.NFTA_LIST_ELEM, func() { a.AddUint32(unix.NFTA_SET_ELEM_FLAGS, catchAll) })
-		},
-	} {
-		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
-		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() { element(&a) })
-		err = c.walk(0, family, unix.NFT_MSG_GETSETELEM, a, func(_ Family, b Attrs) error {
-			return parseElements(b, func(e Element) error {
-				limited = limited || e.Limited
-				return nil
-			})
-		})
-		switch {
-		case err == nil:
-			return true, limited, nil
-		case !IsNotExist(err) && (i == 0 || !errors.Is(err, unix.EINVAL)): // of kernels that know no catch-all element
-			return false, false, fmt.Errorf("look up %s in %s: %w", addr, Printable(set), err)
-		}
-	}
-	return false, false, nil
-}
-
 // An Element is an element of a set or a map.
 type Element struct {
 	Key   []byte // the components of a concatenation are padded to 4 bytes each
@@ -242,9 +212,8 @@ type Element struct {
 	Value []byte // of a map, unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
-	// Conditional means that it has a timeout or other state; Limited, that because
-	// of that it may not match although it has not expired.
-	Conditional, Limited bool
+	// Conditional means that it has a timeout or other state.
+	Conditional bool
 }
 
 func parseElements(b Attrs, fn func(Element) error) error {
@@ -266,15 +235,7 @@ func parseElement(b Attrs) (e Element) {
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = data.Attr(unix.NFTA_DATA_VALUE)
 			e.Code, e.Chain, _ = parseVerdict(data)
-		case unix.NFTA_SET_ELEM_EXPR:
-			e.Conditional = true
-			e.Limited = e.Limited || limits(data)
-		case elemExpressions:
-			e.Conditional = true
-			for _, expression := range data.All() {
-				e.Limited = e.Limited || limits(expression)
-			}
-		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
+		case unix.NFTA_SET_ELEM_EXPR, elemExpressions, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
 			e.Conditional = true
 		case elemKeyEnd:
 			e.Conditional = true
@@ -283,10 +244,6 @@ func parseElement(b Attrs) (e Element) {
 	}
 	return e
 }
-
-// limits reports whether an expression can keep an element from matching: all but
-// counters.
-func limits(e Attrs) bool { return parseExpr(e).Name != "counter" }
 
 // Objects lists the stateful objects of a table. A table that does not exist has
 // none.

@@ -3,15 +3,17 @@ package others
 import (
 	"context"
 	"net/netip"
+	"slices"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nftrace"
 )
 
-// Limits of what is kept, and of the elements that are read in all.
+// Limits of the rules and of the chains that are kept, and of the elements that are read in all.
 const (
-	maxRules    = 16
+	maxFound    = 16
 	maxElements = 200_000
 )
 
@@ -21,119 +23,63 @@ type Query struct {
 	Destination netip.Addr
 }
 
-// Found is what was found.
-type Found struct {
-	// Rules are the first that compare an address or a prefix with the source or the destination.
-	Rules []Rule `json:"rules"`
-	// MoreRules is how many others do.
-	MoreRules int `json:"moreRules"`
-	// Translating are the first chains with rules that translate sources.
-	Translating []Chain `json:"translating"`
-	// MoreTranslating is how many others there are.
-	MoreTranslating int `json:"moreTranslating"`
-	// UnreadSets is how many sets were not searched, because they have too many elements.
-	UnreadSets int `json:"unreadSets"`
-}
-
-// A Rule is a rule that names an address.
+// A Rule of another program names an address, or it stands for a chain that translates sources.
 type Rule struct {
-	// Family of the table.
-	Family string `json:"tableFamily"`
-	// Table is the name of the table.
+	// Table is family and name.
 	Table string `json:"table"`
-	// Chain is the name of the chain.
+	// Chain that translates sources, or has the rule.
 	Chain string `json:"chain"`
-	// Handle of the rule.
-	Handle uint64 `json:"handle"`
-	// Field is source or destination.
-	Field string `json:"field"`
-	// Set is the name of the set or map that has the address, if it is one.
-	Set string `json:"set,omitempty"`
-	// Command shows the rule.
+	// Handle of the rule that names the address; 0 for a chain that translates sources.
+	Handle uint64 `json:"handle,omitempty"`
+	// Command that shows it.
 	Command string `json:"command"`
 }
 
-// A Chain is a chain that translates sources.
-type Chain struct {
-	// Family of the table.
-	Family string `json:"tableFamily"`
-	// Table is the name of the table.
-	Table string `json:"table"`
-	// Chain is the name of the chain.
-	Chain string `json:"chain"`
-	// Handles are those of the first rules that translate.
-	Handles []uint64 `json:"handles"`
-	// Command shows the chain.
-	Command string `json:"command"`
-}
-
-// Find reads the rules of other programs.
-func Find(ctx context.Context, c *nfnetlink.Conn, q Query) (Found, error) {
+// Find reads the rules of other programs. It returns the first ones that compare an address or a prefix with the source
+// or the destination, and then the first chains with rules that translate sources.
+func Find(ctx context.Context, c *nfnetlink.Conn, q Query) ([]Rule, error) {
 	lookups := c.Another() // of sets, while the rules are listed
 	defer func() { _ = lookups.Close() }()
 	var s *search
 	err := nfnetlink.Again(ctx, func() error {
-		s = &search{
-			query: q, sets: lookups.In(ctx), known: map[setID]bool{},
-			found: Found{Rules: []Rule{}, Translating: []Chain{}},
-		}
+		s = &search{query: q, sets: lookups.In(ctx), known: map[lookup]bool{}}
 		return c.In(ctx).EachRule(nfnetlink.AnyFamily, "", "", s.add)
 	})
 	if err != nil {
-		return Found{}, err
+		return nil, err
 	}
-	return s.found, nil
+	return append(s.rules, s.chains...), nil
 }
 
 // A search is what is known while the rules are read.
 type search struct {
-	query    Query
-	sets     *nfnetlink.Conn
-	known    map[setID]bool // whether a set has the address
-	elements int            // that were read
-	last     nfnetlink.ChainID
-	found    Found
+	query         Query
+	sets          *nfnetlink.Conn
+	known         map[lookup]bool // whether a set has the address
+	elements      int             // that were read
+	rules, chains []Rule
 }
 
 // add looks at a rule.
 func (s *search) add(r nfnetlink.Rule) error {
-	own := r.Family == nfnetlink.Inet && r.Table == nft.TableName || r.Signed()
-	if own {
+	if r.Family == nfnetlink.Inet && r.Table == nft.TableName || r.Signed() {
 		return nil
 	}
-	if source, _ := r.NAT(); source {
-		s.translates(r)
-	}
-	m, err := s.match(r)
-	if err != nil || m.field == "" {
+	named, err := s.names(r)
+	if err != nil {
 		return err
 	}
-	if len(s.found.Rules) == maxRules {
-		s.found.MoreRules++
-		return nil
-	}
-	s.found.Rules = append(s.found.Rules, Rule{
-		Family: r.Family.String(), Table: r.Table, Chain: r.Chain, Handle: r.Handle, Field: m.field, Set: m.set,
+	source, _ := r.NAT()
+	found := Rule{
+		Table: r.Family.String() + " " + config.Printable(r.Table), Chain: config.Printable(r.Chain),
 		Command: nftrace.Command(r.In()),
-	})
-	return nil
-}
-
-// translates notes the chain of a rule. The kernel lists the rules of a chain one after another.
-func (s *search) translates(r nfnetlink.Rule) {
-	repeated := r.In() == s.last
-	s.last = r.In()
-	switch n := len(s.found.Translating); {
-	case repeated && s.found.MoreTranslating > 0:
-	case repeated && len(s.found.Translating[n-1].Handles) < maxRules:
-		s.found.Translating[n-1].Handles = append(s.found.Translating[n-1].Handles, r.Handle)
-	case repeated:
-	case n == maxRules:
-		s.found.MoreTranslating++
-	default:
-		s.found.Translating = append(s.found.Translating, Chain{
-			Family: r.Family.String(), Table: r.Table, Chain: r.Chain, Handles: []uint64{r.Handle},
-			Command: nftrace.Command(r.In()),
-		})
 	}
+	if source && len(s.chains) < maxFound && !slices.Contains(s.chains, found) {
+		s.chains = append(s.chains, found)
+	}
+	if named && len(s.rules) < maxFound {
+		found.Handle = r.Handle
+		s.rules = append(s.rules, found)
+	}
+	return nil
 }

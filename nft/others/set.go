@@ -1,85 +1,61 @@
 package others
 
 import (
-	"bytes"
-	"net/netip"
+	"strings"
 
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A setID names a set, and the field of the packet that its elements are compared with.
-type setID struct {
+// A lookup of an address in a set. The keys of the set have it, or a part of it, at a position.
+type lookup struct {
 	family      nfnetlink.Family
 	table, name string
-	field       string
+	position    int
+	address     string // bytes
 }
 
-// contains reports whether a set has an element that names the address, at an offset of its key. Each set is
-// searched once.
-func (s *search) contains(id setID, offset uint32, l loaded) (bool, error) {
-	if found, ok := s.known[id]; ok {
+// contains reports whether a set has an element or an interval with the address. Each set is read once.
+func (s *search) contains(l lookup) (bool, error) {
+	if found, known := s.known[l]; known || s.elements >= maxElements {
 		return found, nil
 	}
-	found, err := s.search(id, offset, l)
+	found, err := s.read(l)
 	if nfnetlink.IsNotExist(err) { // it was deleted meanwhile
 		err = nil
 	}
-	if err == nil {
-		s.known[id] = found
-	}
+	s.known[l] = found
 	return found, err
 }
 
-func (s *search) search(id setID, offset uint32, l loaded) (bool, error) {
-	if address, ok := netip.AddrFromSlice(l.address); ok && offset == 0 && l.mask == nil {
-		// The kernel looks it up, unless the key is a concatenation or the set is no set of addresses.
-		found, _, err := s.sets.HasElement(id.family, id.table, id.name, address)
-		if err == nil && !found {
-			return false, nil
-		}
-	}
-	if s.elements >= maxElements {
-		s.found.UnreadSets++
-		return false, nil
-	}
-	return s.read(id, offset, l)
-}
-
-// read reads the elements. An interval set has the bounds of each interval as elements, in any order: the address is
-// in one if the nearest bound at or before it begins an interval.
-func (s *search) read(id setID, offset uint32, l loaded) (found bool, err error) {
-	start := int(offset)
-	end := start + len(l.address)
-	var lower, upper []byte // the nearest bounds
+// read reads the elements of a set. An interval set has the bounds of each interval as elements, in any order: the
+// address is in one if the nearest bound at or before it begins an interval. One that begins with the zero address is
+// as good as a catch-all.
+func (s *search) read(l lookup) (found bool, err error) {
+	zero := strings.Repeat("\x00", len(l.address))
+	end := l.position + len(l.address)
 	intervals := false
-	ends := false
-	err = s.sets.EachElement(id.family, id.table, id.name, func(e nfnetlink.Element) error {
+	nearest := ""
+	begins := false
+	err = s.sets.EachElement(l.family, l.table, l.name, func(e nfnetlink.Element) error {
 		s.elements++
 		if s.elements > maxElements {
-			s.found.UnreadSets++
 			return nfnetlink.ErrEnough
 		}
 		if len(e.Key) < end {
 			return nil
 		}
-		key := e.Key[start:end]
+		key := string(e.Key[l.position:end])
 		intervals = intervals || e.End
-		switch last := e.Last; {
-		case len(last) >= end && l.isBetween(key, last[start:end]), last == nil && !e.End && l.equals(key):
-			found = true
-			return nfnetlink.ErrEnough
-		case last != nil || len(e.Key) != len(l.address):
-		case bytes.Compare(key, l.address) <= 0 && (lower == nil || bytes.Compare(key, lower) >= 0):
-			ends = e.End && (lower == nil || !bytes.Equal(key, lower) || ends)
-			lower = bytes.Clone(key)
-		case bytes.Compare(key, l.address) > 0 && e.End && (upper == nil || bytes.Compare(key, upper) < 0):
-			upper = bytes.Clone(key)
+		if len(e.Last) >= end {
+			found = found || key != zero && key <= l.address && l.address <= string(e.Last[l.position:end])
+			return nil
+		}
+		found = found || key == l.address && !e.End
+		if key <= l.address && (key > nearest || key == nearest && !e.End) {
+			nearest = key
+			begins = !e.End
 		}
 		return nil
 	})
-	if err != nil || found || lower == nil || ends || !intervals {
-		return found, err
-	}
-	everything := bytes.Count(lower, []byte{0}) == len(lower) && upper == nil
-	return !everything, nil
+	return found || intervals && begins && nearest != zero, err
 }

@@ -113,18 +113,6 @@ func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
 	}
 }
 
-// An Other is a rule or a chain of another program that may decide, too.
-type Other struct {
-	// Table is family and name.
-	Table string `json:"table"`
-	// Chain that translates sources, or has the rule.
-	Chain string `json:"chain"`
-	// Handle of the rule that names the address; 0 for a chain that translates sources.
-	Handle uint64 `json:"handle,omitempty"`
-	// Command that shows it.
-	Command string `json:"command"`
-}
-
 // ExplainFacts are what explain has gathered.
 type ExplainFacts struct {
 	Head   cli.Head
@@ -144,7 +132,7 @@ type ExplainFacts struct {
 	Kept, Remedy string
 	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
 	ToAddress, ToEntry conntrack.Count
-	Others             []Other
+	Others             []others.Rule
 	Legacy             []older.LegacyTable
 }
 
@@ -176,7 +164,7 @@ type Explanation struct {
 	// Contradicting are open connections to the destination that began under the policy and contradict it, at most 3.
 	Contradicting []Connection `json:"contradicting,omitempty"`
 	// Others are rules of other programs that name the address, and chains that translate sources.
-	Others []Other `json:"otherRules,omitempty"`
+	Others []others.Rule `json:"otherRules,omitempty"`
 }
 
 // A Why is the reason for an answer.
@@ -546,23 +534,21 @@ func (f *ExplainFacts) others() (lines []string) {
 	const limit = 8
 	for i, o := range f.Others {
 		if i == limit {
-			lines = append(lines, fmt.Sprintf("and %d more rules of other programs", len(f.Others)-limit))
+			lines = append(lines, "and more: nft -a list ruleset")
 			break
 		}
-		lines = append(lines, o.String())
+		if o.Handle == 0 {
+			lines = append(lines, fmt.Sprintf("chain %s %s of another program may translate sources: %s", o.Table, o.Chain,
+				o.Command))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("rule %s %s handle %d of another program names it: %s", o.Table, o.Chain, o.Handle,
+			o.Command))
 	}
 	for _, table := range f.Legacy {
 		lines = append(lines, fmt.Sprintf("legacy ip_tables (%s) may decide, too: %s shows it", table, table.Command()))
 	}
 	return lines
-}
-
-// String says what may interfere.
-func (o Other) String() string {
-	if o.Handle == 0 {
-		return fmt.Sprintf("chain %s %s of another program may translate sources: %s", o.Table, o.Chain, o.Command)
-	}
-	return fmt.Sprintf("rule %s %s handle %d of another program names it: %s", o.Table, o.Chain, o.Handle, o.Command)
 }
 
 // notes are about the packet, and surprising answers.
@@ -631,26 +617,4 @@ func (s Step) reply(v nft.Verdict, decides bool) string {
 		reply += choose(v == nft.Masqueraded, ": masqueraded", ": not masqueraded")
 	}
 	return reply
-}
-
-// SetOthers sets the rules of other programs that name the address, and their chains that translate sources. The names
-// are any text.
-func (f *ExplainFacts) SetOthers(found others.Found) {
-	for _, r := range found.Rules {
-		f.Others = append(f.Others, Other{
-			Table: r.Family + " " + config.Printable(r.Table), Chain: config.Printable(r.Chain), Handle: r.Handle,
-			Command: r.Command,
-		})
-	}
-	for _, c := range found.Translating {
-		named := slices.ContainsFunc(found.Rules, func(r others.Rule) bool {
-			return r.Family == c.Family && r.Table == c.Table && r.Chain == c.Chain
-		})
-		if named {
-			continue
-		}
-		f.Others = append(f.Others, Other{
-			Table: c.Family + " " + config.Printable(c.Table), Chain: config.Printable(c.Chain), Command: c.Command,
-		})
-	}
 }

@@ -125,14 +125,14 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "other rules and legacy tables are named", code: Should, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
-				f.SetOthers(others.Found{
-					Rules:       []others.Rule{{Family: "ip", Table: "nat", Chain: "x\x1by", Handle: 7, Command: "nft -a list"}},
-					Translating: []others.Chain{{Family: "ip", Table: "t;touch", Chain: "post", Command: "nft -a list 't;touch'"}},
-				})
+				f.Others = []others.Rule{
+					{Table: "ip nat", Chain: "x", Handle: 7, Command: "nft -a list"},
+					{Table: "ip t;touch", Chain: "post", Command: "nft -a list 't;touch'"},
+				}
 				f.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 			},
 			headline: "203.0.113.9:443 should see",
-			details: "rule ip nat x\\x1by handle 7 of another program names it: nft -a list\n" +
+			details: "rule ip nat x handle 7 of another program names it: nft -a list\n" +
 				"chain ip t;touch post of another program may translate sources: nft -a list 't;touch'\n" +
 				"legacy ip_tables (ip filter) may decide, too: iptables-legacy -t filter -S shows it\nnft-masq-agent explain",
 		},
