@@ -35,7 +35,7 @@ func (p *parser) read(s Source) {
 	f := &file{text: newText(s), parser: p}
 	p.files = append(p.files, f)
 	if s.Ignored {
-		p.add(Note, "ignoredFile", At(f.name, 0, 0),
+		p.add(Note, "ignoredFile", Position{File: f.name},
 			"not read: in a directory, only names that begin with ip-masq or end in .yaml, .yml or .json are read")
 		return
 	}
@@ -48,7 +48,8 @@ func (p *parser) read(s Source) {
 		if len(p.kept) > reported { // such as a second document
 			return
 		}
-		p.add(Note, "emptyFile", At(f.name, 1, 1), "the file is empty: each key has its default, unless another file sets it")
+		p.add(Note, "emptyFile", Position{f.name, 1, 1}, 
+			"the file is empty: each key has its default, unless another file sets it")
 		return
 	}
 	if root.Kind != yaml.MappingNode {
@@ -144,7 +145,7 @@ func (f *file) position(n *yaml.Node) Position {
 	if n.Line == 0 {
 		return Position{} // of a default
 	}
-	return At(f.name, n.Line, n.Column)
+	return Position{f.name, n.Line, n.Column}
 }
 
 func (f *file) report(level Level, id string, n *yaml.Node, format string, args ...any) {

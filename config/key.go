@@ -81,7 +81,10 @@ func likelyKey(name string) string {
 	for edits := range 3 {
 		for i, key := range lowerKeys {
 			meant := name == "no"+key || strings.Contains(name, "4") || strings.Contains(name, "6") != strings.Contains(key, "6")
-			if !meant && (edits < 2 || len(key) >= 10) && (Within(edits, name, key) || Within(edits, shortName, shortKeys[i])) {
+			if meant || edits == 2 && len(key) < 10 {
+				continue
+			}
+			if Similar(edits, name, key) || Similar(edits, shortName, shortKeys[i]) {
 				return table[i].Key
 			}
 		}
@@ -108,9 +111,9 @@ var (
 	abbreviations = strings.NewReplacer("masquerade", "masq", "source", "src")
 )
 
-// Within reports whether at most that many edits turn a into b. An edit deletes,
+// Similar reports whether at most that many edits turn a into b. An edit deletes,
 // inserts or replaces one character, or swaps two adjacent ones.
-func Within(edits int, a, b string) bool {
+func Similar(edits int, a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
@@ -118,6 +121,6 @@ func Within(edits int, a, b string) bool {
 		return len(a)+len(b) <= edits
 	}
 	swapped := len(a) > 1 && len(b) > 1 && a[:2] == string([]byte{b[1], b[0]})
-	return Within(edits-1, a[1:], b) || Within(edits-1, a, b[1:]) || Within(edits-1, a[1:], b[1:]) ||
-		swapped && Within(edits-1, a[2:], b[2:])
+	return Similar(edits-1, a[1:], b) || Similar(edits-1, a, b[1:]) || Similar(edits-1, a[1:], b[1:]) ||
+		swapped && Similar(edits-1, a[2:], b[2:])
 }

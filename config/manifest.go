@@ -65,7 +65,7 @@ func Unwrap(s Source) (config Source, note *Problem, err error) {
 		Data yaml.Node
 	}
 	fail := func(n *yaml.Node, format string, args ...any) (Source, *Problem, error) {
-		position := At(s.Name, max(n.Line, 1), max(n.Column, 1))
+		position := Position{s.Name, max(n.Line, 1), max(n.Column, 1)}
 		return s, nil, Problems{{ID: "manifest", Level: Error, Pos: position, Msg: fmt.Sprintf(format, args...)}}
 	}
 	if root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
@@ -98,7 +98,7 @@ func Unwrap(s Source) (config Source, note *Problem, err error) {
 		config.Data = block(string(s.Data), value.Line, name.Column)
 	}
 	note = &Problem{
-		ID: "configMap", Level: Note, Pos: At(s.Name, value.Line, value.Column),
+		ID: "configMap", Level: Note, Pos: Position{s.Name, value.Line, value.Column},
 		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
 	}
 	return config, note, nil

@@ -204,7 +204,7 @@ func scalar[T comparable](
 // only names that begin with ip-masq.
 func (p *parser) checkDirectory(sources []Source) {
 	if len(sources) > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
-		p.add(Warning, "nothingRead", At(filepath.Dir(p.files[0].name), 0, 0),
+		p.add(Warning, "nothingRead", Position{File: filepath.Dir(p.files[0].name)},
 			"no file in this directory is read: the built-in defaults apply")
 	}
 	_, listed := p.set[KeyNonMasqueradeCIDRs]
@@ -212,12 +212,12 @@ func (p *parser) checkDirectory(sources []Source) {
 	theirs := slices.IndexFunc(p.files, ofTheirs)
 	for i, f := range p.files {
 		if p.joined && theirs >= 0 && !ofTheirs(f) && !sources[i].Ignored {
-			p.add(Warning, "notTheirs", At(f.name, 0, 0),
+			p.add(Warning, "notTheirs", Position{File: f.name},
 				"ip-masq-agent-v2 does not read this file, because its name does not begin with ip-masq; this agent does")
 		}
 	}
 	if p.joined && !listed && theirs >= 0 {
-		p.add(Warning, "noList", At(p.files[theirs].name, 0, 0),
+		p.add(Warning, "noList", Position{File: p.files[theirs].name},
 			"no file in this directory sets %s: its default applies, but ip-masq-agent-v2 exempts link-local "+
 				"destinations alone; for the same write \"%[1]s: []\", or else list what to exempt", KeyNonMasqueradeCIDRs)
 	}

@@ -234,14 +234,14 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 func TestPositionsAreWithinTheText(t *testing.T) {
 	text := newText(Source{Name: "f", Data: []byte("cidrLimit: 1\né\n")})
 	for at, want := range map[Position]Position{
-		At("f", 1, 5): At("f", 1, 5), At("f", 1, 13): At("f", 1, 13), At("f", 1, 99): At("f", 1, 13),
-		At("f", 2, 3): At("f", 2, 2), At("f", 3, 2): At("f", 3, 1), At("f", 7, 1): At("f", 3, 1),
+		{"f", 1, 5}: {"f", 1, 5}, {"f", 1, 13}: {"f", 1, 13}, {"f", 1, 99}: {"f", 1, 13},
+		{"f", 2, 3}: {"f", 2, 2}, {"f", 3, 2}: {"f", 3, 1}, {"f", 7, 1}: {"f", 3, 1},
 	} {
 		if got := text.show(Problem{Pos: at}).Pos; got != want {
 			t.Errorf("%s: %s, want %s", at, got, want)
 		}
 	}
-	for at, want := range map[Position]string{{}: "built-in default", At("f", 0, 0): "f", At("f", 2, 3): "f:2:3"} {
+	for at, want := range map[Position]string{{}: "built-in default", {File: "f"}: "f", {"f", 2, 3}: "f:2:3"} {
 		if at.String() != want {
 			t.Errorf("%s, want %s", at, want)
 		}

@@ -19,9 +19,6 @@ type Position struct {
 	Col int `json:"column,omitempty"`
 }
 
-// At returns a position in a file; without a line it denotes the whole file.
-func At(file string, line, col int) Position { return Position{file, line, col} }
-
 // String returns FILE:LINE:COL, or FILE if the position has no line.
 func (p Position) String() string {
 	switch {
@@ -126,16 +123,16 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Of returns the problems of these levels, never nil.
-func (p Problems) Of(levels ...Level) Problems {
+// WithLevel returns the problems of these levels, never nil.
+func (p Problems) WithLevel(levels ...Level) Problems {
 	return slices.DeleteFunc(append(Problems{}, p...), func(p Problem) bool { return !slices.Contains(levels, p.Level) })
 }
 
 // Faults returns the errors and mistakes: files are accepted if there are none.
-func (p Problems) Faults() Problems { return p.Of(Error, Mistake) }
+func (p Problems) Faults() Problems { return p.WithLevel(Error, Mistake) }
 
 // Remarks returns the warnings and notes.
-func (p Problems) Remarks() Problems { return p.Of(Warning, Note) }
+func (p Problems) Remarks() Problems { return p.WithLevel(Warning, Note) }
 
 // Worst returns the most serious level, or Note if there are none.
 func (p Problems) Worst() Level {

@@ -215,7 +215,7 @@ func tooLarge(name string, joined bool) Problem {
 	if joined {
 		msg = "with this file, the files are larger than 4 MiB together"
 	}
-	return Problem{ID: "tooLarge", Pos: At(name, 1, 1), Msg: msg}
+	return Problem{ID: "tooLarge", Pos: Position{name, 1, 1}, Msg: msg}
 }
 
 func notRegular(path string, info fs.FileInfo) error {

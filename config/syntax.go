@@ -41,7 +41,7 @@ func (t *text) syntaxError(err error, source string) (Position, string) {
 	}
 	content := strings.TrimLeft(lines[line], " \t")
 	indent := strings.TrimSuffix(lines[line], content)
-	return At(t.name, line+1, len(indent)+1), explain(msg, indent, content)
+	return Position{t.name, line + 1, len(indent) + 1}, explain(msg, indent, content)
 }
 
 // messageOf returns the message of "yaml: line 3: message".

@@ -99,7 +99,7 @@ var keyName = regexp.MustCompile(`([A-Za-z0-9_-]+)["' ]*:`)
 func (t *text) at(offset int) Position {
 	head := t.s[:offset]
 	start := strings.LastIndexByte(head, '\n') + 1
-	return At(t.name, strings.Count(head, "\n")+1, utf8.RuneCountInString(head[start:])+1)
+	return Position{t.name, strings.Count(head, "\n") + 1, utf8.RuneCountInString(head[start:]) + 1}
 }
 
 // maxQuoted is the longest value that a message quotes, in bytes. The file may be

@@ -20,7 +20,7 @@ func (f *file) root() *yaml.Node {
 		return f.parseJSON()
 	}
 	if strings.HasPrefix(f.s, byteOrderMark) { // the older agents read the first line alone, or all, as its content is
-		f.add(Error, "syntax", At(f.name, 1, 1), "the file begins with two byte order marks: remove them")
+		f.add(Error, "syntax", Position{f.name, 1, 1}, "the file begins with two byte order marks: remove them")
 		return nil
 	}
 	if match := noDocument.FindStringSubmatchIndex(f.s); match != nil {
@@ -62,7 +62,7 @@ var bareTag = regexp.MustCompile(`(?m)(?:^|: |- |[\[{,?]|&[^ \n]+)[ \t]*(!(?:<!>
 var noDocument = regexp.MustCompile(`^(?:[ \t]*(?:#.*)?\n)*(\.\.\.)(?:$|[ \t\n])`)
 
 func (f *file) tooMany() *yaml.Node {
-	f.add(Error, "tooMany", At(f.name, 0, 0), "too many values: a config may have at most %d", maxNodes)
+	f.add(Error, "tooMany", Position{File: f.name}, "too many values: a config may have at most %d", maxNodes)
 	return nil
 }
 

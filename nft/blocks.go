@@ -74,8 +74,8 @@ func (b PortBlocks) Block(number int) PortRange {
 	return PortRange{Min: first, Max: first + uint16(b.Size-1)}
 }
 
-// Of returns the number of a pod's block.
-func (b PortBlocks) Of(pod netip.Addr) int { return int(bucketOf(pod)) % b.Count() }
+// Index returns the number of a pod's block.
+func (b PortBlocks) Index(pod netip.Addr) int { return int(bucketOf(pod)) % b.Count() }
 
 // Owner returns the number of the block that a port is in; false if it is in none.
 func (b PortBlocks) Owner(port uint16) (number int, ok bool) {

@@ -21,10 +21,10 @@ func (e *Entries) add(key, entry string, few int) {
 	}
 }
 
-// Beyond returns the CIDRs, interfaces and entries of snatRules that p has and o does not have,
+// Additions returns the CIDRs, interfaces and entries of snatRules that p has and o does not have,
 // with the text of the first few. An entry of snatRules is named by its place, because it can
 // have thousands of CIDRs.
-func (p Policy) Beyond(o Policy, few int) Entries {
+func (p Policy) Additions(o Policy, few int) Entries {
 	var e Entries
 	var places []int
 	for _, f := range p.Families {
@@ -62,8 +62,9 @@ func (p Policy) Beyond(o Policy, few int) Entries {
 
 // sameEntry reports whether two entries say the same, whatever their places are.
 func (r SNATRule) sameEntry(o SNATRule) bool {
-	return slices.Equal(r.sorted, o.sorted) && slices.Equal(r.From.sorted, o.From.sorted) &&
-		slices.Equal(r.To.sorted, o.To.sorted) && slices.Equal(config.Names(r.Out), config.Names(o.Out))
+	return slices.Equal(r.sorted, o.sorted) && slices.Equal(r.Sources.sorted, o.Sources.sorted) &&
+		slices.Equal(r.Destinations.sorted, o.Destinations.sorted) &&
+		slices.Equal(config.Names(r.Interfaces), config.Names(o.Interfaces))
 }
 
 func (l List) hasEntry(p netip.Prefix) bool {

@@ -28,7 +28,7 @@ func FuzzCoveredEntriesAreDropped(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			list = append(list, config.CIDR{Prefix: p, Pos: config.At("f", len(list)+1, 1)})
+			list = append(list, config.CIDR{Prefix: p, Pos: config.Position{File: "f", Line: len(list) + 1, Col: 1}})
 			b = b[6:]
 		}
 		for _, ipv6 := range []bool{false, true} {
@@ -154,14 +154,14 @@ func TestAssignmentIsTheSameInAllVersions(t *testing.T) {
 		s := SNAT{Present: somewhere(ipv6, 3)}
 		got := ""
 		for _, pod := range []string{"10.244.1.0", "fd00::1", "10.9.9.100", "fd00::ff"} {
-			a, _ := s.Of(netip.MustParseAddr(pod))
+			a, _ := s.Address(netip.MustParseAddr(pod))
 			got += fmt.Sprint(" ", a)
 		}
 		if got[1:] != want {
 			t.Errorf("%s, want %s", got[1:], want)
 		}
 	}
-	if _, some := (SNAT{}).Of(netip.MustParseAddr("10.0.0.1")); some {
+	if _, some := (SNAT{}).Address(netip.MustParseAddr("10.0.0.1")); some {
 		t.Error("there is one without addresses")
 	}
 }

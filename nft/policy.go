@@ -27,7 +27,7 @@ type Policy struct {
 // An Enforcement means that pod traffic to exempt destinations keeps its address,
 // regardless of other programs.
 type Enforcement struct {
-	At    config.Position
+	Pos   config.Position
 	Marks []Mark // of packets that are left to the programs that marked them
 }
 
@@ -45,7 +45,7 @@ type Question struct {
 	config.Row
 	List
 	Interfaces []config.Interface // sorted, none covers another
-	At         config.Position    // position of a condition without a list
+	Pos        config.Position    // position of a condition without a list
 }
 
 // A List is CIDRs of which none covers another, in file order.
@@ -117,7 +117,7 @@ func NewPolicy(c config.Config, o Options) Policy {
 		p.PortsPerPod = c.PortsPerPod.Size
 		p.DropInvalid = c.DropInvalid != nil
 		if c.Enforce != nil {
-			p.Enforce = &Enforcement{At: *c.Enforce, Marks: o.Marks}
+			p.Enforce = &Enforcement{Pos: *c.Enforce, Marks: o.Marks}
 		}
 	}
 	return p
@@ -140,7 +140,7 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 		q := Question{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
 		position := row.Explicit(c)
 		if position != nil {
-			q.At = *position
+			q.Pos = *position
 		}
 		if position != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
 			f.Questions = append(f.Questions, q)
@@ -279,8 +279,8 @@ func (p Policy) digest() digest {
 			write("snat %s\n", p)
 		}
 		for _, r := range f.SNATRules {
-			write("snat rule %d from %v to %v out", r.Place, r.From.Prefixes(), r.To.Prefixes())
-			for _, i := range r.Out {
+			write("snat rule %d from %v to %v out", r.Place, r.Sources.Prefixes(), r.Destinations.Prefixes())
+			for _, i := range r.Interfaces {
 				write(" %s", i.Name)
 			}
 			write(" %v\n", r.Prefixes())

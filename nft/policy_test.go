@@ -46,7 +46,7 @@ func TestHashCoversThePolicy(t *testing.T) {
 			}
 		},
 		"place in the file": func(c *config.Config, _ *nft.Options) {
-			c.NonMasqueradeCIDRs[0].Pos = config.At("x", 3, 1)
+			c.NonMasqueradeCIDRs[0].Pos = config.Position{File: "x", Line: 3, Col: 1}
 		},
 		"twice": func(c *config.Config, _ *nft.Options) {
 			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, c.NonMasqueradeCIDRs...)
@@ -124,11 +124,11 @@ func TestHashIsIndependentOfNodeAndAddressOrder(t *testing.T) {
 	if !r.Same(other) || r.Hash() != other.Hash() {
 		t.Error("the result depends on the order")
 	}
-	here, there := r.On(cases.Addrs("198.51.100.11")), r.On(cases.Addrs("198.51.100.66"))
+	here, there := r.WithAddresses(cases.Addrs("198.51.100.11")), r.WithAddresses(cases.Addrs("198.51.100.66"))
 	if here.Hash() != r.Hash() || there.Hash() != r.Hash() {
 		t.Errorf("hashes %s, %s and %s", r.Hash(), here.Hash(), there.Hash())
 	}
-	if here.Same(there) || here.Same(r) || !here.On(nil).Same(r) {
+	if here.Same(there) || here.Same(r) || !here.WithAddresses(nil).Same(r) {
 		t.Error("the rules are not those of the node")
 	}
 }
@@ -169,10 +169,10 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 				}
 				want.First = append(want.First, key+": "+entry)
 			}
-			if diff := cmp.Diff(want, after.Beyond(before, few)); diff != "" {
+			if diff := cmp.Diff(want, after.Additions(before, few)); diff != "" {
 				t.Errorf("%s: %s is now %s (-want +got):\n%s", key, list.before, list.after, diff)
 			}
-			if diff := cmp.Diff(nft.Entries{}, after.Beyond(after, few)); diff != "" {
+			if diff := cmp.Diff(nft.Entries{}, after.Additions(after, few)); diff != "" {
 				t.Errorf("unchanged (-want +got):\n%s", diff)
 			}
 		}
@@ -217,10 +217,10 @@ func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
 			}
 			return e
 		}
-		if diff := cmp.Diff(want(tt.added), tt.after.Beyond(tt.before, 5)); diff != "" {
+		if diff := cmp.Diff(want(tt.added), tt.after.Additions(tt.before, 5)); diff != "" {
 			t.Errorf("added (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(want(tt.removed), tt.before.Beyond(tt.after, 5)); diff != "" {
+		if diff := cmp.Diff(want(tt.removed), tt.before.Additions(tt.after, 5)); diff != "" {
 			t.Errorf("removed (-want +got):\n%s", diff)
 		}
 	}
@@ -335,7 +335,7 @@ func TestBlocksOfPods(t *testing.T) {
 			for _, pod := range []netip.Addr{
 				netip.AddrFrom4([4]byte{10, 244, 3, byte(last)}), netip.AddrFrom16([16]byte{0: 0xfd, 14: 9, 15: byte(last)}),
 			} {
-				if got := b.Block(b.Of(pod)).String(); got != want {
+				if got := b.Block(b.Index(pod)).String(); got != want {
 					t.Errorf("%d of %q: %s has %s, want %s", tt.size, tt.ports, pod, got, want)
 				}
 			}
@@ -369,7 +369,7 @@ func TestEachPortOfABlockNamesItsPods(t *testing.T) {
 				}
 			}
 			for _, last := range b.LastBytes(number) {
-				if got := b.Of(netip.AddrFrom4([4]byte{10, 0, 0, byte(last)})); got != number {
+				if got := b.Index(netip.AddrFrom4([4]byte{10, 0, 0, byte(last)})); got != number {
 					t.Fatalf("a pod that ends in %d has block %d, not %d", last, got, number)
 				}
 			}
@@ -461,7 +461,7 @@ func TestPortsPerPodNeedsAtMost600Chains(t *testing.T) {
 			if err := b.Problems.Err(); err != nil {
 				t.Fatal(err)
 			}
-			r := b.Ruleset.On(present)
+			r := b.Ruleset.WithAddresses(present)
 			if n := len(r.Tables[0].Chains); n > 600 {
 				t.Errorf("portsPerPod %d, %v: %d chains", size, present, n)
 			}

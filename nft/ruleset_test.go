@@ -139,7 +139,7 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 				Addresses: cases.CIDRs("198.51.100.20/32"),
 			},
 		}}
-		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(has...))
+		return nft.Compile(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(has...))
 	}
 	const a, b = "10.0.0.0/8", "192.0.2.0/24"
 	for i, tt := range []struct {
@@ -307,7 +307,7 @@ func TestMarksAreParsed(t *testing.T) {
 func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	var names []config.Interface
 	for i, name := range []string{"veth1", "wg0", "veth*", "cni0", "wg0", "veth1*"} {
-		names = append(names, config.Interface{Name: name, Pos: config.At("f", i+1, 1)})
+		names = append(names, config.Interface{Name: name, Pos: config.Position{File: "f", Line: i + 1, Col: 1}})
 	}
 	p := nft.NewPolicy(config.Config{MasqueradeOutInterfaces: names}, nft.Options{Layout: native.Layout{}})
 	var kept []string

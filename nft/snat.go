@@ -21,11 +21,12 @@ type SNAT struct {
 
 // A SNATRule is an entry of snatRules, as far as it concerns a family.
 type SNATRule struct {
-	SNAT         // its addresses
-	Place    int // in the list, from 1
-	At       config.Position
-	From, To List               // none: any address
-	Out      []config.Interface // none: any interface
+	SNAT             // its addresses
+	Place        int // in the list, from 1
+	Pos          config.Position
+	Sources      List // none: any address
+	Destinations List
+	Interfaces   []config.Interface
 }
 
 // RuleChain is the beginning of the name of an entry's chain, before its place.
@@ -35,10 +36,11 @@ const RuleChain = "snat-rule-"
 func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
 	for i, e := range entries {
 		r := SNATRule{
-			SNAT: SNAT{List: NewList(ofFamily(e.Addresses, ipv6))}, Place: i + 1, At: e.Pos,
-			From: NewList(ofFamily(e.From, ipv6)), To: NewList(ofFamily(e.To, ipv6)), Out: uncovered(e.Out),
+			SNAT: SNAT{List: NewList(ofFamily(e.Addresses, ipv6))}, Place: i + 1, Pos: e.Pos,
+			Sources: NewList(ofFamily(e.From, ipv6)), Destinations: NewList(ofFamily(e.To, ipv6)), Interfaces: uncovered(e.Out),
 		}
-		other := len(r.CIDRs) == 0 || len(e.From) > 0 && len(r.From.CIDRs) == 0 || len(e.To) > 0 && len(r.To.CIDRs) == 0
+		other := len(r.CIDRs) == 0 || len(e.From) > 0 && len(r.Sources.CIDRs) == 0 ||
+			len(e.To) > 0 && len(r.Destinations.CIDRs) == 0
 		if !other {
 			rules = append(rules, r)
 		}
@@ -54,16 +56,16 @@ func (r SNATRule) String() string {
 			parts = append(parts, word+" "+strings.Join(texts, ", "))
 		}
 	}
-	add("from", config.Texts(r.From.CIDRs))
-	add("to", config.Texts(r.To.CIDRs))
+	add("from", config.Texts(r.Sources.CIDRs))
+	add("to", config.Texts(r.Destinations.CIDRs))
 	add("leaves from", config.Texts(r.CIDRs))
-	add("by", config.Names(r.Out))
+	add("by", config.Names(r.Interfaces))
 	return strings.Join(parts, " ")
 }
 
-// Sources returns the addresses of the node that connections of pods may leave from other
+// SNATAddresses returns the addresses of the node that connections of pods may leave from other
 // than that of the interface.
-func (f FamilyPolicy) Sources() []netip.Addr {
+func (f FamilyPolicy) SNATAddresses() []netip.Addr {
 	sources := slices.Clone(f.SNAT.Present)
 	for _, r := range f.SNATRules {
 		sources = append(sources, r.Present...)
@@ -94,11 +96,11 @@ func (p Policy) SNATRules() (present, absent int) {
 // Translates reports whether the node has an address that connections of pods may leave
 // from other than that of the interface.
 func (f FamilyPolicy) Translates() bool {
-	return len(f.Sources()) > 0
+	return len(f.SNATAddresses()) > 0
 }
 
-// On returns the policy on a node that has these addresses and no others.
-func (p Policy) On(addresses []netip.Addr) Policy {
+// WithAddresses returns the policy on a node that has these addresses and no others.
+func (p Policy) WithAddresses(addresses []netip.Addr) Policy {
 	p.Families = slices.Clone(p.Families)
 	for i := range p.Families {
 		f := &p.Families[i]
@@ -114,7 +116,7 @@ func (p Policy) On(addresses []netip.Addr) Policy {
 func (s SNAT) withPresent(addresses []netip.Addr) SNAT {
 	s.Present = nil
 	for _, a := range addresses {
-		if a.IsGlobalUnicast() && s.Has(a) {
+		if a.IsGlobalUnicast() && s.Contains(a) {
 			s.Present = append(s.Present, a)
 		}
 	}
@@ -123,9 +125,9 @@ func (s SNAT) withPresent(addresses []netip.Addr) SNAT {
 	return s
 }
 
-// On returns the ruleset on a node that has these addresses and no others.
-func (r Ruleset) On(addresses []netip.Addr) Ruleset {
-	p := r.Policy.On(addresses)
+// WithAddresses returns the ruleset on a node that has these addresses and no others.
+func (r Ruleset) WithAddresses(addresses []netip.Addr) Ruleset {
+	p := r.Policy.WithAddresses(addresses)
 	if p.samePresent(r.Policy) {
 		return r
 	}
@@ -151,8 +153,8 @@ func (p Policy) SNATOf(ipv6 bool) SNAT {
 	return f.SNAT
 }
 
-// Has reports whether an entry contains the address.
-func (l List) Has(a netip.Addr) bool {
+// Contains reports whether an entry contains the address.
+func (l List) Contains(a netip.Addr) bool {
 	i, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
 		if p.Addr().Compare(a) <= 0 {
 			return -1
@@ -180,9 +182,9 @@ func bucketOf(pod netip.Addr) byte {
 	return b[len(b)-1]
 }
 
-// Of returns the address that connections of a pod leave from; false if they are
+// Address returns the address that connections of a pod leave from; false if they are
 // masqueraded.
-func (s SNAT) Of(pod netip.Addr) (netip.Addr, bool) {
+func (s SNAT) Address(pod netip.Addr) (netip.Addr, bool) {
 	if len(s.Present) == 0 {
 		return netip.Addr{}, false
 	}

@@ -16,8 +16,8 @@ const (
 	// Frame is the wanted mode's table, or chain, without the elements of sets and the rules of chains to which
 	// only maps lead. These are taken to be as the last Apply left them.
 	Frame
-	// Ours is all of it.
-	Ours
+	// Contents is all of it.
+	Contents
 	// Everything is also what other modes, or other names of our chain, left behind.
 	Everything
 	// TakeOver is also the rules of iptables-based agents, which are to go.

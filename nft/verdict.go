@@ -17,9 +17,9 @@ const (
 // names of its input and output interface. The node's own traffic has no input
 // interface.
 type Connection struct {
-	Src, Dst         netip.Addr
-	FromNode, ToNode bool
-	In, Out          string
+	Src, Dst                  netip.Addr
+	FromNode, ToNode          bool
+	InInterface, OutInterface string
 }
 
 // Counts is the number of connections of a family with a verdict, or of packets that are

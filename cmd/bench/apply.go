@@ -124,7 +124,7 @@ func (a *applyBench) fromRuleset() contender {
 		// Inside the namespace, because the first request opens the connection.
 		err = a.node.ns.Do(func() error {
 			start := time.Now()
-			_, err := a.kernel.Apply(context.Background(), a.want, nft.Ours)
+			_, err := a.kernel.Apply(context.Background(), a.want, nft.Contents)
 			took = time.Since(start)
 			return err
 		})

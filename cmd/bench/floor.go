@@ -46,7 +46,7 @@ func record(want nft.Ruleset) (msgs []netlink.Message, err error) {
 		}
 		return nil
 	}, nil)))
-	_, err = k.Apply(context.Background(), want, nft.Ours)
+	_, err = k.Apply(context.Background(), want, nft.Contents)
 	return msgs, errors.Join(err, k.Close())
 }
 

@@ -181,7 +181,7 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) {
 		from := plain.Policy
 		from.Families = slices.Clone(from.Families)
 		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
-		all = append(all, ofNft(nft.CompilePolicy(from.On(addresses[:n]), plain.Layout).String()))
+		all = append(all, ofNft(nft.CompilePolicy(from.WithAddresses(addresses[:n]), plain.Layout).String()))
 	}
 	s := b.onNodes(ctx, 5, all, addresses, dsts)
 	for i, n := range counts {

@@ -55,7 +55,7 @@ func (k ruleKind) ruleset(networks []netip.Prefix, n int, addresses []netip.Addr
 		c.SNATRules = append(c.SNATRules, r)
 	}
 	plain := ruleset(networks, nft.ModeNFTables)
-	return nft.Compile(c, nft.Options{Layout: plain.Layout, RandomFully: true}).On(addresses[:k.addresses])
+	return nft.Compile(c, nft.Options{Layout: plain.Layout, RandomFully: true}).WithAddresses(addresses[:k.addresses])
 }
 
 // rules measures what many entries of snatRules add to one of their kind. The last one matches.

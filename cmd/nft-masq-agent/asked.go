@@ -107,7 +107,7 @@ func (s *asked) follow() {
 	s.enforced = func() *nft.Ruleset {
 		r := nft.Build(agentOptions.Defaults, agentOptions.NFT(), s.agent.Files...).Ruleset
 		if r != nil {
-			completed := r.On(s.agent.Addresses)
+			completed := r.WithAddresses(s.agent.Addresses)
 			r = &completed
 		}
 		return r

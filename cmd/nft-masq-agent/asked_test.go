@@ -42,7 +42,7 @@ func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.8")},
 	}
 	compiled := wants(t, snat, agent.Args...)
-	compiled = compiled.On(agent.Addresses)
+	compiled = compiled.WithAddresses(agent.Addresses)
 	const with = "with the flags of the running agent (pid 7"
 	for args, want := range map[string]string{
 		"":                             "",

@@ -52,7 +52,7 @@ func (n trafficNode) applied(text string, flags ...string) nft.Ruleset {
 	want := wants(n.t, text, flags...)
 	k := n.kernel()
 	defer k.Close()
-	_, err := k.Apply(n.t.Context(), want, nft.Ours)
+	_, err := k.Apply(n.t.Context(), want, nft.Contents)
 	n.check(err)
 	return want
 }

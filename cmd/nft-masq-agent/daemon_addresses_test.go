@@ -53,8 +53,8 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
 		}
 		n.check(n.top.AddAddr(n.top.Pod, src))
-		named, entries := judge.SourceOf(want.Policy, nft.Connection{Src: src, Dst: dst, Out: "eth0"})
-		expected, some := named.Of(src)
+		named, entries := judge.SourceOf(want.Policy, nft.Connection{Src: src, Dst: dst, OutInterface: "eth0"})
+		expected, some := named.Address(src)
 		if !some {
 			expected = node
 		}
@@ -72,7 +72,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
 		}
 		for _, r := range entries {
-			place := strings.TrimPrefix(r.At.String(), "config")
+			place := strings.TrimPrefix(r.Pos.String(), "config")
 			says := fmt.Sprintf("Entry %d of snatRules (%s%s) matches, but this node has no address of it", r.Place, n.path,
 				place)
 			if len(r.Present) > 0 {
@@ -132,8 +132,8 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 		if step.says != "" {
 			d.await(step.says)
 		}
-		d.holds(want.On(step.has))
-		n.podsSee(want.On(step.has))
+		d.holds(want.WithAddresses(step.has))
+		n.podsSee(want.WithAddresses(step.has))
 	}
 	d.answers()
 	d.forgive("stale_connections") // of a removed address
@@ -153,10 +153,10 @@ func TestAddressesOfTheNodeAreFollowed(t *testing.T) {
 	n.assign("198.51.100.227")
 	d = n.start("--resync-interval=3600")
 	d.await("config_applied")
-	d.holds(want.On(cases.Addrs("198.51.100.226", "198.51.100.227", "2001:db8:5::7")))
+	d.holds(want.WithAddresses(cases.Addrs("198.51.100.226", "198.51.100.227", "2001:db8:5::7")))
 	n.withdraw("198.51.100.226/32")
 	d.await("snat_addresses_changed")
-	has := want.On(cases.Addrs("198.51.100.227", "2001:db8:5::7"))
+	has := want.WithAddresses(cases.Addrs("198.51.100.227", "2001:db8:5::7"))
 	d.holds(has)
 	n.podsSee(has)
 	const said = "this node has no address of entry 1 of snatRules"
@@ -212,7 +212,7 @@ func TestConnectionsFromTemporaryAddressesOfTheNodeAreRight(t *testing.T) {
 			text := base + strings.ReplaceAll(tt.config, "TEMPORARY", "'"+temporary+"'")
 			has := cases.Addrs("2001:db8:5::7")
 			n.swap(text)
-			d.applied("config", wants(t, text).On(has))
+			d.applied("config", wants(t, text).WithAddresses(has))
 			for _, c := range n.connections() {
 				if c.Stale || !strings.Contains(c.SeenAs, temporary) {
 					t.Errorf("%+v", c)
@@ -241,8 +241,8 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 	n.swap(snatConfig)
 	want := wants(t, snatConfig)
 	d := n.start("--resync-interval=3600")
-	d.began(want.On(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
-	n.podsSee(want.On(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
+	d.began(want.WithAddresses(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
+	n.podsSee(want.WithAddresses(cases.Addrs("198.51.100.211", "2001:db8:5::7")))
 	open := n.open(nfttest.TCP, "203.0.113.9:7001").Seen.Addr()
 	for i, gone := range []string{
 		"198.51.100.211/24 dev eth0", "198.51.100.211/32 dev lo", "2001:db8:5::7/64 dev eth0", "198.51.100.211/32 dev eth0",
@@ -256,8 +256,8 @@ func TestAddressIsUsedUntilTheNodeHasItNowhere(t *testing.T) {
 			ip("address del "+gone, "address del 198.51.100.225/32 dev lo")
 		}
 		d.await("snat_addresses_changed")
-		d.holds(want.On(has))
-		n.podsSee(want.On(has))
+		d.holds(want.WithAddresses(has))
+		n.podsSee(want.WithAddresses(has))
 	}
 	for _, c := range n.connections("203.0.113.9") {
 		if c.Stale && strings.HasPrefix(c.SeenAs, open.String()) || open != netip.MustParseAddr("198.51.100.211") {

@@ -76,7 +76,7 @@ func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset) {
 	s.t.Helper()
 	for begun := time.Now(); ; {
 		k := s.kernel()
-		state, err := k.Read(s.t.Context(), want, nft.Ours)
+		state, err := k.Read(s.t.Context(), want, nft.Contents)
 		_ = k.Close()
 		if err == nil && len(state.Differences()) == 0 {
 			s.t.Logf("%s after %v", what, time.Since(begun).Round(time.Millisecond))
@@ -152,14 +152,14 @@ func (s *stalled) try(t *testing.T) {
 		env = []string{fmt.Sprintf("%s=%d", withoutBarrier, unix.EPERM)}
 	}
 	s.daemon = n.startIn(env, flag, "--resync-interval=3600", "--http-address="+httpAddress)
-	s.began(wants(t, first, flag).On(has))
+	s.began(wants(t, first, flag).WithAddresses(has))
 	n.neighbor(time.Second / time.Duration(s.rate))
 	end := func() {}
 	if s.signals {
 		end = s.stall()
 	}
 
-	want := wants(t, second, flag).On(has)
+	want := wants(t, second, flag).WithAddresses(has)
 	n.swap(second)
 	s.comes("change of the file", 30*time.Second, want)
 	tamper(n, s.mode)

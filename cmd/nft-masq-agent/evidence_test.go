@@ -76,7 +76,7 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 			continue
 		}
 		n.check(err)
-		steps := judge.Explain(p, nft.Connection{Src: src, Dst: dst.Addr(), In: "pod0"})
+		steps := judge.Explain(p, nft.Connection{Src: src, Dst: dst.Addr(), InInterface: "pod0"})
 		verdict := steps[len(steps)-1].Verdict
 		q := conntrack.Question{From: src, To: dst, Protocol: unix.IPPROTO_UDP}
 		all = append(all, sending{q, s, address, string(verdict)})

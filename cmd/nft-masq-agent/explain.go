@@ -208,7 +208,7 @@ func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort
 		}
 		if policy != nil {
 			family, enabled := policy.Family(dst.Addr().Is6())
-			packet := nft.Connection{Src: pod.Address, Dst: dst.Addr(), In: pod.Interface}
+			packet := nft.Connection{Src: pod.Address, Dst: dst.Addr(), InInterface: pod.Interface}
 			if !enabled || !judge.IsPod(family, packet) {
 				continue
 			}

@@ -240,9 +240,9 @@ func TestPoliciesInTheDocumentsShowTheFarEndsView(t *testing.T) {
 				foreign = "table inet cni { chain c { type nat hook postrouting priority 100; ip saddr 10.244.0.0/16 " +
 					"masquerade; }; }"
 			}
-			want := wants(t, text).On(cases.Addrs("198.51.100.11", "198.51.100.21"))
+			want := wants(t, text).WithAddresses(cases.Addrs("198.51.100.11", "198.51.100.21"))
 			k := n.kernel()
-			_, err := k.Apply(t.Context(), want, nft.Ours)
+			_, err := k.Apply(t.Context(), want, nft.Contents)
 			n.check(errors.Join(err, k.Close()))
 			if foreign != "" {
 				nfttest.NFT(t, n.top.Node, foreign, "-f", "-")

@@ -78,7 +78,7 @@ func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
 	if err != nil {
 		return r, err
 	}
-	completed := r.On(addresses)
+	completed := r.WithAddresses(addresses)
 	return &completed, nil
 }
 

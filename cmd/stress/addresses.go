@@ -65,18 +65,18 @@ func fixedChanges(ctx context.Context, b *bench) {
 // settle expects connections only from the addresses that are right now.
 func (b *bench) settle(ctx context.Context, want nft.Ruleset, has []string) {
 	b.hammer.LeavesFrom(b.sources(want, has)...)
-	b.inSync(ctx, want.On(cases.Addrs(has...)))
+	b.inSync(ctx, want.WithAddresses(cases.Addrs(has...)))
 	b.flows(ctx, 20)
 }
 
 // sources returns the addresses from which the pod's connections leave.
 func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
-	p := want.On(cases.Addrs(has...)).Policy
+	p := want.WithAddresses(cases.Addrs(has...)).Policy
 	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
 		dst := netip.MustParseAddr(masqueraded[i])
-		named, _ := judge.SourceOf(p, nft.Connection{Src: pod, Dst: dst, Out: "eth0"})
-		if a, some := named.Of(pod); some {
+		named, _ := judge.SourceOf(p, nft.Connection{Src: pod, Dst: dst, OutInterface: "eth0"})
+		if a, some := named.Address(pod); some {
 			from[i] = a
 		}
 	}
@@ -112,8 +112,8 @@ func changedByHand(ctx context.Context, b *bench) (lost uint64) {
 		config.Source{Name: "stress", Data: []byte("snatAddresses: [" + onTheLink + "]\n")})
 	nfttest.Check(problems.Err())
 	without := nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
-	with := without.On(cases.Addrs(onTheLink))
-	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, nft.Ours)) }
+	with := without.WithAddresses(cases.Addrs(onTheLink))
+	apply := func(r nft.Ruleset) { nfttest.Must(b.kernel.Apply(ctx, r, nft.Contents)) }
 	b.float(onTheLink, true)
 	apply(with)
 	target := nfttest.Target{Proto: nfttest.TCP, Dst: netip.MustParseAddr(masqueraded[0]), Masqueraded: true}

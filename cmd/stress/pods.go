@@ -67,7 +67,7 @@ type pods struct {
 // named reports whether a port names its pod.
 func (f *pods) named(pod int, seen netip.AddrPort) bool {
 	block, ok := f.blocks.Owner(seen.Port())
-	if ok = ok && block == f.blocks.Of(f.all[pod]); ok {
+	if ok = ok && block == f.blocks.Index(f.all[pod]); ok {
 		f.samples[pod] = seen
 	}
 	return ok

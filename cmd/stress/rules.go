@@ -102,10 +102,10 @@ func (b *bench) alternate(ctx context.Context, several bool) {
 		b.from = append(b.from, b.sources(rulesets[i], floating)...)
 	}
 	b.floatAll()
-	nfttest.Must(b.kernel.Apply(ctx, rulesets[0], nft.Ours))
+	nfttest.Must(b.kernel.Apply(ctx, rulesets[0], nft.Contents))
 	b.hammerIt(ctx)
 	for b.more(ctx) {
 		b.updates++
-		nfttest.Must(b.kernel.Apply(ctx, rulesets[b.updates%2], nft.Ours))
+		nfttest.Must(b.kernel.Apply(ctx, rulesets[b.updates%2], nft.Contents))
 	}
 }

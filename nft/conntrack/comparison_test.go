@@ -41,7 +41,7 @@ func TestConnectionsContradictThePolicyIfItCannotHaveMadeThem(t *testing.T) {
 		for _, a := range local {
 			node.Local = append(node.Local, netip.PrefixFrom(a, a.BitLen()))
 		}
-		comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(addresses), node)
+		comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).WithAddresses(addresses), node)
 		for n := range 10 {
 			src, dst := m.Near(c, n%2 == 0), m.Near(c, n%2 == 0)
 			possible := possibleSources(m, c, src, dst, addresses, local)
@@ -89,7 +89,7 @@ func possibleSources(
 	for _, in := range names {
 		for _, out := range names {
 			conn := m.Connection(src, dst)
-			conn.FromNode, conn.ToNode, conn.In, conn.Out = false, false, in, out
+			conn.FromNode, conn.ToNode, conn.InInterface, conn.OutInterface = false, false, in, out
 			verdict := cases.Specified(c, conn)
 			verdicts[verdict] = true
 			if verdict != nft.Masqueraded {

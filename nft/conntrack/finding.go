@@ -151,7 +151,7 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 	}
 	connection := nft.Connection{Src: src, Dst: dst}
 	if c.byInterface {
-		connection.In = c.receivedOn(src)
+		connection.InInterface = c.receivedOn(src)
 	}
 	r = judge.Rule(f, connection)
 	switch {

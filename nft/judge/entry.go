@@ -54,10 +54,10 @@ func Rule(f *nft.FamilyPolicy, c nft.Connection) Ruling {
 	for i := range f.Questions {
 		q := &f.Questions[i]
 		switch {
-		case q.Asks == config.ReceivedOn && c.In == "" && !c.FromNode:
+		case q.Asks == config.ReceivedOn && c.InInterface == "" && !c.FromNode:
 			r.Depends = true
 			continue
-		case q.Asks == config.LeavingBy && c.Out == "":
+		case q.Asks == config.LeavingBy && c.OutInterface == "":
 			leaving = true
 			continue
 		}
@@ -83,10 +83,10 @@ func ask(q *nft.Question, c nft.Connection) (cidr netip.Prefix, matches bool) {
 	case config.SentByNode:
 		matches = c.FromNode
 	case config.ReceivedOn:
-		_, matches = matching(q, c.In)
+		_, matches = matching(q, c.InInterface)
 		matches = matches && !c.FromNode
 	case config.LeavingBy:
-		_, matches = matching(q, c.Out)
+		_, matches = matching(q, c.OutInterface)
 	case config.SourceAddress:
 		return q.Covering(c.Src)
 	case config.DestinationAddress:

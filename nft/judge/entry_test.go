@@ -26,11 +26,11 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 		}
 		for _, conn := range someConnections(m, ipv6, c, c) {
 			conn.Src, conn.Dst = conn.Src.Unmap(), conn.Dst.Unmap()
-			if conn.In == "" {
-				conn.In = "eth9"
+			if conn.InInterface == "" {
+				conn.InInterface = "eth9"
 			}
-			if conn.Out == "" {
-				conn.Out = "eth9"
+			if conn.OutInterface == "" {
+				conn.OutInterface = "eth9"
 			}
 			steps := judge.Explain(p, conn)
 			last := steps[len(steps)-1]
@@ -41,8 +41,8 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 			}
 			seen[got.Key]++
 			unknown := conn
-			unknown.In = ""
-			unknown.Out = ""
+			unknown.InInterface = ""
+			unknown.OutInterface = ""
 			rough := judge.Rule(&f, unknown)
 			if !rough.Depends && rough.Verdict != last.Verdict {
 				t.Fatalf("%+v: %+v on any interface, but %+v\n%+v", conn, rough, last, c)

@@ -22,7 +22,7 @@ func Explain(p nft.Policy, c nft.Connection) []Step {
 	c.Src = c.Src.Unmap()
 	c.Dst = c.Dst.Unmap()
 	if c.FromNode {
-		c.In = ""
+		c.InInterface = ""
 	}
 	if f, enabled := p.Family(c.Dst.Is6()); enabled {
 		return explain(f, c)
@@ -54,15 +54,15 @@ func newStep(q *nft.Question, c nft.Connection) Step {
 	var entry config.Interface
 	switch q.Asks {
 	case config.SentByNode:
-		step.CIDR.Pos = q.At
+		step.CIDR.Pos = q.Pos
 	case config.SourceAddress:
 		step.CIDR, _ = q.Find(c.Src)
 	case config.DestinationAddress:
 		step.CIDR, _ = q.Find(c.Dst)
 	case config.ReceivedOn:
-		entry, _ = matching(q, c.In)
+		entry, _ = matching(q, c.InInterface)
 	case config.LeavingBy:
-		entry, _ = matching(q, c.Out)
+		entry, _ = matching(q, c.OutInterface)
 	}
 	if entry.Name != "" {
 		step.Name = entry.Name

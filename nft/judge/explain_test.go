@@ -35,7 +35,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 			c = cases.ForView(c)
 		}
 		node := m.Addresses()
-		p := nft.NewPolicy(c, o).On(node)
+		p := nft.NewPolicy(c, o).WithAddresses(node)
 		var region judge.Region
 		if family, on := p.Family(ipv6); on {
 			region = judge.Masqueraded(family)
@@ -56,7 +56,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 			}
 			conn.FromNode = false // its own traffic is masqueraded
 			snat, _ := judge.SourceOf(p, conn)
-			from, some := snat.Of(conn.Src)
+			from, some := snat.Address(conn.Src)
 			if sources := cases.SpecifiedSources(c, conn, node); p.Families[len(p.Families)-1].IPv6 == ipv6 &&
 				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
 				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)
@@ -115,7 +115,7 @@ func TestExplanationOfEachKindOfCondition(t *testing.T) {
 func explained(p nft.Policy, question string) string {
 	words := append(strings.Fields(strings.ReplaceAll(question, " -", " ")), "", "")
 	conn := nft.Connection{
-		Src: netip.MustParseAddr(words[0]), Dst: netip.MustParseAddr(words[1]), In: words[2], Out: words[3],
+		Src: netip.MustParseAddr(words[0]), Dst: netip.MustParseAddr(words[1]), InInterface: words[2], OutInterface: words[3],
 		FromNode: words[2] == "node", ToNode: words[2] == "here",
 	}
 	var b strings.Builder

@@ -42,7 +42,7 @@ func someConnections(m cases.Maker, ipv6 bool, before, after config.Config) []nf
 		case 0:
 			c.ToNode = true
 		case 1:
-			c.In, c.Out = "", ""
+			c.InInterface, c.OutInterface = "", ""
 		}
 		all[i] = c
 	}

@@ -11,12 +11,14 @@ import (
 // matches reports whether the entry is for connections between two addresses, by the
 // right interface.
 func matches(r nft.SNATRule, src, dst netip.Addr) bool {
-	return (len(r.From.CIDRs) == 0 || r.From.Has(src)) && (len(r.To.CIDRs) == 0 || r.To.Has(dst))
+	return (len(r.Sources.CIDRs) == 0 || r.Sources.Contains(src)) &&
+		(len(r.Destinations.CIDRs) == 0 || r.Destinations.Contains(dst))
 }
 
 // leaves reports whether the entry is for connections that leave by an interface.
 func leaves(r nft.SNATRule, name string) bool {
-	return len(r.Out) == 0 || slices.ContainsFunc(r.Out, func(i config.Interface) bool { return i.Matches(name) })
+	matches := func(i config.Interface) bool { return i.Matches(name) }
+	return len(r.Interfaces) == 0 || slices.ContainsFunc(r.Interfaces, matches)
 }
 
 // SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
@@ -25,7 +27,7 @@ func leaves(r nft.SNATRule, name string) bool {
 func SourceOf(p nft.Policy, c nft.Connection) (source nft.SNAT, entries []nft.SNATRule) {
 	f, _ := p.Family(c.Dst.Is6())
 	for _, r := range f.SNATRules {
-		if matches(r, c.Src, c.Dst) && leaves(r, c.Out) {
+		if matches(r, c.Src, c.Dst) && leaves(r, c.OutInterface) {
 			entries = append(entries, r)
 			if len(r.Present) > 0 {
 				return r.SNAT, entries
@@ -40,15 +42,15 @@ func SourceOf(p nft.Policy, c nft.Connection) (source nft.SNAT, entries []nft.SN
 // stays right as long as the node has it. onNode is whether it does: masquerading also
 // chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
 func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool) bool {
-	lost := f.SNAT.Has(address)
+	lost := f.SNAT.Contains(address)
 	for _, r := range f.SNATRules {
 		present := slices.Contains(r.Present, address)
-		lost = lost || !present && r.Has(address)
+		lost = lost || !present && r.Contains(address)
 		switch {
 		case len(r.Present) == 0 || !matches(r, src, dst):
 		case present:
 			return true
-		case len(r.Out) == 0:
+		case len(r.Interfaces) == 0:
 			return false
 		}
 	}
@@ -64,14 +66,17 @@ func covers(r nft.SNATRule, later nft.SNATRule) bool {
 		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
 			len(NewAddresses(b.Prefixes()).Subtract(NewAddresses(a.Prefixes()))) == 0
 	}
-	return includes(r.From, later.From) && includes(r.To, later.To) && (len(r.Out) == 0 || len(later.Out) > 0 &&
-		!slices.ContainsFunc(later.Out, func(i config.Interface) bool { return !leaves(r, i.Name) }))
+	if !includes(r.Sources, later.Sources) || !includes(r.Destinations, later.Destinations) {
+		return false
+	}
+	misses := func(i config.Interface) bool { return !leaves(r, i.Name) }
+	return len(r.Interfaces) == 0 || len(later.Interfaces) > 0 && !slices.ContainsFunc(later.Interfaces, misses)
 }
 
 // MissesAddress reports whether an entry is for connections from a source, but the node has no address of it, nor of
 // another entry that is for everything that this one is for.
 func MissesAddress(r nft.SNATRule, rules []nft.SNATRule, src netip.Addr) bool {
-	if len(r.Present) > 0 || len(r.From.CIDRs) > 0 && !r.From.Has(src) {
+	if len(r.Present) > 0 || len(r.Sources.CIDRs) > 0 && !r.Sources.Contains(src) {
 		return false
 	}
 	return !slices.ContainsFunc(rules, func(o nft.SNATRule) bool { return len(o.Present) > 0 && covers(o, r) })

@@ -26,7 +26,7 @@ func snatPolicy(has string) nft.Policy {
 		{To: cases.CIDRs("203.0.113.0/24"), Addresses: cases.CIDRs("2001:db8:6::2/128")}, // for no family
 		{From: cases.CIDRs("10.244.0.0/16"), Addresses: cases.CIDRs("198.51.100.50/31")},
 	}
-	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(strings.Fields(has)...))
+	return nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(strings.Fields(has)...))
 }
 
 // TestPolicyMatchesTheSpecification has the sources themselves.
@@ -41,8 +41,8 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	if present, absent := none.SNATRules(); present != 0 || absent != 4 {
 		t.Errorf("%d present, %d absent", present, absent)
 	}
-	if got := fmt.Sprint(p.Families[0].Sources(),
-		p.Families[1].Sources()); got != "[198.51.100.8 198.51.100.9 198.51.100.30 "+
+	if got := fmt.Sprint(p.Families[0].SNATAddresses(),
+		p.Families[1].SNATAddresses()); got != "[198.51.100.8 198.51.100.9 198.51.100.30 "+
 		"198.51.100.40 198.51.100.50 198.51.100.51] [2001:db8:5::9 2001:db8:6::1]" {
 		t.Errorf("sources %s", got)
 	}
@@ -66,12 +66,12 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 		SNATRules: []config.SNATRule{{
 			Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("198.51.100.30/32", "2001:db8:6::1/128"),
 		}},
-	}, nft.Options{Layout: native.Layout{}}).On(cases.Addrs("198.51.100.90", "198.51.100.30"))
+	}, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs("198.51.100.90", "198.51.100.30"))
 	present, absent = four.SNATRules()
-	if got := fmt.Sprint(present, absent, four.Families[0].Sources()); got != "1 0 [198.51.100.30 198.51.100.90]" {
+	if got := fmt.Sprint(present, absent, four.Families[0].SNATAddresses()); got != "1 0 [198.51.100.30 198.51.100.90]" {
 		t.Errorf("only of IPv4: %s", got)
 	}
-	if _, some := none.SNATOf(false).Of(netip.MustParseAddr("10.244.8.2")); some {
+	if _, some := none.SNATOf(false).Address(netip.MustParseAddr("10.244.8.2")); some {
 		t.Error("an address that the node does not have")
 	}
 }
@@ -79,9 +79,9 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 func TestEntriesThatCoverLaterOnes(t *testing.T) {
 	list := func(text string) nft.List { return nft.NewList(cases.CIDRs(strings.Fields(text)...)) }
 	ruleOf := func(from, to, out string) nft.SNATRule {
-		r := nft.SNATRule{From: list(from), To: list(to)}
+		r := nft.SNATRule{Sources: list(from), Destinations: list(to)}
 		for name := range strings.FieldsSeq(out) {
-			r.Out = append(r.Out, config.Interface{Name: name})
+			r.Interfaces = append(r.Interfaces, config.Interface{Name: name})
 		}
 		return r
 	}
@@ -104,8 +104,8 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 		a, b := ruleOf(tt.a[0], tt.a[1], tt.a[2]), ruleOf(tt.b[0], tt.b[1], tt.b[2])
 		a.Present = []netip.Addr{netip.MustParseAddr("198.51.100.8")}
 		src := netip.MustParseAddr("10.1.0.1")
-		if len(b.From.CIDRs) > 0 {
-			src = b.From.CIDRs[0].Addr()
+		if len(b.Sources.CIDRs) > 0 {
+			src = b.Sources.CIDRs[0].Addr()
 		}
 		if got := !judge.MissesAddress(b, []nft.SNATRule{a, b}, src); got != tt.want {
 			t.Errorf("%q covers %q: %t", tt.a, tt.b, got)

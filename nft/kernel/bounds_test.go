@@ -58,7 +58,7 @@ func (b bounded) of(second byte, addresses ...string) nft.Ruleset {
 		c.MasqueradeSrcCIDRs = nil
 		return xtOf(c)
 	}
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(addresses...))
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(addresses...))
 }
 
 // disturb commits every so often until the test ends.
@@ -126,7 +126,7 @@ func measure(t *testing.T, b bounded, every time.Duration) {
 		}
 	}
 	operation("start", 30*time.Second, first, nft.Everything)
-	operation("change", 30*time.Second, second, nft.Ours)
+	operation("change", 30*time.Second, second, nft.Contents)
 	heal := time.Second - polled
 	c := connect(t, ns)
 	flush := func(family nfnetlink.Family, table, chain string) {
@@ -147,7 +147,7 @@ func measure(t *testing.T, b bounded, every time.Duration) {
 	flush(nfnetlink.Inet, nft.TableName, "postrouting")
 	operation("heal postrouting", heal, second, nft.Frame)
 	line += fmt.Sprintf("  check of rules %s, of everything %s", processor(t, k, second, nft.Frame),
-		processor(t, k, second, nft.Ours))
+		processor(t, k, second, nft.Contents))
 	operation("address", heal, b.of(1, "198.51.100.1", "198.51.100.2"), nft.Frame)
 	operation("address", heal, b.of(1, "198.51.100.3"), nft.Frame)
 	t.Log(line)

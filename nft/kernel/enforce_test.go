@@ -117,7 +117,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			if !enforced { // the control
 				c.Enforce = nil
 			}
-			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), nft.Ours)
+			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), nft.Contents)
 			kindnet(t, top.Node, "")
 			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
 			for range nfttest.FullRounds(20, 2000) {

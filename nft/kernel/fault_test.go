@@ -284,7 +284,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 // refers to does not matter.
 func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
-	diffs, err := New(c).Diff(t.Context(), want, nft.Ours)
+	diffs, err := New(c).Diff(t.Context(), want, nft.Contents)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +335,7 @@ func (r *rig) reset(tr transition) {
 		r.Fatal(err)
 	}
 	if tr.from != nil {
-		apply(r, New(r.conn), *tr.from, nft.Ours)
+		apply(r, New(r.conn), *tr.from, nft.Contents)
 	}
 }
 
@@ -493,7 +493,7 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 	k := f.open()
 	for range nfttest.Rounds(10, 60, 600) {
 		mode := cases.Modes()[m.IntN(len(cases.Modes()))]
-		want := nft.Compile(m.Config(), m.Options(mode)).On(m.Addresses())
+		want := nft.Compile(m.Config(), m.Options(mode)).WithAddresses(m.Addresses())
 		on = true
 		a, err := k.Apply(t.Context(), want, nft.Everything)
 		on, f.at = false, 0
@@ -517,9 +517,9 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		depth        nft.Depth
 		change, read int
 	}{
-		{nft.ModeNFTables, nft.Ours, 18, 10},
+		{nft.ModeNFTables, nft.Contents, 18, 10},
 		{nft.ModeNFTables, nft.Everything, 21, 13},
-		{nft.ModeIPTables, nft.Ours, 16, 13},
+		{nft.ModeIPTables, nft.Contents, 16, 13},
 		{nft.ModeIPTables, nft.Everything, 26, 23},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}

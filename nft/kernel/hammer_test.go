@@ -48,12 +48,12 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
 			k := open(t, top.Node)
-			apply(t, k, tt.rulesets[0], nft.Ours)
+			apply(t, k, tt.rulesets[0], nft.Contents)
 			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
 			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads/4, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)],
-					map[bool]nft.Depth{true: nft.Everything, false: nft.Ours}[tt.name == "both modes"]); len(diffs) == 0 {
+					map[bool]nft.Depth{true: nft.Everything, false: nft.Contents}[tt.name == "both modes"]); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
 				}
 			}

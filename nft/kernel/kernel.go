@@ -92,12 +92,12 @@ type Applied struct {
 // packets see changes in one transaction; if the kernel rejects it, the old rules
 // stay, and the error wraps the kernel's errno. A context that ends before that
 // transaction leaves the old rules, too. After a few seconds next to programs that write all
-// the time, the error is [nfnetlink.ErrBusy]. [nft.Frame] is [nft.Ours] unless the last Apply
+// the time, the error is [nfnetlink.ErrBusy]. [nft.Frame] is [nft.Contents] unless the last Apply
 // wanted the same policy.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (a Applied, err error) {
 	start := time.Now()
 	if depth == nft.Frame && !k.right.SamePolicy(want) {
-		depth = nft.Ours
+		depth = nft.Contents
 	}
 	s, found, err := k.look(ctx, want, depth)
 	a.Differences = texts(found)

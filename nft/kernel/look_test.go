@@ -34,13 +34,13 @@ func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 	for _, restarts := range []bool{true, true, false} {
 		k := open(t, ns)
 		if !restarts {
-			apply(t, k, want, nft.Ours)
+			apply(t, k, want, nft.Contents)
 		}
 		iptables(t, ns, nfnetlink.IPv6, "-N", "X") // which may exist
 		nfttest.NFT(t, ns, "add chain ip6 nat "+cases.DefaultChain+"; flush chain ip6 nat "+cases.DefaultChain, "-f", "-")
 		iptables(t, ns, nfnetlink.IPv6, "-X", "X")
 		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
-		a, err := k.Apply(t.Context(), want, nft.Ours)
+		a, err := k.Apply(t.Context(), want, nft.Contents)
 		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
 		if diff := cmp.Diff(says, a.Replaced); err != nil || diff != "" {
 			t.Errorf("%v, replaced (-want +got):\n%s", err, diff)
@@ -67,7 +67,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 					agents.Go(func() {
 						k := open(t, r.ns)
 						for j := range 5 {
-							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], nft.Ours); err != nil {
+							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], nft.Contents); err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
 							}
 						}
@@ -77,7 +77,7 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 				if effective := tr.effective(t, r.conn); !tr.may(effective) {
 					t.Errorf("round %d: effective is %s", round, effective)
 				}
-				apply(t, New(r.conn), a, nft.Ours)
+				apply(t, New(r.conn), a, nft.Contents)
 				inSync(t, r.ns, a)
 			}
 		})
@@ -89,12 +89,12 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		ns := nfttest.NewNS(t, "node")
 		k := open(t, ns)
 		before := cases.Load(t, "default").Compile(m)
-		apply(t, k, before, nft.Ours)
+		apply(t, k, before, nft.Contents)
 		after := cases.Load(t, "all-policies").Compile(m)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, applied := k.Apply(ctx, after, nft.Ours)
-		_, diff := k.Diff(ctx, after, nft.Ours)
+		_, applied := k.Apply(ctx, after, nft.Contents)
+		_, diff := k.Diff(ctx, after, nft.Contents)
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
 		_, kept := k.Kept(ctx)
@@ -105,7 +105,7 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 			}
 		}
 		inSync(t, ns, before)
-		apply(t, k, after, nft.Ours)
+		apply(t, k, after, nft.Contents)
 		inSync(t, ns, after)
 	}
 }
@@ -151,7 +151,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, err := k.Apply(t.Context(), want, nft.Ours)
+		_, err := k.Apply(t.Context(), want, nft.Contents)
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
 			t.Errorf("Apply says %v; %q", err, Hint(err))
 		}
@@ -159,7 +159,7 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 	if err := owner.Close(); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	inSync(t, ns, want)
 	chains, err := connect(t, ns).Chains(table.Family)
 	if err != nil {
@@ -211,9 +211,9 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	c := tamperConfig(10)
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29")
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-	want = want.On(cases.Addrs("198.51.100.211", "198.51.100.212"))
+	want = want.WithAddresses(cases.Addrs("198.51.100.211", "198.51.100.212"))
 	k := open(t, ns)
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	for _, tt := range []struct{ do, finds string }{
 		{do: "flush chain TABLE postrouting", finds: "missing rule"},
 		{do: "delete table TABLE", finds: "is missing"},
@@ -221,7 +221,7 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 		{do: "add set TABLE theirs { type ipv4_addr; }", finds: "set theirs"},
 		{do: "delete element TABLE non-masq-v4-? { 10.0.0.0/24 }; add element TABLE non-masq-v4-? { 198.51.100.0/24 }"},
 	} {
-		if diffs := apply(t, k, want, nft.Ours); len(diffs) > 0 { // counts what was written
+		if diffs := apply(t, k, want, nft.Contents); len(diffs) > 0 { // counts what was written
 			t.Fatalf("before %q: %q", tt.do, diffs)
 		}
 		attack(t, ns, tt.do)
@@ -231,7 +231,7 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 			t.Errorf("after %q a Frame has %q, want %q: %t", tt.do, diffs, tt.finds, seen)
 		}
 		if !seen {
-			apply(t, k, want, nft.Ours)
+			apply(t, k, want, nft.Contents)
 		}
 		inSync(t, ns, want)
 	}
@@ -239,7 +239,7 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	other := nft.Compile(tamperConfig(11), nft.Options{Layout: native.Layout{}})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := k.Apply(ended, other, nft.Ours); err == nil {
+	if _, err := k.Apply(ended, other, nft.Contents); err == nil {
 		t.Error("applied although the context has ended")
 	}
 	apply(t, k, other, nft.Frame)
@@ -280,7 +280,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 	for _, m := range cases.Modes() {
 		ns := nfttest.NewNS(t, "node")
 		want := cases.Load(t, "default").Compile(m)
-		apply(t, open(t, ns), want, nft.Ours)
+		apply(t, open(t, ns), want, nft.Contents)
 		f := &faults{dial: dialIn(ns)}
 		k := f.open()
 		f.before = func(call, []netlink.Message) { // the request of a read that has begun
@@ -289,7 +289,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 				t.Errorf("mode %s: %v, %v", m, counts, err)
 			}
 		}
-		if apply(t, k, want, nft.Ours); f.before != nil {
+		if apply(t, k, want, nft.Contents); f.before != nil {
 			t.Error("nothing was read")
 		}
 		if err := k.Close(); err != nil {
@@ -319,7 +319,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 			NonMasqueradeCIDRs: cases.CIDRs(strings.Fields(list)...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 			PortsPerPod: config.PodPorts{Size: 500}, EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
 		}, nft.Options{Layout: native.Layout{}})
-		apply(t, k, want, nft.Ours)
+		apply(t, k, want, nft.Contents)
 		sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 		if err != nil {
 			t.Fatal(err)

@@ -71,7 +71,7 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 		t.Errorf("%d differences, the first is %s", len(diffs), diffs[0])
 	}
 	before := generation(t, ns)
-	for _, look := range []nft.Depth{everything, nft.Ours} {
+	for _, look := range []nft.Depth{everything, nft.Contents} {
 		if diffs := apply(t, k, want, look); len(diffs) > 0 {
 			t.Errorf("a further Apply undid %q", diffs)
 		}

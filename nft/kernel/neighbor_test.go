@@ -68,7 +68,7 @@ func neighborConfigs(mode nft.Mode, n int) (before, after nft.Ruleset) {
 		from.SNATAddresses = cases.CIDRs("198.51.100.8/31")
 	}
 	return nft.Compile(from, o).
-			On(cases.Addrs("198.51.100.8", "198.51.100.9")),
+			WithAddresses(cases.Addrs("198.51.100.8", "198.51.100.9")),
 		nft.Compile(of(30), o)
 }
 
@@ -86,7 +86,7 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
 				before, after := neighborConfigs(mode, n)
-				apply(t, open(t, ns), before, nft.Ours)
+				apply(t, open(t, ns), before, nft.Contents)
 				commit, switches, fills, deletions := commits(t, ns), 0, 0, 0
 				k := nextTo(t, ns, func(tr transaction) {
 					if tr.guarded() {
@@ -99,7 +99,7 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 						commit()
 					}
 				})
-				a, err := k.Apply(t.Context(), after, nft.Ours)
+				a, err := k.Apply(t.Context(), after, nft.Contents)
 				if err != nil || len(a.Differences) == 0 || a.Recreated || a.Generation == generation(t, ns) {
 					t.Errorf("%+v, %v", a, err)
 				}
@@ -128,7 +128,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(mode, 10)
-			apply(t, open(t, ns), before, nft.Ours)
+			apply(t, open(t, ns), before, nft.Contents)
 			if mode == nft.ModeIPTables { // then the jump to the old chain is deleted
 				after.Layout = xtables.Layout{Name: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
@@ -186,14 +186,14 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 					commit()
 				}
 			})
-			apply(t, k, want, nft.Ours)
+			apply(t, k, want, nft.Contents)
 			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {
 				if strings.Contains(err.Error(), "not supported") { // in sets of intervals, Linux 6.1
 					return
 				}
 				t.Fatal(err)
 			}
-			if a, err := k.Apply(t.Context(), want, nft.Ours); err != nil || a.Recreated != replaced {
+			if a, err := k.Apply(t.Context(), want, nft.Contents); err != nil || a.Recreated != replaced {
 				t.Errorf("%+v, %v", a, err)
 			}
 			inSync(t, ns, want)
@@ -210,7 +210,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(nft.ModeNFTables, 10)
-			apply(t, open(t, ns), before, nft.Ours)
+			apply(t, open(t, ns), before, nft.Contents)
 			table := before.Tables[0]
 			set := table.Sets[0].KernelSet(table, table.Sets[0].Name+nft.SideB)
 			other, staged, seen := connect(t, ns), false, 0
@@ -230,7 +230,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 					t.Error(err)
 				}
 			}}).open()
-			a, err := k.Apply(t.Context(), after, nft.Ours)
+			a, err := k.Apply(t.Context(), after, nft.Contents)
 			if err != nil || a.Recreated {
 				t.Errorf("%+v, %v", a, err)
 			}
@@ -249,7 +249,7 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			before, after := neighborConfigs(mode, 10)
 			k, other, looks := open(t, ns), connect(t, ns), connect(t, ns)
-			apply(t, k, before, nft.Ours)
+			apply(t, k, before, nft.Contents)
 			b, table := &nfnetlink.Batch{}, before.Tables[0]
 			count := func() uint32 {
 				c, err := looks.Chain(table.Family, table.Name, xtables.Postrouting)
@@ -282,7 +282,7 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 			go func() { done <- other.Commit(b) }()
 			for count() == was {
 			}
-			a, err := k.Apply(t.Context(), after, nft.Ours)
+			a, err := k.Apply(t.Context(), after, nft.Contents)
 			if failed := <-done; failed != nil || err != nil || a.Recreated {
 				t.Fatalf("%v; recreated %t, %v", failed, a.Recreated, err)
 			}
@@ -363,15 +363,15 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	ns := nfttest.NewNS(t, "node")
 	n := newBusyNode(t, ns)
 	want := compile()
-	apply(t, n.Kernel, want, nft.Ours)
+	apply(t, n.Kernel, want, nft.Contents)
 	const exchange = "delete element TABLE non-masq-v4-? { 10.0.4.0/24 }; add element TABLE non-masq-v4-? { 8.8.8.0/24 }"
 	attacks := func(script string) func() { return func() { attack(t, ns, script) } }
 	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
-		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), nft.Ours},
+		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), nft.Contents},
 		{"back, with all checks", func() {}, want, nft.TakeOver},
-		{"one CIDR is exchanged", attacks(exchange), want, nft.Ours},
+		{"one CIDR is exchanged", attacks(exchange), want, nft.Contents},
 		{"one CIDR is exchanged, with all checks", attacks(exchange), want, nft.TakeOver},
-		{"the table is gone", attacks("delete table TABLE"), want, nft.Ours},
+		{"the table is gone", attacks("delete table TABLE"), want, nft.Contents},
 	})
 }
 
@@ -384,7 +384,7 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	want, other := neighborConfigs(nft.ModeIPTables, xtables.MaxCIDRs)
 	ns := nfttest.NewNS(t, "node")
 	n := newBusyNode(t, ns)
-	apply(t, n.Kernel, want, nft.Ours)
+	apply(t, n.Kernel, want, nft.Contents)
 	script := func(text string) func() {
 		return func() { nfttest.NFT(t, ns, text, "-f", "-") }
 	}
@@ -395,16 +395,16 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 		}
 	}
 	n.areDone(t, unix.NFT_MSG_GETRULE, 2, Ours, []busyStep{
-		{"another config", func() {}, other, nft.Ours},
+		{"another config", func() {}, other, nft.Contents},
 		{"back, with all checks", func() {}, want, nft.TakeOver},
-		{"the chain is flushed", script("flush chain " + chain), want, nft.Ours},
-		{"a rule is deleted", first(cases.DefaultChain), want, nft.Ours},
+		{"the chain is flushed", script("flush chain " + chain), want, nft.Contents},
+		{"a rule is deleted", first(cases.DefaultChain), want, nft.Contents},
 		{"a rule is deleted, with all checks", first(cases.DefaultChain), want, nft.TakeOver},
-		{"a rule is added", script("add rule " + chain + " accept"), want, nft.Ours},
-		{"the jump is deleted", first(xtables.Postrouting), want, nft.Ours},
-		{"the chain is renamed", script("rename chain " + chain + " x"), want, nft.Ours},
-		{"the table is gone", script("delete table ip nat"), want, nft.Ours},
-		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, nft.Ours},
+		{"a rule is added", script("add rule " + chain + " accept"), want, nft.Contents},
+		{"the jump is deleted", first(xtables.Postrouting), want, nft.Contents},
+		{"the chain is renamed", script("rename chain " + chain + " x"), want, nft.Contents},
+		{"the table is gone", script("delete table ip nat"), want, nft.Contents},
+		{"the table is dormant", script("add table ip nat { flags dormant; }"), want, nft.Contents},
 	})
 }
 
@@ -526,13 +526,13 @@ func TestRulesThatTookTheHandlesOfJumpsStay(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	want := xtOf(config.Default(config.Defaults{}))
-	apply(t, open(t, ns), want, nft.Ours)
+	apply(t, open(t, ns), want, nft.Contents)
 	iptables(t, ns, nfnetlink.IPv4, "-A", xtables.Postrouting, "-j", cases.DefaultChain)
 	reload := "delete table ip nat; table ip nat { chain POSTROUTING { type nat hook postrouting priority 100; " +
 		strings.Repeat("meta mark 7 accept; ", 40) + "}; }"
 	once := sync.OnceFunc(func() { nfttest.NFT(t, ns, reload, "-f", "-") })
 	k := nextTo(t, ns, func(transaction) { once() })
-	if diffs := apply(t, k, want, nft.Ours); len(diffs) == 0 {
+	if diffs := apply(t, k, want, nft.Contents); len(diffs) == 0 {
 		t.Error("nothing was found")
 	}
 	inSync(t, ns, want)
@@ -547,8 +547,8 @@ func TestCleanupRemovesWhatComesBetweenItsAttempts(t *testing.T) {
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	second := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: cases.Layout(nft.ModeIPTables, "SECOND")})
-	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), nft.Ours)
-	once := sync.OnceFunc(func() { apply(t, open(t, ns), second, nft.Ours) })
+	apply(t, open(t, ns), xtOf(config.Default(config.Defaults{})), nft.Contents)
+	once := sync.OnceFunc(func() { apply(t, open(t, ns), second, nft.Contents) })
 	k := nextTo(t, ns, func(transaction) { once() })
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) == 0 {
 		t.Errorf("removed %q, %v", removed, err)

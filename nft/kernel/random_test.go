@@ -27,7 +27,7 @@ func TestRealPacketsMatchTheSpecification(t *testing.T) {
 				c, node := m.Config(), m.Addresses()
 				packets := packetsFor(t, m, wire, c, each)
 				for _, mode := range cases.Modes() {
-					r := nft.Compile(c, m.Options(mode)).On(node)
+					r := nft.Compile(c, m.Options(mode)).WithAddresses(node)
 					apply(t, k, r, everything)
 					for _, p := range packets {
 						conn := p.Connection()
@@ -104,7 +104,7 @@ func TestRandomPoliciesReplaceEachOther(t *testing.T) {
 				}
 				o := m.Options(mode)
 				o.Layout = cases.Layout(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
-				r := nft.Compile(c, o).On(node)
+				r := nft.Compile(c, o).WithAddresses(node)
 				apply(t, k, r, nft.Everything)
 				isInstalled(t, ns, r)
 				for n := range 40 {
@@ -154,7 +154,7 @@ func checkSource(t *testing.T, c config.Config, p nft.Policy, node []netip.Addr,
 		return
 	}
 	snat, _ := judge.SourceOf(p, conn)
-	one, _ := snat.Of(conn.Src)
+	one, _ := snat.Address(conn.Src)
 	if !slices.Contains(sources, one) {
 		t.Errorf("%+v: judge.SourceOf says %s, specified are %s", conn, one, sources)
 	}

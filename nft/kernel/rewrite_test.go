@@ -24,7 +24,7 @@ func withBlocks(addresses string, size int, node ...string) nft.Ruleset {
 	if addresses != "" {
 		c.SNATAddresses = cases.CIDRs(addresses)
 	}
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).On(cases.Addrs(node...))
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(node...))
 }
 
 // Next to a program that commits before each of our transactions, no transaction that is guarded by the generation
@@ -43,7 +43,7 @@ func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 			commit()
 		}
 	})
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	for _, does := range []string{
 		"flush chain TABLE postrouting", "flush chain TABLE pod-ports", "flush chain TABLE node-ports",
 		"flush chain TABLE ports-7", "add rule TABLE ports-9 accept", "insert rule TABLE postrouting accept",
@@ -72,7 +72,7 @@ func TestTableIsReplacedAtAnyGeneration(t *testing.T) {
 			commit()
 		}
 	})
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	for _, does := range []string{
 		"add set TABLE theirs { type ipv4_addr; timeout 1h; }", "add quota TABLE theirs { 10 mbytes }",
 		"add table TABLE { flags dormant; }",
@@ -101,7 +101,7 @@ func TestTableIsReplacedNextToAProgramThatCommitsAllTheTime(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k, want := open(t, ns), withBlocks("", 1000)
-			apply(t, k, want, nft.Ours)
+			apply(t, k, want, nft.Contents)
 			if _, err := ns.Output(strings.ReplaceAll(does, "TABLE", "inet "+nft.TableName), "nft", "-f", "-"); err != nil {
 				t.Skipf("this kernel does not have it: %v", err)
 			}
@@ -128,7 +128,7 @@ func TestAddressesChangeInAFrame(t *testing.T) {
 			}
 		}}).open()
 		const list = "198.51.100.208/29"
-		apply(t, k, withBlocks(list, size, "198.51.100.211"), nft.Ours)
+		apply(t, k, withBlocks(list, size, "198.51.100.211"), nft.Contents)
 		reads = 0
 		for _, node := range []string{
 			"198.51.100.212", "198.51.100.211 198.51.100.212", "198.51.100.211 198.51.100.213", "", "198.51.100.213",

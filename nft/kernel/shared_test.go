@@ -61,7 +61,7 @@ func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 				ns := nfttest.NewNS(t, "node")
 				loadForeign(t, ns)
 				k := open(t, ns)
-				apply(t, k, want, nft.Ours)
+				apply(t, k, want, nft.Contents)
 				load(ns)
 				others := notOurs(t, ns, cases.DefaultChain)
 				if !running {
@@ -149,12 +149,12 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	k := open(t, ns)
 	a, b := cases.Load(t, "default").Compile(nft.ModeIPTables), cases.Load(t, "to-ports-several").Compile(nft.ModeIPTables)
 	for i := 0; len(done) == 0; i++ {
-		apply(t, k, []nft.Ruleset{a, b}[i%2], nft.Ours)
+		apply(t, k, []nft.Ruleset{a, b}[i%2], nft.Contents)
 	}
 	if err := <-done; err != nil {
 		t.Errorf("the other writer: %v", err)
 	}
-	apply(t, k, b, nft.Ours)
+	apply(t, k, b, nft.Contents)
 	inSync(t, ns, b)
 	loop := func(line string) bool { return strings.HasPrefix(line, "ip nat LOOP") }
 	after := slices.DeleteFunc(notOurs(t, ns, cases.DefaultChain), loop)
@@ -186,7 +186,7 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)
-				diffs, err := k.Diff(t.Context(), want, nft.Ours)
+				diffs, err := k.Diff(t.Context(), want, nft.Contents)
 				if err != nil || !slices.Contains(diffs, says) {
 					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
 				}
@@ -244,7 +244,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 			if tt.before.Chain() == "" {
 				loadOlder(t, "ip-masq-gke").install(t, ns, nil)
 			} else {
-				apply(t, k, tt.before, nft.Ours)
+				apply(t, k, tt.before, nft.Contents)
 			}
 			nfttest.NFT(t, ns, "add chain ip nat FOREIGN; "+fmt.Sprintf(tt.by, tt.keeps), "-f", "-")
 			foreign := rulesOf(t, connect(t, ns), nfnetlink.IPv4, xtables.NATTable, "FOREIGN")
@@ -300,7 +300,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
 			k := open(t, ns)
-			apply(t, k, full, nft.Ours)
+			apply(t, k, full, nft.Contents)
 			var tables, ruleset string
 			for _, s := range tt.Steps {
 				if strings.HasPrefix(s.Line, "-") {
@@ -344,9 +344,9 @@ func TestChainOfADisabledFamilyGoesWithTheChange(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNS(t, "node")
 	k := open(t, ns)
-	apply(t, k, cases.Load(t, "both-families").Compile(nft.ModeIPTables), nft.Ours)
+	apply(t, k, cases.Load(t, "both-families").Compile(nft.ModeIPTables), nft.Contents)
 	want := cases.Load(t, "default").Compile(nft.ModeIPTables)
-	a, err := k.Apply(t.Context(), want, nft.Ours)
+	a, err := k.Apply(t.Context(), want, nft.Contents)
 	if err != nil || len(a.Removed) == 0 {
 		t.Errorf("removed %q, %v", a.Removed, err)
 	}
@@ -391,11 +391,11 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 				}
 			}()
 			k := open(t, ns)
-			apply(t, k, wants[m.IntN(3)], nft.Ours)
+			apply(t, k, wants[m.IntN(3)], nft.Contents)
 			for range 4 {
 				m.meddle()
 				before := othersRules(t, ns)
-				want, depth := wants[m.IntN(len(wants))], nft.Ours+nft.Depth(m.IntN(3))
+				want, depth := wants[m.IntN(len(wants))], nft.Contents+nft.Depth(m.IntN(3))
 				m.done = append(m.done, fmt.Sprintf("mode %s, depth %d", want.Mode(), depth))
 				_, err := k.Apply(t.Context(), want, depth)
 				if err != nil {
@@ -411,7 +411,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 					t.Fatalf("chains of older agents that are left: %v, %v", left, err)
 				}
 			}
-			apply(t, k, wants[2], nft.Ours)
+			apply(t, k, wants[2], nft.Contents)
 			iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.98", "-j", "RETURN")
 			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
 				t.Error(err)
@@ -526,7 +526,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "view")
 			want := nft.Compile(tt.config, tt.options)
-			apply(t, open(t, ns), want, nft.Ours)
+			apply(t, open(t, ns), want, nft.Contents)
 			program := "iptables-nft"
 			if tt.config.EnableIPv6 {
 				program = "ip6tables-nft"

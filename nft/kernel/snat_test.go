@@ -25,7 +25,7 @@ import (
 func fixed(node ...string) nft.Ruleset {
 	c := config.Default(config.Defaults{EnableIPv6: true})
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
-	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).On(cases.Addrs(node...))
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).WithAddresses(cases.Addrs(node...))
 }
 
 // If an address is added or removed, only the map changes, or the rule for a single address.
@@ -58,7 +58,7 @@ func TestChangeOfAddressesKeepsTheOtherSets(t *testing.T) {
 		{},
 	} {
 		want := fixed(node...)
-		if diffs := apply(t, k, want, nft.Ours); len(diffs) == 0 {
+		if diffs := apply(t, k, want, nft.Contents); len(diffs) == 0 {
 			t.Errorf("%v: nothing was written", node)
 		}
 		inSync(t, ns, want)
@@ -90,10 +90,10 @@ func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
 		o.Ports = append(o.Ports, nft.PortRange{Min: 10_000 * (i + 1), Max: 10_000*(i+1) + 999})
 	}
 	k := open(t, ns)
-	want := nft.Compile(c, o).On(cases.Addrs("198.51.100.211", "2001:db8:5::2"))
+	want := nft.Compile(c, o).WithAddresses(cases.Addrs("198.51.100.211", "2001:db8:5::2"))
 	apply(t, k, want, everything)
 	inSync(t, ns, want)
-	want = want.On(nil)
+	want = want.WithAddresses(nil)
 	apply(t, k, want, everything)
 	inSync(t, ns, want)
 }
@@ -111,7 +111,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				apply(t, open(t, top.Node), nft.Compile(config.Config{
 					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
 					PortsPerPod: config.PodPorts{Size: size},
-				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), nft.Ours)
+				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), nft.Contents)
 				for _, state := range []string{"time_wait", "last_ack", "close", "close_wait", "fin_wait"} {
 					// For slow machines: none expires meanwhile.
 					_ = top.Node.Sysctl("net.netfilter.nf_conntrack_tcp_timeout_"+state, "3600")
@@ -198,7 +198,7 @@ func TestBlocksAreRightAfterEachChange(t *testing.T) {
 			NonMasqueradeCIDRs: cases.CIDRs(step.exempt...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 			PortsPerPod: config.PodPorts{Size: step.size},
 		}, nft.Options{Layout: native.Layout{}})
-		apply(t, k, want, nft.Ours)
+		apply(t, k, want, nft.Contents)
 		inSync(t, ns, want)
 		before := handle
 		for _, r := range rulesOf(t, c, nfnetlink.Inet, nft.TableName, "ports-7") {

@@ -57,7 +57,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, st
 		if staged != nil {
 			earlier = staged.modes[i]
 		}
-		if r.mode == want.Mode() || depth > nft.Ours {
+		if r.mode == want.Mode() || depth > nft.Contents {
 			current, err = r.read(c, want, k.right, depth, earlier)
 			if err != nil {
 				return nil, err
@@ -70,7 +70,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, st
 	}
 	// In mode iptables-nft, a policy without IPv6 leaves the chain of one with it.
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
-	if depth > nft.Ours || depth == nft.Ours && withoutIPv6 {
+	if depth > nft.Contents || depth == nft.Contents && withoutIPv6 {
 		if staged != nil && !staged.stale {
 			s.leftover = staged.leftover
 			return s, nil

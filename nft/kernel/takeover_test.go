@@ -267,7 +267,7 @@ func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	agent.config.EnableIPv6 = false
 	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 	k := open(t, ns)
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	if installed, err := k.Removable(t.Context(), Ours); err != nil || len(installed) != 1 {
 		t.Errorf("installed are %q, %v", installed, err)
 	}
@@ -299,7 +299,7 @@ func TestRestoredRulesAreSignedAgain(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)
 	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	nfttest.Run(t, ns, nfttest.Save(t, ns, "iptables-nft-save", "nat"), "iptables-nft-restore")
 	saved := nfttest.Save(t, ns, "iptables-nft-save", "nat")
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {

@@ -111,7 +111,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 		t.Run(fmt.Sprint("dropInvalid ", on), func(t *testing.T) {
 			t.Parallel()
 			w := newWire(t)
-			apply(t, open(t, w.Node), nft.Compile(droppingInvalid(on), enforcingOptions()), nft.Ours)
+			apply(t, open(t, w.Node), nft.Compile(droppingInvalid(on), enforcingOptions()), nft.Contents)
 			c := connect(t, w.Node)
 			nfttest.NFT(t, w.Node, `table inet untracked { chain pre { type filter hook prerouting priority raw;
 				ip saddr 10.244.9.2 notrack; ip6 saddr fd00:10:244:9::2 notrack; }; }`, "-f", "-")
@@ -168,7 +168,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 func TestInvalidPacketsAreDroppedWhateverTheirRouteDependsOn(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Contents)
 	c := connect(t, w.Node)
 	nfttest.IP(t, w.Node, "rule add iif pod0 lookup 100", "-6 rule add iif pod0 lookup 100",
 		"route add default via "+w.OutsideV4.String()+" dev eth0 table 100", "route delete default",
@@ -257,10 +257,10 @@ func testValidConnections(t *testing.T, ipv6 bool) {
 	k, conn := open(t, w.Node), connect(t, w.Node)
 	c := droppingInvalid(true)
 	c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, config.CIDR{Prefix: netip.PrefixFrom(later, later.BitLen())})
-	apply(t, k, nft.Compile(c, enforcingOptions()), nft.Ours)
+	apply(t, k, nft.Compile(c, enforcingOptions()), nft.Contents)
 	at := port(later)
 	earlier := w.talk(t, w.Pod, w.Outside, port(pod), at, at)
-	apply(t, k, nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Ours)
+	apply(t, k, nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Contents)
 	earlier.works(t, "with the address that an earlier policy gave it")
 	at = port(later)
 	masqueraded := w.talk(t, w.Pod, w.Outside, port(pod), at, at)
@@ -271,7 +271,7 @@ func testValidConnections(t *testing.T, ipv6 bool) {
 	fixed.SNATAddresses = cases.CIDRs("198.51.100.211/32", "2001:db8:5::1/128")
 	fixed.SNATRules = []config.SNATRule{{From: cases.CIDRs("10.244.1.0/24"), Addresses: cases.CIDRs("198.51.100.212/32")}}
 	apply(t, k, nft.Compile(fixed, enforcingOptions()).
-		On(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::1")), nft.Ours)
+		WithAddresses(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::1")), nft.Contents)
 	masqueraded.works(t, "with the address from before snatAddresses")
 	at = port(later)
 	translated := w.talk(t, w.Pod, w.Outside, port(pod), at, at)
@@ -350,7 +350,7 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 	t.Parallel()
 	w := newWire(t)
 	c := connect(t, w.Node)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Contents)
 	for i, a := range []struct{ pod, node, dst netip.Addr }{
 		{w.PodV4, w.NodeV4, netip.MustParseAddr("203.0.113.9")},
 		{w.PodV6, w.NodeV6, netip.MustParseAddr("2001:db8:1::1")},
@@ -408,7 +408,7 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 				if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"); err != nil {
 					t.Fatal(err)
 				}
-				apply(t, open(t, w.Node), nft.Compile(droppingInvalid(tt.drops), enforcingOptions()), nft.Ours)
+				apply(t, open(t, w.Node), nft.Compile(droppingInvalid(tt.drops), enforcingOptions()), nft.Contents)
 				if tt.tracked || !tt.drops {
 					d.works(t, "with the rules")
 					return
@@ -466,7 +466,7 @@ func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *tes
 		if !exempt {
 			c.NonMasqueradeCIDRs = nil
 		}
-		apply(t, k, nft.Compile(c, enforcingOptions()), nft.Ours)
+		apply(t, k, nft.Compile(c, enforcingOptions()), nft.Contents)
 		for f := range 2 {
 			src, dst := netip.MustParseAddr(addresses[0][f]), netip.MustParseAddr(addresses[1][f])
 			before := dropped(t, conn, dst.Is6())
@@ -629,7 +629,7 @@ func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t) // it waits for packets that never arrive
 	w := newWire(t)
-	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Ours)
+	apply(t, open(t, w.Node), nft.Compile(droppingInvalid(true), enforcingOptions()), nft.Contents)
 	for _, k := range kinds() {
 		src, dst := w.PodV6, netip.MustParseAddr("2001:db8:77::8")
 		if k.ipv4 {
@@ -650,7 +650,7 @@ func TestDiscoveryIsDroppedOnlyWhereConnectionsOfPodsAreMasqueraded(t *testing.T
 	k := open(t, w.Node)
 	pod, node := w.PodV6, netip.MustParseAddr("2001:db8::1")
 	for _, on := range []bool{true, false} {
-		apply(t, k, nft.Compile(droppingInvalid(on), enforcingOptions()), nft.Ours)
+		apply(t, k, nft.Compile(droppingInvalid(on), enforcingOptions()), nft.Contents)
 		for _, tt := range []struct {
 			name string
 			from *nfttest.NS

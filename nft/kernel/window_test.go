@@ -73,7 +73,7 @@ func TestCheckSeesWhatTheGenerationHas(t *testing.T) {
 			b.FlushChain(chain)
 			nfttest.Check(other.Commit(b))
 		}, func(m netlink.Message) bool { return armed && isRequest(m, unix.NFT_MSG_GETGEN) })
-		apply(t, w.kernel, want, nft.Ours)
+		apply(t, w.kernel, want, nft.Contents)
 		armed = true
 		a, err := w.kernel.Apply(t.Context(), want, nft.Frame)
 		if err != nil || len(a.Differences) == 0 {
@@ -89,7 +89,7 @@ func TestSwitchNeedsTheSetThatWasFilled(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		ns := nfttest.NewNS(t, "node")
 		before, after := neighborConfigs(nft.ModeNFTables, 10)
-		apply(t, open(t, ns), before, nft.Ours)
+		apply(t, open(t, ns), before, nft.Contents)
 		other, replaced := connect(t, ns), 0
 		table := after.Tables[0]
 		set := table.Sets[0].KernelSet(table, table.Sets[0].Name+nft.SideB)
@@ -112,7 +112,7 @@ func TestSwitchNeedsTheSetThatWasFilled(t *testing.T) {
 			}
 			return generations == 2 && late
 		})
-		if a, err := w.kernel.Apply(t.Context(), after, nft.Ours); err != nil || replaced != 1 {
+		if a, err := w.kernel.Apply(t.Context(), after, nft.Contents); err != nil || replaced != 1 {
 			t.Errorf("%+v, %v; replaced %d times", a, err, replaced)
 		}
 		inSync(t, ns, after)
@@ -141,7 +141,7 @@ func TestGenerationAfterOurTransactionHidesNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			want := cases.Load(t, "default").Compile(tt.mode)
-			apply(t, open(t, ns), want, nft.Ours)
+			apply(t, open(t, ns), want, nft.Contents)
 			nfttest.NFT(t, ns, tt.attack, "-f", "-")
 			committed, done := false, false
 			dial := nfttest.Through(dialIn(ns), func(m *netlink.Message) error {
@@ -178,7 +178,7 @@ func TestNoMemoryForAMessageIsNoDisturbance(t *testing.T) {
 			}
 			return &netlink.OpError{Op: "send", Err: unix.ENOBUFS}
 		}, nil)))
-		_, err := k.Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeNFTables), nft.Ours)
+		_, err := k.Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeNFTables), nft.Contents)
 		if err == nil && at > 20 {
 			return // there are no more messages
 		}
@@ -212,7 +212,7 @@ func TestTableThatHidesSomethingIsReplaced(t *testing.T) {
 		})
 	})))
 	t.Cleanup(func() { _ = k.Close() })
-	apply(t, k, want, nft.Ours)
+	apply(t, k, want, nft.Contents)
 	hides = true
 	a, err := k.Apply(t.Context(), want, nft.Frame)
 	if err != nil || !a.Recreated {

@@ -124,7 +124,7 @@ func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases
 	t.Helper()
 	seen := s.Seen.Addr()
 	snat, _ := judge.SourceOf(p, packet.Connection())
-	switch named, _ := snat.Of(packet.Src); {
+	switch named, _ := snat.Address(packet.Src); {
 	case !p.HasSNAT():
 	case len(packet.Seen) > 0:
 		if !slices.Contains(packet.Seen, seen) || named != seen {
@@ -143,7 +143,7 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	case b.Count() > 0:
 		owner, ok := b.Owner(port)
 		own := s.Sent.Addr() == s.Seen.Addr() // this node's
-		if ok == own || ok && owner != b.Of(s.Sent.Addr()) {
+		if ok == own || ok && owner != b.Index(s.Sent.Addr()) {
 			t.Errorf("%s: port %d is of block %d, %t", what, port, owner, ok)
 		}
 	case len(p.Ports) > 0:
@@ -219,7 +219,7 @@ func TestCountersSurviveChanges(t *testing.T) {
 	want := map[nft.Counts]uint64{}
 	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
 		c := cases.Load(t, name)
-		apply(t, k, c.Compile(nft.ModeNFTables), nft.Ours)
+		apply(t, k, c.Compile(nft.ModeNFTables), nft.Contents)
 		for _, p := range c.Packets {
 			wire.send(t, p)
 			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++

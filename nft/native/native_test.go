@@ -65,7 +65,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 			t.Errorf("%s: text (-want +got):\n%s", c.Name, diff)
 		}
 		theirs.Load(t, "flush ruleset\n"+want.String())
-		s := theirs.Read(t, want, nft.Ours)
+		s := theirs.Read(t, want, nft.Contents)
 		if diffs := modes.Texts(s); len(diffs) > 0 {
 			t.Errorf("%s: of what nft wrote differs %q", c.Name, diffs)
 		}
@@ -73,7 +73,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if installed != (nft.Installed{Layout: native.Layout{}, Hash: want.Hash()}) || !ok {
 			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
 		}
-		if found := n.Apply(t, want, nft.Ours); len(found) == 0 {
+		if found := n.Apply(t, want, nft.Contents); len(found) == 0 {
 			t.Errorf("%s: there were no differences", c.Name)
 		}
 		if diff := cmp.Diff(listing(t, theirs), listing(t, n)); diff != "" {
@@ -94,7 +94,7 @@ func small() nft.Ruleset {
 		{From: cases.CIDRs("10.244.10.0/24"), Addresses: cases.CIDRs("198.51.100.21/32")},
 	}
 	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true}).
-		On(cases.Addrs("198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"))
+		WithAddresses(cases.Addrs("198.51.100.8", "198.51.100.9", "198.51.100.20", "198.51.100.21"))
 }
 
 // A filling of large sets is done in a few transactions, smaller ones for a small send buffer.
@@ -110,13 +110,13 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	}
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
 	n := modes.New(t, native.Read)
-	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), nft.Ours)
+	n.Apply(t, nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}}), nft.Contents)
 	var sizes []int
 	broken := errors.New("broken")
 	stage := func(at int, err error) error {
 		sizes = nil
 		commit := n.Commit(t)
-		return n.Read(t, want, nft.Ours).Stage(t.Context(), func(b *nfnetlink.Batch) error {
+		return n.Read(t, want, nft.Contents).Stage(t.Context(), func(b *nfnetlink.Batch) error {
 			if len(sizes) == at && err != nil {
 				defer func() { err = nil }()
 				return err
@@ -133,19 +133,19 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	if err := stage(0, nil); err != nil || !slices.Equal(sizes, []int{1_000, 10_500, 9_500}) {
 		t.Errorf("sent %v: %v", sizes, err)
 	}
-	n.Apply(t, want, nft.Ours)
+	n.Apply(t, want, nft.Contents)
 	for _, at := range []int{0, 1} {
 		n.Load(t, "flush ruleset")
 		if err := stage(at, unix.EMSGSIZE); err != nil || len(sizes) != 6+at || slices.Max(sizes) != 4_000 {
 			t.Errorf("sent %v: %v", sizes, err)
 		}
-		n.Apply(t, want, nft.Ours)
+		n.Apply(t, want, nft.Contents)
 	}
 
 	n.Load(t, "flush ruleset")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Read(t, want, nft.Ours).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
+	if err := n.Read(t, want, nft.Contents).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
@@ -183,11 +183,11 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 			}
 		}
 		check(nil, 0, 0)
-		if _, ok := n.Read(t, tt.want, nft.Ours).Installed(); ok {
+		if _, ok := n.Read(t, tt.want, nft.Contents).Installed(); ok {
 			t.Error("installed without a table")
 		}
-		n.Apply(t, small(), nft.Ours)
-		if _, ok := n.Read(t, tt.want, nft.Ours).Installed(); !ok {
+		n.Apply(t, small(), nft.Contents)
+		if _, ok := n.Read(t, tt.want, nft.Contents).Installed(); !ok {
 			t.Error("not installed")
 		}
 		check([]string{"leftover: table inet nft-masq-agent"}, tt.now*deletion, tt.after*deletion)
@@ -220,12 +220,12 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 		{"a base chain", ports, []string{"chain postrouting-before {", "goto to-ports comment"}, true},
 	} {
 		n := modes.New(t, native.Read)
-		n.Apply(t, tt.before, nft.Ours)
+		n.Apply(t, tt.before, nft.Contents)
 		n.Load(t, "add map inet nft-masq-agent unused { type ipv4_addr : ipv4_addr; }")
 		if tt.name == "a base chain" {
 			n.Load(t, "rename chain inet nft-masq-agent postrouting postrouting-before")
 		}
-		s, now, after := n.Read(t, plain, nft.Ours), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		s, now, after := n.Read(t, plain, nft.Contents), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 		commit := n.Commit(t)
 		if err := s.Stage(t.Context(), commit); err != nil {
 			t.Fatal(err)
@@ -246,7 +246,7 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 		}
 		n.Load(t, "delete table inet neighbor")
 		expected := modes.New(t, native.Read)
-		expected.Apply(t, plain, nft.Ours)
+		expected.Apply(t, plain, nft.Contents)
 		if diff := cmp.Diff(listing(t, expected), listing(t, n)); diff != "" {
 			t.Errorf("%s: left (-want +got):\n%s", tt.name, diff)
 		}
@@ -258,21 +258,21 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 func TestBaseChainsStayEmpty(t *testing.T) {
 	t.Parallel()
 	n := modes.New(t, native.Read)
-	n.Apply(t, small(), nft.Ours)
+	n.Apply(t, small(), nft.Contents)
 	handle := func() string {
 		text := nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset")
 		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(text)
 	}
 	before := handle()
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	n.Apply(t, plain, nft.Ours)
+	n.Apply(t, plain, nft.Contents)
 	for _, does := range []string{"add rule TABLE enforce accept", "add chain TABLE enforce { policy drop; }"} {
 		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
-		if found := n.Apply(t, plain, nft.Ours); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
+		if found := n.Apply(t, plain, nft.Contents); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
 			t.Errorf("%s: found %q", does, found)
 		}
 	}
-	n.Apply(t, small(), nft.Ours)
+	n.Apply(t, small(), nft.Contents)
 	if after := handle(); before == "" || after != before {
 		t.Errorf("before it was %q, now %q", before, after)
 	}
@@ -287,7 +287,7 @@ func TestBaseChainsStayEmpty(t *testing.T) {
 func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	t.Parallel()
 	n, want := modes.New(t, native.Read), small()
-	n.Apply(t, want, nft.Ours)
+	n.Apply(t, want, nft.Contents)
 	const set = "inet nft-masq-agent non-masq-v4-a "
 	n.Load(t, "delete element "+set+"{ 10.1.0.0/24 }; add element "+set+"{ 9.0.0.0/8 }") // as many as before
 	differs := func(want nft.Ruleset, depth nft.Depth, staged nft.KernelState) bool {
@@ -299,7 +299,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	if !differs(want, nft.Ours, nil) || differs(want, nft.Frame, nil) || differs(other, nft.Ours, nil) {
+	if !differs(want, nft.Contents, nil) || differs(want, nft.Frame, nil) || differs(other, nft.Contents, nil) {
 		t.Error("elements are read in a Frame or of another policy, or not at all")
 	}
 
@@ -313,9 +313,9 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		}
 		return elements
 	}
-	staged := n.Read(t, other, nft.Ours)
+	staged := n.Read(t, other, nft.Contents)
 	again := func() nft.KernelState {
-		s, err := native.Read(n.Conn, other, nft.Ruleset{}, nft.Ours, staged)
+		s, err := native.Read(n.Conn, other, nft.Ruleset{}, nft.Contents, staged)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -342,13 +342,13 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 		"add set TABLE x { type ipv4_addr; flags interval; counter; }": 2,
 	} {
 		n, want := modes.New(t, native.Read), small()
-		n.Apply(t, want, nft.Ours)
+		n.Apply(t, want, nft.Contents)
 		before := listing(t, n)
 		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
 		wrong, calls := errors.New("wrong"), 0
 		broken := listing(t, n)
 		reject := func(*nfnetlink.Batch) error { return wrong }
-		if err := n.Read(t, want, nft.Ours).(nft.Replacer).Replace(reject); !errors.Is(err, wrong) {
+		if err := n.Read(t, want, nft.Contents).(nft.Replacer).Replace(reject); !errors.Is(err, wrong) {
 			t.Errorf("%s: %v", does, err)
 		}
 		if diff := cmp.Diff(broken, listing(t, n)); diff != "" {
@@ -360,15 +360,15 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 			}
 			return n.Commit(t)(b)
 		}
-		s := n.Read(t, want, nft.Ours)
+		s := n.Read(t, want, nft.Contents)
 		if err := s.(nft.Replacer).Replace(commit); err != nil {
 			t.Fatal(err)
 		}
-		s, err := native.Read(n.Conn, want, nft.Ruleset{}, nft.Ours, s)
+		s, err := native.Read(n.Conn, want, nft.Ruleset{}, nft.Contents, s)
 		if err != nil || len(s.Differences()) > 0 != (most > 1) {
 			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
 		}
-		n.Apply(t, want, nft.Ours)
+		n.Apply(t, want, nft.Contents)
 		if diff := cmp.Diff(before, listing(t, n)); diff != "" || calls != 1 {
 			t.Errorf("%s: %d transactions; listing (-before +after):\n%s", does, calls, diff)
 		}
@@ -629,7 +629,7 @@ func tampered() map[string]nft.Ruleset {
 	return map[string]nft.Ruleset{
 		"differences": small(), "native": nft.Compile(plain, o), "enforce": nft.Compile(enforced, o),
 		"drop-invalid": nft.Compile(drops, o),
-		"snat":         nft.Compile(snat, o).On(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
+		"snat":         nft.Compile(snat, o).WithAddresses(cases.Addrs("198.51.100.211", "198.51.100.212", "2001:db8:5::2")),
 	}
 }
 
@@ -643,7 +643,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 			t.Run(file, func(t *testing.T) {
 				t.Parallel()
 				n := modes.New(t, native.Read)
-				n.Apply(t, want, nft.Ours)
+				n.Apply(t, want, nft.Contents)
 				before := listing(t, n)
 				for _, c := range part {
 					t.Run(c.Name, func(t *testing.T) {
@@ -651,7 +651,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 						finds := a.named(strings.Join(append(c.All('>'), c.All('~')...), "\n"))
 						exactly := len(c.All('>')) > 0
 						a.run(c.Text())
-						s := n.Read(t, want, nft.Ours)
+						s := n.Read(t, want, nft.Contents)
 						found := modes.Texts(s)
 						ok := slices.ContainsFunc(found, func(d string) bool { return strings.Contains(d, finds) })
 						if exactly {
@@ -667,7 +667,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 						if odd || !exactly { // what is listed in full can be written over
 							revert(t, n, s, odd)
 						}
-						n.Apply(t, want, nft.Ours)
+						n.Apply(t, want, nft.Contents)
 						if diff := cmp.Diff(before, listing(t, n)); diff != "" {
 							t.Errorf("listing (-before +after):\n%s", diff)
 						}

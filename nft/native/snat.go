@@ -79,7 +79,7 @@ type entryList struct {
 }
 
 func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
-	lists := []entryList{{r.From, ruleName(r, "-from", f), true}, {r.To, ruleName(r, "-to", f), false}}
+	lists := []entryList{{r.Sources, ruleName(r, "-from", f), true}, {r.Destinations, ruleName(r, "-to", f), false}}
 	return slices.DeleteFunc(lists, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
@@ -133,10 +133,10 @@ func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
 		nodes := append(match, continueIn(ruleName(r, "", f)))
 		rules = append(rules, nft.Rule{Nodes: nodes, Comment: placeOf(r)})
 	}
-	for _, o := range r.Out {
+	for _, o := range r.Interfaces {
 		send(append(slices.Clip(match), byInterface(o.Name, true, false)))
 	}
-	if len(r.Out) == 0 {
+	if len(r.Interfaces) == 0 {
 		send(match)
 	}
 	return rules

@@ -236,7 +236,7 @@ func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 			c.Enforce, c.MasqueradeSrcCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/8")
 		}
 		for mode, n := range nodes {
-			n.Apply(t, nft.Compile(c, m.Options(mode)).On(node), nft.Everything)
+			n.Apply(t, nft.Compile(c, m.Options(mode)).WithAddresses(node), nft.Everything)
 		}
 	}
 }

@@ -295,7 +295,7 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 		return nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: chain}})
 	}
 	n := modes.New(t, xtables.Read)
-	n.Apply(t, of("IP-MASQ"), nft.Ours)
+	n.Apply(t, of("IP-MASQ"), nft.Contents)
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "IP-MASQ", "-j", "RETURN")
 	install(t, n.NS, "ip-masq-agent-two-jumps")
 	for ours, others := range map[string]string{"IP-MASQ": "IP-MASQ-AGENT", "IP-MASQ-AGENT": "IP-MASQ"} {

@@ -94,14 +94,14 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 			n.Load(t, "table ip6 nat\ndelete table ip6 nat")
 		}
 		n.Apply(t, want, nft.Everything)
-		installed, ok := n.Read(t, want, nft.Ours).Installed()
+		installed, ok := n.Read(t, want, nft.Contents).Installed()
 		if !ok || installed != (nft.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
 		}
 		if diff := cmp.Diff(rawRules(t, theirs), rawRules(t, n)); diff != "" {
 			t.Errorf("%s: rules (-iptables +ours):\n%s", c.Name, diff)
 		}
-		theirs.Apply(t, want, nft.Ours)
+		theirs.Apply(t, want, nft.Contents)
 	}
 }
 
@@ -183,18 +183,18 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 			t.Parallel()
 			n, want := modes.New(t, xtables.Read), wanted("A", nil)
 			restore(t, n, ofOthers)
-			n.Apply(t, want, nft.Ours)
+			n.Apply(t, want, nft.Contents)
 			before, six := save(t, n), rawRules(t, n)
 			tt.do(t, n)
-			found := modes.Texts(n.Read(t, want, nft.Ours))
+			found := modes.Texts(n.Read(t, want, nft.Contents))
 			if !modes.Match(found, tt.finds) || len(found) == 0 && len(tt.finds) > 0 {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
-			n.Apply(t, want, nft.Ours)
+			n.Apply(t, want, nft.Contents)
 			if strings.HasPrefix(tt.nft, "delete table") { // with the rules of others
 				n.Load(t, "delete table ip nat; delete table ip6 nat")
 				restore(t, n, ofOthers)
-				n.Apply(t, want, nft.Ours)
+				n.Apply(t, want, nft.Contents)
 			}
 			if diff := cmp.Diff(before, save(t, n)); diff != "" {
 				t.Errorf("saved (-before +after):\n%s", diff)
@@ -233,7 +233,7 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	n := modes.New(t, xtables.Read)
-	n.Apply(t, wanted("B", nil), nft.Ours)
+	n.Apply(t, wanted("B", nil), nft.Contents)
 	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B\nCOMMIT\n") // another program's
 	count(t, n)
 	before := counted(t, n, "B")
@@ -255,7 +255,7 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	}
 	others := counted(t, n, "X")
 	for _, cidrs := range [][]string{{"10.1.0.0/16", "10.9.0.0/16"}, {"10.3.0.0/16", "10.1.0.0/16", "10.1.0.0/16"}} {
-		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }), nft.Ours)
+		n.Apply(t, wanted("B", func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }), nft.Contents)
 		var want []string
 		for _, c := range cidrs {
 			want = append(want, "0 -d "+c)
@@ -281,9 +281,9 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 			n, clean := modes.New(t, xtables.Read), modes.New(t, xtables.Read)
 			restore(t, n, ofOthers)
 			restore(t, clean, ofOthers)
-			clean.Apply(t, want, nft.Ours)
+			clean.Apply(t, want, nft.Contents)
 			tt.do(t, n)
-			s := n.Read(t, want, nft.Ours)
+			s := n.Read(t, want, nft.Contents)
 			if found := modes.Texts(s); !modes.Match(found, tt.finds) {
 				t.Errorf("found\n%s\nwant\n%s", strings.Join(found, "\n"), strings.Join(tt.finds, "\n"))
 			}
@@ -296,7 +296,7 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 				}
 				return
 			}
-			n.Apply(t, want, nft.Ours)
+			n.Apply(t, want, nft.Contents)
 			if diff := cmp.Diff(save(t, clean), save(t, n)); diff != "" {
 				t.Errorf("saved (-in a clean table +here):\n%s", diff)
 			}
@@ -310,9 +310,9 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 // Rules of ours for another policy are not another agent's.
 func TestRulesOfAnotherPolicyAreOurs(t *testing.T) {
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
-	n.Apply(t, want, nft.Ours)
+	n.Apply(t, want, nft.Contents)
 	another := wanted("A", func(c *config.Config) { c.NonMasqueradeCIDRs = nil })
-	found := modes.Texts(n.Read(t, another, nft.Ours))
+	found := modes.Texts(n.Read(t, another, nft.Contents))
 	replaced := func(d string) bool { return strings.HasPrefix(d, "replaced: ") }
 	if !slices.Contains(found, "table ip nat: chain A does not have the hash of the policy") ||
 		slices.ContainsFunc(found, replaced) {
@@ -332,17 +332,17 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 		nfttest.Run(t, n.NS, "", "iptables-nft", append(args, "-j", "ACCEPT")...)
 	}
 	n, want := modes.New(t, xtables.Read), wanted("A", nil)
-	n.Apply(t, want, nft.Ours)
+	n.Apply(t, want, nft.Contents)
 	before := rawRules(t, n)
 	insert(n, "A")
-	if found := n.Apply(t, want, nft.Ours); len(found) == 0 {
+	if found := n.Apply(t, want, nft.Contents); len(found) == 0 {
 		t.Error("nothing differs")
 	}
 	if diff := cmp.Diff(before, rawRules(t, n)); diff != "" {
 		t.Errorf("rules (-before +after):\n%s", diff)
 	}
 	insert(n, xtables.Postrouting)
-	found := n.Read(t, want, nft.Ours).Differences()
+	found := n.Read(t, want, nft.Contents).Differences()
 	if !slices.ContainsFunc(found, func(d nft.Difference) bool {
 		return d.Kind == nft.Prevented && d.Err != nil && strings.Contains(d.Text, "too large for the kernel to list")
 	}) {

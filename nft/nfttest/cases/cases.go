@@ -76,7 +76,7 @@ func nodeAddresses() []string {
 // Connection returns the packet as a connection that a policy decides about.
 func (p Packet) Connection() nft.Connection {
 	return nft.Connection{
-		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local, In: "pod0", Out: "eth0",
+		Src: p.Src, Dst: p.Dst, ToNode: p.Verdict == nft.Local, InInterface: "pod0", OutInterface: "eth0",
 		FromNode: p.Src.IsLoopback() || slices.Contains(nodeAddresses(), p.Src.String()),
 	}
 }
@@ -182,7 +182,7 @@ func (c Case) File(t testing.TB, name string) string {
 
 // Compile compiles the case for a mode.
 func (c Case) Compile(m nft.Mode) nft.Ruleset {
-	return nft.Compile(c.Config, c.Flags(m)).On(c.Addresses)
+	return nft.Compile(c.Config, c.Flags(m)).WithAddresses(c.Addresses)
 }
 
 // parseFlags reads the policy flags of the command line. Random source ports

@@ -22,12 +22,12 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Local
 	case conn.FromNode && c.ExemptHost != nil:
 		return nft.Exempt
-	case len(c.MasqueradeSrcInterfaces) > 0 && (conn.FromNode || !named(c.MasqueradeSrcInterfaces, conn.In)):
+	case len(c.MasqueradeSrcInterfaces) > 0 && (conn.FromNode || !named(c.MasqueradeSrcInterfaces, conn.InInterface)):
 		return nft.Exempt
 	case ofFamilyOf(src, c.MasqueradeSrcCIDRs) && !holds(c.MasqueradeSrcCIDRs, src), holds(c.NonMasqueradeSrcCIDRs, src):
 		return nft.Exempt
-	case named(c.NonMasqueradeOutInterfaces, conn.Out), len(c.MasqueradeOutInterfaces) > 0 &&
-		!named(c.MasqueradeOutInterfaces, conn.Out):
+	case named(c.NonMasqueradeOutInterfaces, conn.OutInterface), len(c.MasqueradeOutInterfaces) > 0 &&
+		!named(c.MasqueradeOutInterfaces, conn.OutInterface):
 		return nft.Exempt
 	case holds(c.ForceMasqueradeCIDRs, dst):
 		return nft.Masqueraded
@@ -41,7 +41,7 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 // lists what is one in that family.
 func SpecifiedPod(c config.Config, conn nft.Connection) (pod, known bool) {
 	byInterface, bySource := len(c.MasqueradeSrcInterfaces) > 0, ofFamilyOf(conn.Src, c.MasqueradeSrcCIDRs)
-	pod = !conn.FromNode && (!byInterface || named(c.MasqueradeSrcInterfaces, conn.In)) &&
+	pod = !conn.FromNode && (!byInterface || named(c.MasqueradeSrcInterfaces, conn.InInterface)) &&
 		(!bySource || holds(c.MasqueradeSrcCIDRs, conn.Src))
 	return pod, byInterface || bySource
 }
@@ -62,7 +62,7 @@ func SpecifiedSources(c config.Config, conn nft.Connection, node []netip.Addr) [
 	}
 	for _, r := range c.SNATRules {
 		from, to, out := len(r.From) == 0 || holds(r.From, conn.Src), len(r.To) == 0 ||
-			holds(r.To, conn.Dst), len(r.Out) == 0 || named(r.Out, conn.Out)
+			holds(r.To, conn.Dst), len(r.Out) == 0 || named(r.Out, conn.OutInterface)
 		if has := of(r.Addresses); from && to && out && len(has) > 0 {
 			return has
 		}
@@ -240,10 +240,10 @@ func (m Maker) interfaces() []config.Interface {
 // that each field is set in some of them.
 func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 	names := append(Interfaces(), "veth123456789ab", "lo")
-	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, Out: names[m.IntN(len(names))]}
+	c := nft.Connection{Src: src, Dst: dst, FromNode: m.IntN(4) == 0, OutInterface: names[m.IntN(len(names))]}
 	c.ToNode = m.IntN(8) == 0
 	if !c.FromNode {
-		c.In = names[m.IntN(len(names))]
+		c.InInterface = names[m.IntN(len(names))]
 	}
 	return c
 }

@@ -120,7 +120,7 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth nft.Depth) (a kern
 	case depth == nft.Frame:
 		cost = w.FrameCost
 		w.Frames++
-	case depth > nft.Ours:
+	case depth > nft.Contents:
 		w.Deep++
 		fallthrough
 	default:

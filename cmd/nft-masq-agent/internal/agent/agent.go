@@ -167,7 +167,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 		case <-ctx.Done():
 			return event{}, false
 		case f := <-a.in.Files:
-			return event{reason: onConfig, files: &f, depth: nft.Ours}, true
+			return event{reason: onConfig, files: &f, depth: nft.Contents}, true
 		case c := <-moves:
 			return event{reason: onAddresses, moved: &c, depth: nft.Frame}, true
 		case <-a.in.Hangup:
@@ -176,7 +176,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 		case <-a.schedule.timer.C:
 			a.in.Reread()
 			if v.failure != nil {
-				return event{reason: onRetry, depth: nft.Ours}, true
+				return event{reason: onRetry, depth: nft.Contents}, true
 			}
 			return event{reason: onResync, depth: a.resyncDepth()}, true
 		case <-a.schedule.ticker.C:
@@ -332,7 +332,7 @@ func (a *Agent) place(ctx context.Context, v *view, e event) error {
 			a.moves = a.in.Follow(ctx)
 		}
 	}
-	if placed := v.policy.want.On(v.addresses); !placed.Same(*v.policy.want) {
+	if placed := v.policy.want.WithAddresses(v.addresses); !placed.Same(*v.policy.want) {
 		v.policy.want = &placed
 	}
 	return nil

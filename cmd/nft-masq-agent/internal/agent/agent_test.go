@@ -198,7 +198,7 @@ func TestTakeoverChecksAreLimitedNextToABusyNeighbor(t *testing.T) {
 		looks := 0
 		for start := time.Now(); time.Since(start) < time.Minute; time.Sleep(50 * time.Millisecond) {
 			synctest.Wait()
-			w.Locked(func() { w.Last = nft.Ours })
+			w.Locked(func() { w.Last = nft.Contents })
 			w.Commit()
 			synctest.Wait()
 			w.Locked(func() {

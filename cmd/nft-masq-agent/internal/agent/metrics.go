@@ -147,7 +147,7 @@ func (e Exporter) view(v view) {
 			"what is enforced.",
 			Number(v.content.err == nil))
 		e.Gauge("config_warnings", "Warnings about the last config that was read.",
-			float64(len(v.content.remarks.Of(config.Warning))))
+			float64(len(v.content.remarks.WithLevel(config.Warning))))
 		e.Gauge("config_vanished", "Whether there was a config in this run of the agent and there is none any more, so that "+
 			"the built-in defaults apply: 1 or 0.",
 			Number(v.vanished() != nil))

@@ -214,8 +214,8 @@ func reportMoved(l *lines, previous, current nft.Policy, hash string) {
 	for _, f := range current.Families {
 		for _, o := range previous.Families {
 			if o.IPv6 == f.IPv6 {
-				added = append(added, missingFrom(f.Sources(), o.Sources())...)
-				removed = append(removed, missingFrom(o.Sources(), f.Sources())...)
+				added = append(added, missingFrom(f.SNATAddresses(), o.SNATAddresses())...)
+				removed = append(removed, missingFrom(o.SNATAddresses(), f.SNATAddresses())...)
 			}
 		}
 	}

@@ -86,8 +86,8 @@ func (a *Agent) compare(v view) (e event, due bool) {
 		s.saw(nft.Frame, 0, generation, now)
 		return event{reason: onDrift, depth: nft.Frame}, true
 	case v.policy.want != nil && overdue:
-		s.saw(nft.Ours, 0, generation, now)
-		return event{reason: onDrift, depth: nft.Ours}, true
+		s.saw(nft.Contents, 0, generation, now)
+		return event{reason: onDrift, depth: nft.Contents}, true
 	}
 	return a.compareElements(v, generation)
 }
@@ -99,7 +99,7 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 	if !s.elements.due(generation, now) {
 		return e, false
 	}
-	e = event{reason: onDrift, depth: nft.Ours}
+	e = event{reason: onDrift, depth: nft.Contents}
 	if a.takesOver(v) {
 		e.depth = nft.TakeOver
 	}
@@ -128,7 +128,7 @@ func (s *schedule) saw(depth nft.Depth, read, generation uint32, now time.Time) 
 	if depth > nft.Frame || read != 0 && read == s.elements.seen {
 		s.elements.seen = generation
 	}
-	if depth > nft.Ours || read != 0 && read == s.everything {
+	if depth > nft.Contents || read != 0 && read == s.everything {
 		s.everything = generation
 	}
 }
@@ -168,7 +168,7 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
 	if v.failure == nil && (full || v.full.IsZero()) {
 		v.full = now
-		if depth > nft.Ours {
+		if depth > nft.Contents {
 			s.deep = now.Add(min(elementsShare*v.attempt.cost, elementsPause))
 		}
 	}

@@ -26,7 +26,8 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	a := New(Inputs{}, &loop.World{}, testSettings(), zap.NewNop())
 	large := []byte("# " + strings.Repeat("x", 4<<20-2))
-	good, bad := rulesetOf("10.0.0.0/8"), config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}}
+	good := rulesetOf("10.0.0.0/8")
+	bad := config.Problems{{ID: "syntax", Pos: config.Position{File: "config", Line: 2, Col: 3}, Msg: "bad"}}
 	inForce := content{files: []config.Source{{Name: "a", Data: large, Joined: true}}}
 	a.publish(view{
 		read: true, content: content{
@@ -62,7 +63,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
-		Rejected:  config.Problems{{ID: "syntax", Pos: config.At("config", 2, 3), Msg: "bad"}},
+		Rejected:  config.Problems{{ID: "syntax", Pos: config.Position{File: "config", Line: 2, Col: 3}, Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		Failure:   "cannot read nftables: broken", HasLock: true,
 	}

@@ -223,8 +223,8 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 	case known:
 		v.told.What = fmt.Sprintf("differences removed: %d", n)
 	case previous.installed != nil:
-		v.attempt.added = want.Policy.Beyond(previous.installed.Policy, few)
-		v.attempt.removed = previous.installed.Policy.Beyond(want.Policy, few)
+		v.attempt.added = want.Policy.Additions(previous.installed.Policy, few)
+		v.attempt.removed = previous.installed.Policy.Additions(want.Policy, few)
 		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
 			v.attempt.added.Count, v.attempt.removed.Count)
 	case n == 0:

@@ -18,7 +18,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	one, other := rulesetOf("10.1.0.0/16"), rulesetOf("10.2.0.0/16")
 	source := config.Source{Name: "config", Data: []byte(snat)}
 	away := nft.Build(config.Defaults{}, testSettings().NFT, source).Ruleset
-	here := away.On([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
+	here := away.WithAddresses([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
 	differences := func(n int, tookOver ...string) kernel.Applied {
 		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
 	}

@@ -36,7 +36,7 @@ var questions = map[string]func(r *row, about string){
 			r.pods = append(r.pods, netip.MustParsePrefix(p))
 		}
 	},
-	"node": func(r *row, list string) { r.policy = r.policy.On(cases.Addrs(strings.Fields(list)...)) },
+	"node": func(r *row, list string) { r.policy = r.policy.WithAddresses(cases.Addrs(strings.Fields(list)...)) },
 	"snat": func(r *row, _ string) {
 		for _, s := range NodeSNAT(r.policy) {
 			r.say(s)

@@ -28,7 +28,7 @@ func blockPorts(b nft.PortBlocks, c nft.Connection) string {
 	if c.FromNode {
 		return portRanges(b.Node)
 	}
-	return b.Block(b.Of(c.Src)).String()
+	return b.Block(b.Index(c.Src)).String()
 }
 
 // SetBlock adds whose block a port is in, and reports whether there is one. pods are those of this node, none if
@@ -53,8 +53,8 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 	c.Block = &PortBlock{Ports: blocks.Block(scope.Block).String(), LastBytes: blocks.LastBytes(scope.Block)}
 	family, _ := p.Family(ipv6)
 	for _, pod := range pods {
-		packet := nft.Connection{Src: pod.Address, In: pod.Interface}
-		if blocks.Of(pod.Address) == scope.Block && judge.IsPod(family, packet) {
+		packet := nft.Connection{Src: pod.Address, InInterface: pod.Interface}
+		if blocks.Index(pod.Address) == scope.Block && judge.IsPod(family, packet) {
 			c.Block.Pods = append(c.Block.Pods, pod.Address.String())
 		}
 	}

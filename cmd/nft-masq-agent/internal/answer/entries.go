@@ -42,18 +42,18 @@ func entries(p nft.Policy) (list []Entry) {
 			add(config.KeySNATAddresses, family, text, text, c.Pos)
 		}
 		for _, r := range f.SNATRules {
-			add(config.KeySNATRules, family, ruleText(r), r.String(), r.At)
+			add(config.KeySNATRules, family, ruleText(r), r.String(), r.Pos)
 		}
 	}
 	if p.Enforce != nil {
 		value := fmt.Sprintf("true, except for marks %v", p.Enforce.Marks)
-		add(config.KeyEnforceNonMasquerade, "", value, value, p.Enforce.At)
+		add(config.KeyEnforceNonMasquerade, "", value, value, p.Enforce.Pos)
 	}
 	for _, f := range p.Families {
 		for _, q := range f.Questions {
 			titles[q.Key] = familyName(f.IPv6) + " " + q.Key + ": " + q.Means
 			if q.Asks == config.SentByNode {
-				add(q.Key, "", "false", "false", q.At)
+				add(q.Key, "", "false", "false", q.Pos)
 			}
 			for _, i := range q.Interfaces {
 				add(q.Key, "", i.Name, i.Name, i.Pos)
@@ -82,14 +82,14 @@ func countEntries(p nft.Policy) int {
 // ruleText describes an entry of snatRules, with the first of its addresses.
 func ruleText(r nft.SNATRule) string {
 	var parts []string
-	if len(r.From.CIDRs) > 0 {
-		parts = append(parts, "from "+addressList(judge.NewAddresses(r.From.Prefixes())))
+	if len(r.Sources.CIDRs) > 0 {
+		parts = append(parts, "from "+addressList(judge.NewAddresses(r.Sources.Prefixes())))
 	}
-	if len(r.To.CIDRs) > 0 {
-		parts = append(parts, "to "+addressList(judge.NewAddresses(r.To.Prefixes())))
+	if len(r.Destinations.CIDRs) > 0 {
+		parts = append(parts, "to "+addressList(judge.NewAddresses(r.Destinations.Prefixes())))
 	}
-	if len(r.Out) > 0 {
-		parts = append(parts, "by "+strings.Join(config.Names(r.Out), ", "))
+	if len(r.Interfaces) > 0 {
+		parts = append(parts, "by "+strings.Join(config.Names(r.Interfaces), ", "))
 	}
 	return strings.Join(append(parts, "leaves from "+addressList(judge.NewAddresses(r.Prefixes()))), " ")
 }

@@ -248,7 +248,7 @@ func (f *ExplainFacts) code() Code {
 func (f *ExplainFacts) connection() nft.Connection {
 	dst := f.Packet.Dst.Addr()
 	return nft.Connection{
-		Src: f.Packet.Src, Dst: dst, In: f.Route.Ingress.Name, Out: f.Route.Egress.Name,
+		Src: f.Packet.Src, Dst: dst, InInterface: f.Route.Ingress.Name, OutInterface: f.Route.Egress.Name,
 		FromNode: f.Route.FromNode(), ToNode: f.Route.Type == unix.RTN_LOCAL || dst.IsLoopback(),
 	}
 }
@@ -365,7 +365,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 		return
 	}
 	snat, entries := judge.SourceOf(p, c)
-	chosen, present := snat.Of(c.Src)
+	chosen, present := snat.Address(c.Src)
 	switch {
 	case present:
 		e.address = chosen
@@ -376,7 +376,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	for _, entry := range entries {
 		if len(entry.Present) == 0 {
 			e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
-				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.At))
+				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.Pos))
 			continue
 		}
 		e.words = fmt.Sprintf("%s, by entry %d of %s", chosen, entry.Place, config.KeySNATRules)

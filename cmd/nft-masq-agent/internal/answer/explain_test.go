@@ -29,7 +29,7 @@ func testPolicy(t *testing.T, text string, addresses ...string) nft.Policy {
 	if b.Ruleset == nil {
 		t.Fatal(b.Problems)
 	}
-	return b.Ruleset.Policy.On(cases.Addrs(addresses...))
+	return b.Ruleset.Policy.WithAddresses(cases.Addrs(addresses...))
 }
 
 // testFacts are those of a packet of a pod to another host, of which nothing else is known.

@@ -28,7 +28,7 @@ func NodeSNAT(p nft.Policy) (lines []string) {
 			if len(r.Present) == 0 {
 				lines = append(lines, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).",
 					familyName(f.IPv6), r.Place,
-					config.KeySNATRules, r.At))
+					config.KeySNATRules, r.Pos))
 			}
 		}
 	}

@@ -22,7 +22,7 @@ func TestExplanationHasTheSpecifiedVerdictAndAddress(t *testing.T) {
 	verdicts := map[nft.Verdict]int{}
 	for range nfttest.Rounds(1_000, 1_000, 10_000) {
 		c, node := m.Config(), m.Addresses()
-		p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).On(node)
+		p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).WithAddresses(node)
 		for range 10 {
 			ipv6 := c.EnableIPv6 && m.IntN(2) == 0
 			conn := m.Connection(m.Near(c, ipv6), m.Near(c, ipv6))

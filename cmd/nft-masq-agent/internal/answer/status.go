@@ -469,7 +469,7 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 				}
 				found = append(found, statusProblem("snat-rule-missing", fmt.Sprintf(
 					"%s: it is for pods such as %s, whose connections leave from another address\nassign one of %s to this node",
-					entry.At, pod.Address, addressList(entry.Prefixes())),
+					entry.Pos, pod.Address, addressList(entry.Prefixes())),
 					"this node has no address of entry %d of %s", entry.Place, config.KeySNATRules))
 				break
 			}

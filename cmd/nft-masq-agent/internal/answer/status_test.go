@@ -125,14 +125,16 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "a rejected config", id: "config-rejected",
 			first: "config rejected; an earlier config (12345678) is installed, mode nftables", details: "fix /its/config:3:5",
 			facts: func(f *StatusFacts) {
-				f.Rejected = config.Problems{{ID: "host-bits", Pos: config.At("/its/config", 3, 5), Msg: "has host bits"}}
+				place := config.Position{File: "/its/config", Line: 3, Col: 5}
+				f.Rejected = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 			},
 		},
 		{
 			name: "a rejected config, as older agents read it", id: "config-rejected",
 			first: "config rejected; the older agents' reading of it (12345678) is installed", facts: func(f *StatusFacts) {
-				f.Rejected = config.Problems{{ID: "host-bits", Pos: config.At("/its/config", 3, 5), Msg: "has host bits"}}
+				place := config.Position{File: "/its/config", Line: 3, Col: 5}
+				f.Rejected = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 				f.Agent.Source = "lenient"
 			},

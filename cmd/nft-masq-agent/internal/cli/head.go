@@ -31,8 +31,8 @@ func (h *Head) Begin() *Head { return h }
 // Take adds problems.
 func (h *Head) Take(found config.Problems) {
 	h.Errors = append(h.Errors, found.Faults()...)
-	h.Warnings = append(h.Warnings, found.Of(config.Warning)...)
-	h.Notes = append(h.Notes, found.Of(config.Note)...)
+	h.Warnings = append(h.Warnings, found.WithLevel(config.Warning)...)
+	h.Notes = append(h.Notes, found.WithLevel(config.Note)...)
 }
 
 // Add adds a problem that is not about a place in a file.

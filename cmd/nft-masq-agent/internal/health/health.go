@@ -167,8 +167,8 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	}
 	packet := nft.Connection{Dst: masqueraded.Dst[0].First}
 	for _, link := range f.Links {
-		if link.Sends() && link.Name != "lo" && (packet.Out == "" || !judge.LeavesBy(family, packet.Out)) {
-			packet.Out = link.Name
+		if link.Sends() && link.Name != "lo" && (packet.OutInterface == "" || !judge.LeavesBy(family, packet.OutInterface)) {
+			packet.OutInterface = link.Name
 		}
 	}
 	pods := slices.DeleteFunc(slices.Clone(f.Pods), func(p routes.Pod) bool { return p.Address.Is6() != family.IPv6 })
@@ -179,14 +179,14 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	var last judge.Step
 	for _, pod := range pods {
 		packet.Src = pod.Address
-		packet.In = pod.Interface
+		packet.InInterface = pod.Interface
 		steps := judge.Explain(policy, packet)
 		last = steps[len(steps)-1]
 		if last.Verdict == nft.Masqueraded {
 			return notExempt(family, pods)
 		}
 	}
-	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.In),
+	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.InInterface),
 		listed(last.Condition))
 	switch last.Condition.Asks {
 	case config.ReceivedOn:
@@ -210,7 +210,7 @@ func listed(q nft.Question) string {
 	case len(q.Interfaces) > 0:
 		return fmt.Sprintf("%s begins with %s (%s)", q.Key, q.Interfaces[0].Name, q.Interfaces[0].Pos)
 	}
-	return fmt.Sprintf("%s (%s)", q.Key, q.At)
+	return fmt.Sprintf("%s (%s)", q.Key, q.Pos)
 }
 
 // everything notes that a policy masquerades nothing of a family.
@@ -229,7 +229,7 @@ func everything(family nft.FamilyPolicy) config.Problem {
 // are seen as their node.
 func notExempt(family nft.FamilyPolicy, pods []routes.Pod) config.Problems {
 	outside := slices.DeleteFunc(slices.Clone(pods), func(p routes.Pod) bool {
-		r := judge.Rule(&family, nft.Connection{Src: pods[0].Address, Dst: p.Address, In: pods[0].Interface})
+		r := judge.Rule(&family, nft.Connection{Src: pods[0].Address, Dst: p.Address, InInterface: pods[0].Interface})
 		return r.Verdict != nft.Masqueraded || r.Depends
 	})
 	if len(outside) == 0 {
