@@ -1,8 +1,10 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,16 +38,17 @@ var absences = []struct {
 func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 	t.Parallel()
 	config := exempting("10.1.0.0/16")
-	for name, of := range map[string]func(n *testNode) (flag, gone string){
+	kinds := map[string]func(n *testNode) (flag, gone string){
 		"the file":                  func(n *testNode) (string, string) { return n.path, n.path },
 		"the file of a directory":   func(n *testNode) (string, string) { return filepath.Dir(n.path), n.path },
 		"the directory of the file": func(n *testNode) (string, string) { return n.path, filepath.Dir(n.path) },
 		"the directory":             func(n *testNode) (string, string) { return filepath.Dir(n.path), filepath.Dir(n.path) },
-	} {
+	}
+	for at, name := range slices.Sorted(maps.Keys(kinds)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			flag, gone := of(n)
+			flag, gone := kinds[name](n)
 			flags := []string{"--http-address", httpAddress, "--config", flag}
 			restore := func() {
 				n.check(os.RemoveAll(gone))
@@ -59,6 +62,9 @@ func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 			for i, absence := range absences {
 				if testing.Short() && i > 1 {
 					break
+				}
+				if i%2 != at%2 && !nfttest.Long() {
+					continue // two of the others have it, with the other flag and without the other of file and directory
 				}
 				n.check(os.RemoveAll(gone))
 				n.check(absence.make(gone))

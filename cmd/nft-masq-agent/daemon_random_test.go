@@ -209,51 +209,62 @@ func (m *meddler) operation() string {
 func TestRulesFollowTheLastValidContentAfterRandomOperations(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
+	const parts = 3 // they wait for configs that vanish
 	for _, mode := range modes {
-		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t)
-			m := &meddler{Rand: rand.New(rand.NewPCG(*seed, 0)), node: n, dir: filepath.Dir(n.path), mode: mode}
-			// No timer may help.
-			flags := []string{
-				"--mode=" + string(mode), "--enable-ipv6", "--http-address", httpAddress, "--resync-interval=3600",
-			}
-			d := n.start(flags...)
-			want := wants(t, "", flags...)
-			d.began(want)
-			var log []string
-			for done := 0; done < nfttest.FullRounds(100, 10_000); {
-				burst := 1 + m.IntN(3)
-				for range burst {
-					log = append(log, m.operation())
-				}
-				last, valid := log[len(log)-1], n.contentIsValid()
-				if done += burst; !valid && (burst > 1 || strings.Contains(last, "write")) {
-					// It is unknown which of several was the last valid one that settled, or whether an
-					// empty file settled when this process had to wait between truncating and writing:
-					// write another.
-					_ = m.swapFile(m.good())
-					log = append(log, "swap a valid one")
-				}
-				switch m.IntN(40) {
-				case 0:
-					d.signal(unix.SIGHUP)
-				case 1:
-					if last == "flush ruleset" && !valid {
-						break // without rules, a new agent would not begin with the previous ones
-					}
-					d.end(m.IntN(2) == 0)
-					d = n.start(flags...)
-					d.answers()
-				}
-				var err error
-				if want, err = d.settles(want, flags); err != nil {
-					t.Fatalf("seed %d: %v; the last operations: %s", *seed, err, strings.Join(log[max(0, len(log)-30):], ", "))
-				}
-			}
-			d.stop()
-		})
+		for part := range uint64(parts) {
+			t.Run(fmt.Sprint(mode, " ", part), func(t *testing.T) {
+				t.Parallel()
+				n := newNode(t)
+				r := rand.New(rand.NewPCG(*seed, part))
+				m := &meddler{Rand: r, node: n, dir: filepath.Dir(n.path), mode: mode}
+				m.meddle(t, nfttest.FullRounds(100, 10_000)/parts)
+			})
+		}
 	}
+}
+
+// meddle does so many operations, and waits for the rules after some of them.
+func (m *meddler) meddle(t *testing.T, operations int) {
+	t.Helper()
+	// No timer may help.
+	flags := []string{
+		"--mode=" + string(m.mode), "--enable-ipv6", "--http-address", httpAddress, "--resync-interval=3600",
+	}
+	d := m.node.start(flags...)
+	want := wants(t, "", flags...)
+	d.began(want)
+	var log []string
+	for done := 0; done < operations; {
+		burst := 1 + m.IntN(3)
+		for range burst {
+			log = append(log, m.operation())
+		}
+		done += burst
+		last, valid := log[len(log)-1], m.node.contentIsValid()
+		if !valid && (burst > 1 || strings.Contains(last, "write")) {
+			// It is unknown which of several was the last valid one that settled, or whether an
+			// empty file settled when this process had to wait between truncating and writing:
+			// write another.
+			_ = m.swapFile(m.good())
+			log = append(log, "swap a valid one")
+		}
+		switch m.IntN(40) {
+		case 0:
+			d.signal(unix.SIGHUP)
+		case 1:
+			if last == "flush ruleset" && !valid {
+				break // without rules, a new agent would not begin with the previous ones
+			}
+			d.end(m.IntN(2) == 0)
+			d = m.node.start(flags...)
+			d.answers()
+		}
+		var err error
+		if want, err = d.settles(want, flags); err != nil {
+			t.Fatalf("seed %d: %v; the last operations: %s", *seed, err, strings.Join(log[max(0, len(log)-30):], ", "))
+		}
+	}
+	d.stop()
 }
 
 // end stops or kills the agent.
@@ -304,20 +315,19 @@ func (d *daemon) settles(before nft.Ruleset, flags []string) (nft.Ruleset, error
 		first, _, _ := strings.Cut(err.Error(), "\n")
 		ready = "config rejected: " + first
 	}
-	late := time.After(timeout)
-	for {
-		_, says := d.get("/readyz")
-		diffs := d.differences(want)
-		if len(diffs) == 0 && strings.HasPrefix(says, ready) {
-			return want, nil
+	var says string
+	var diffs []string
+	late := time.Now().Add(timeout)
+	for pause := 5 * time.Millisecond; time.Now().Before(late); pause = min(2*pause, 80*time.Millisecond) {
+		_, says = d.get("/readyz")
+		if strings.HasPrefix(says, ready) {
+			if diffs = d.differences(want); len(diffs) == 0 {
+				return want, nil
+			}
 		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-late:
-			return want, fmt.Errorf("readyz returned %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(),
-				diffs)
-		}
+		time.Sleep(pause)
 	}
+	return want, fmt.Errorf("readyz returned %q, want %q; the kernel differs from %s: %q", says, ready, want.Hash(), diffs)
 }
 
 // number returns the value of a metric.
