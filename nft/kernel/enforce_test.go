@@ -120,7 +120,8 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), nft.Contents)
 			kindnet(t, top.Node, "")
 			h := nfttest.StartHammer(t, top, nfttest.TargetsOfBothKinds()...)
-			for range nfttest.FullRounds(20, 2000) {
+			h.Ease()
+			for range nfttest.FullRounds(8, 2000) {
 				kindnet(t, top.Node, "delete table inet kindnet-ipmasq\n")
 			}
 			wait(t, h, 100)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
@@ -123,32 +124,42 @@ func TestChangeNextToAProgramThatCommitsIsDoneOnce(t *testing.T) {
 func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t) // it waits until the agent gives up
-	for _, mode := range cases.Modes() {
-		t.Run(string(mode), func(t *testing.T) {
+	change := func(k *Kernel, after nft.Ruleset) error {
+		_, err := k.Apply(t.Context(), after, nft.Everything)
+		return err
+	}
+	cleanup := func(k *Kernel, _ nft.Ruleset) error {
+		_, err := k.Cleanup(t.Context(), Ours)
+		return err
+	}
+	for _, tt := range []struct {
+		name string
+		mode nft.Mode
+		do   func(k *Kernel, after nft.Ruleset) error
+	}{
+		{"change of the table", nft.ModeNFTables, change},
+		{"change of the chain", nft.ModeIPTables, change},
+		{"cleanup", nft.ModeIPTables, cleanup}, // our own table can be deleted at any time
+	} {
+		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			ns := nfttest.NewNS(t, "node")
-			before, after := neighborConfigs(mode, 10)
+			before, after := neighborConfigs(tt.mode, 10)
 			apply(t, open(t, ns), before, nft.Contents)
-			if mode == nft.ModeIPTables { // then the jump to the old chain is deleted
+			if tt.mode == nft.ModeIPTables { // then the jump to the old chain is deleted
 				after.Layout = xtables.Layout{Name: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
 			}
 			commit := commits(t, ns)
 			k := nextTo(t, ns, func(tr transaction) {
 				if tr.guarded() {
+					time.Sleep(650 * time.Millisecond) // so that the fewest attempts take as long as it tries
 					commit()
 				}
 			})
-			_, err := k.Apply(t.Context(), after, nft.Everything)
-			errs := []error{err}
-			if mode == nft.ModeIPTables { // our own table can be deleted at any time
-				_, err = k.Cleanup(t.Context(), Ours)
-				errs = append(errs, err)
-			}
-			for _, err := range errs {
-				if !errors.Is(err, nfnetlink.ErrBusy) || !Delayed(err) || Rejected(err) || Hint(err) != "" {
-					t.Errorf("%v, rejected %t, hint %q", err, Rejected(err), Hint(err))
-				}
+			err := tt.do(k, after)
+			if !errors.Is(err, nfnetlink.ErrBusy) || !Delayed(err) || Rejected(err) || Hint(err) != "" {
+				t.Errorf("%v, rejected %t, hint %q", err, Rejected(err), Hint(err))
 			}
 			if diffs := undecided(t, connect(t, ns), before); len(diffs) > 0 {
 				t.Errorf("changed: %q", diffs)

@@ -178,6 +178,7 @@ func TestTakeoversCauseNoWrongSource(t *testing.T) {
 			before := notOurs(t, top.Node, "")
 			agent.install(t, top.Node, nil)
 			h := nfttest.StartHammer(t, top, agent.targets()...)
+			h.Ease()
 			for _, way := range agent.takeOvers() {
 				t.Run(way.name, func(t *testing.T) {
 					k := open(t, top.Node)

@@ -128,8 +128,9 @@ type Hammer struct {
 	node    atomic.Pointer[[]netip.Addr]
 	pods    Pods
 
-	stopping atomic.Bool // senders return
-	draining atomic.Bool // receivers return when there is nothing more to read
+	pause    atomic.Int64 // of senders, before each target has its next flow
+	stopping atomic.Bool  // senders return
+	draining atomic.Bool  // receivers return when there is nothing more to read
 	senders  sync.WaitGroup
 	readers  sync.WaitGroup
 
@@ -238,6 +239,21 @@ func (c *counters) count(pod, node bool) {
 
 // LeavesFrom sets the addresses that count as the node's from now on.
 func (h *Hammer) LeavesFrom(addresses ...netip.Addr) { h.node.Store(&addresses) }
+
+// Ease makes it send at most a thousand flows a second to each target from now on, unless tests may take long: next to
+// an agent that is started again and again, most of the others tell the same.
+func (h *Hammer) Ease() {
+	if !Long() {
+		h.pause.Store(int64(time.Millisecond))
+	}
+}
+
+// rest waits for the next round of flows.
+func (h *Hammer) rest() {
+	if pause := h.pause.Load(); pause > 0 {
+		time.Sleep(time.Duration(pause))
+	}
+}
 
 // send runs a sender in the pod.
 func (h *Hammer) send(loop func() error) {

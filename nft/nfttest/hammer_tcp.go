@@ -75,6 +75,7 @@ func (h *Hammer) connectTCP(targets []*counters, ports []netip.AddrPort) error {
 			}
 			c.sent.Add(1)
 		}
+		h.rest()
 	}
 	return nil
 }

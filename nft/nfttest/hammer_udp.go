@@ -130,6 +130,7 @@ func (h *Hammer) sendUDPFrom(senders []netip.Addr, port uint16, targets []*count
 			}
 			s.to.sent.Add(1)
 		}
+		h.rest()
 	}
 	return nil
 }
