@@ -48,7 +48,7 @@ func (p *parser) read(s Source) {
 		if len(p.kept) > reported { // such as a second document
 			return
 		}
-		p.add(Note, "emptyFile", Position{f.name, 1, 1}, 
+		p.add(Note, "emptyFile", Position{f.name, 1, 1},
 			"the file is empty: each key has its default, unless another file sets it")
 		return
 	}
