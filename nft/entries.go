@@ -42,13 +42,14 @@ func (p Policy) Additions(o Policy, few int) Entries {
 				}
 			}
 		}
-		for _, c := range f.SNAT.CIDRs {
-			if !old.SNAT.hasEntry(c.Prefix) {
+		previous := old.SNATAddresses()
+		for _, c := range f.SNATAddresses().CIDRs {
+			if !previous.hasEntry(c.Prefix) {
 				e.add(config.KeySNATAddresses, c.Text(), few)
 			}
 		}
-		for _, r := range f.SNATRules {
-			if !slices.ContainsFunc(old.SNATRules, r.sameEntry) {
+		for _, r := range f.SNATRules() {
+			if !slices.ContainsFunc(old.SNATRules(), r.sameEntry) {
 				places = append(places, r.Place)
 			}
 		}

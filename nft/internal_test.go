@@ -112,13 +112,13 @@ func TestRemovedAddressMovesOnlyItsOwnPods(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		for n := 2; n <= 64; n *= 2 {
 			all := somewhere(ipv6, n)
-			before := SNAT{Present: all}.assign()
+			before := SNATRule{Present: all}.assign()
 			used := map[netip.Addr]int{}
 			for _, a := range before {
 				used[a]++
 			}
 			for gone := range all {
-				after := SNAT{Present: slices.Delete(slices.Clone(all), gone, gone+1)}.assign()
+				after := SNATRule{Present: slices.Delete(slices.Clone(all), gone, gone+1)}.assign()
 				for b := range before {
 					if before[b] != all[gone] && before[b] != after[b] {
 						t.Fatalf("%s is removed, and bucket %d moves from %s to %s", all[gone], b, before[b], after[b])
@@ -136,10 +136,10 @@ func TestRemovedAddressMovesOnlyItsOwnPods(t *testing.T) {
 
 func TestAssignmentDoesNotDependOnTheOrder(t *testing.T) {
 	all := somewhere(false, 9)
-	want := SNAT{Present: all}.assign()
+	want := SNATRule{Present: all}.assign()
 	for range 10 {
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		if (SNAT{Present: all}).assign() != want {
+		if (SNATRule{Present: all}).assign() != want {
 			t.Fatal(all)
 		}
 	}
@@ -151,17 +151,16 @@ func TestAssignmentIsTheSameInAllVersions(t *testing.T) {
 		false: "198.51.100.2 198.51.100.0 198.51.100.0 198.51.100.2",
 		true:  "2001:db8:: 2001:db8:: 2001:db8::2 2001:db8::",
 	} {
-		s := SNAT{Present: somewhere(ipv6, 3)}
+		s := SNATRule{Present: somewhere(ipv6, 3)}
 		got := ""
 		for _, pod := range []string{"10.244.1.0", "fd00::1", "10.9.9.100", "fd00::ff"} {
-			a, _ := s.Address(netip.MustParseAddr(pod))
-			got += fmt.Sprint(" ", a)
+			got += fmt.Sprint(" ", s.Address(netip.MustParseAddr(pod)))
 		}
 		if got[1:] != want {
 			t.Errorf("%s, want %s", got[1:], want)
 		}
 	}
-	if _, some := (SNAT{}).Address(netip.MustParseAddr("10.0.0.1")); some {
-		t.Error("there is one without addresses")
+	if a := (SNATRule{}).Address(netip.MustParseAddr("10.0.0.1")); a.IsValid() {
+		t.Errorf("%s without addresses", a)
 	}
 }

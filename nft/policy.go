@@ -34,8 +34,7 @@ type Enforcement struct {
 // A FamilyPolicy is the part of a policy for one address family.
 type FamilyPolicy struct {
 	IPv6      bool
-	SNAT      SNAT       // of what is masqueraded and no entry decides
-	SNATRules []SNATRule // of what is masqueraded; the first entry that matches decides
+	SNAT      []SNATRule // of what is masqueraded: the first that matches and has an address on the node decides
 	Questions []Question // in evaluation order
 }
 
@@ -126,8 +125,7 @@ func NewPolicy(c config.Config, o Options) Policy {
 func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 	f := FamilyPolicy{IPv6: ipv6}
 	if m == ModeNFTables {
-		f.SNAT.List = NewList(ofFamily(c.SNATAddresses, ipv6))
-		f.SNATRules = newSNATRules(c.SNATRules, ipv6)
+		f.SNAT = newSNATRules(c, ipv6)
 	}
 	for _, row := range config.Conditions() {
 		if m != ModeNFTables && !row.BothModes {
@@ -234,6 +232,12 @@ func (l List) Find(a netip.Addr) (config.CIDR, bool) {
 	return l.CIDRs[i], true
 }
 
+// Contains reports whether an entry contains the address.
+func (l List) Contains(a netip.Addr) bool {
+	_, found := l.Covering(a)
+	return found
+}
+
 // Covering returns the entry that contains the address, without its position. It takes one binary
 // search.
 func (l List) Covering(a netip.Addr) (netip.Prefix, bool) {
@@ -275,10 +279,10 @@ func (p Policy) digest() digest {
 				write("%s\n", i.Name)
 			}
 		}
-		for _, p := range f.SNAT.Prefixes() {
+		for _, p := range f.SNATAddresses().Prefixes() {
 			write("snat %s\n", p)
 		}
-		for _, r := range f.SNATRules {
+		for _, r := range f.SNATRules() {
 			write("snat rule %d from %v to %v out", r.Place, r.Sources.Prefixes(), r.Destinations.Prefixes())
 			for _, i := range r.Interfaces {
 				write(" %s", i.Name)

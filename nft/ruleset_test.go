@@ -162,11 +162,11 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 		}
 	}
 	r := snat("198.51.100.8")
-	if got := r.Policy.Families[0].SNATRules[0].String(); got != "to 203.0.113.0/24 leaves from 198.51.100.20 by w*" {
+	if got := r.Policy.Families[0].SNAT[0].String(); got != "to 203.0.113.0/24 leaves from 198.51.100.20 by w*" {
 		t.Error(got)
 	}
 	for i, has := range []string{"198.51.100.8", "198.51.100.20"} {
-		if present, absent := snat(has).Policy.SNATRules(); present != i || absent != 1-i {
+		if present, absent := snat(has).Policy.CountSNATRules(); present != i || absent != 1-i {
 			t.Errorf("with %s, %d entries have an address, and %d have none", has, present, absent)
 		}
 	}

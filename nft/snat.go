@@ -10,19 +10,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A SNAT is the addresses that masqueraded connections of a family leave from. The zero
-// value is masquerading: each leaves from the address of its interface.
-type SNAT struct {
-	List
-	// Present are those that the node has, sorted. They are no part of the policy:
-	// the same config serves all nodes.
-	Present []netip.Addr
-}
-
-// A SNATRule is an entry of snatRules, as far as it concerns a family.
+// A SNATRule is an entry of snatRules as far as it concerns a family, or snatAddresses: an entry
+// without conditions. Its list has the addresses.
 type SNATRule struct {
-	SNAT             // its addresses
-	Place        int // in the list, from 1
+	List
+	// Present are the addresses that the node has, sorted. They are no part of the policy: the same
+	// config serves all nodes.
+	Present      []netip.Addr
+	Place        int // in snatRules, from 1; 0: it is snatAddresses
 	Pos          config.Position
 	Sources      List // none: any address
 	Destinations List
@@ -32,20 +27,40 @@ type SNATRule struct {
 // RuleChain is the beginning of the name of an entry's chain, before its place.
 const RuleChain = "snat-rule-"
 
-// newSNATRules returns the entries that can match connections of a family.
-func newSNATRules(entries []config.SNATRule, ipv6 bool) (rules []SNATRule) {
-	for i, e := range entries {
+// newSNATRules returns the entries that can match connections of a family, and after them snatAddresses.
+func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
+	entries := append(slices.Clip(c.SNATRules), config.SNATRule{Addresses: c.SNATAddresses})
+	for i, entry := range entries {
 		r := SNATRule{
-			SNAT: SNAT{List: NewList(ofFamily(e.Addresses, ipv6))}, Place: i + 1, Pos: e.Pos,
-			Sources: NewList(ofFamily(e.From, ipv6)), Destinations: NewList(ofFamily(e.To, ipv6)), Interfaces: uncovered(e.Out),
+			List:         NewList(ofFamily(entry.Addresses, ipv6)),
+			Pos:          entry.Pos,
+			Sources:      NewList(ofFamily(entry.From, ipv6)),
+			Destinations: NewList(ofFamily(entry.To, ipv6)),
+			Interfaces:   uncovered(entry.Out),
 		}
-		other := len(r.CIDRs) == 0 || len(e.From) > 0 && len(r.Sources.CIDRs) == 0 ||
-			len(e.To) > 0 && len(r.Destinations.CIDRs) == 0
+		if i < len(c.SNATRules) {
+			r.Place = i + 1
+		}
+		other := len(r.CIDRs) == 0 || len(entry.From) > 0 && len(r.Sources.CIDRs) == 0 ||
+			len(entry.To) > 0 && len(r.Destinations.CIDRs) == 0
 		if !other {
 			rules = append(rules, r)
 		}
 	}
 	return rules
+}
+
+// SNATRules returns the entries of snatRules.
+func (f FamilyPolicy) SNATRules() []SNATRule {
+	return slices.DeleteFunc(slices.Clone(f.SNAT), func(r SNATRule) bool { return r.Place == 0 })
+}
+
+// SNATAddresses returns the entry that snatAddresses is, without addresses if it is not set.
+func (f FamilyPolicy) SNATAddresses() SNATRule {
+	if n := len(f.SNAT); n > 0 && f.SNAT[n-1].Place == 0 {
+		return f.SNAT[n-1]
+	}
+	return SNATRule{}
 }
 
 // String returns what the entry says about its family.
@@ -63,23 +78,22 @@ func (r SNATRule) String() string {
 	return strings.Join(parts, " ")
 }
 
-// SNATAddresses returns the addresses of the node that connections of pods may leave from other
+// PresentAddresses returns the addresses of the node that connections of pods may leave from other
 // than that of the interface.
-func (f FamilyPolicy) SNATAddresses() []netip.Addr {
-	sources := slices.Clone(f.SNAT.Present)
-	for _, r := range f.SNATRules {
-		sources = append(sources, r.Present...)
+func (f FamilyPolicy) PresentAddresses() (addresses []netip.Addr) {
+	for _, r := range f.SNAT {
+		addresses = append(addresses, r.Present...)
 	}
-	slices.SortFunc(sources, netip.Addr.Compare)
-	return slices.Compact(sources)
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	return slices.Compact(addresses)
 }
 
-// SNATRules counts the entries of snatRules of which the node has an address, and those of
+// CountSNATRules counts the entries of snatRules of which the node has an address, and those of
 // which it has none.
-func (p Policy) SNATRules() (present, absent int) {
+func (p Policy) CountSNATRules() (present, absent int) {
 	found := map[int]bool{}
 	for _, f := range p.Families {
-		for _, r := range f.SNATRules {
+		for _, r := range f.SNATRules() {
 			found[r.Place] = found[r.Place] || len(r.Present) > 0
 		}
 	}
@@ -96,7 +110,7 @@ func (p Policy) SNATRules() (present, absent int) {
 // Translates reports whether the node has an address that connections of pods may leave
 // from other than that of the interface.
 func (f FamilyPolicy) Translates() bool {
-	return len(f.SNATAddresses()) > 0
+	return slices.ContainsFunc(f.SNAT, func(r SNATRule) bool { return len(r.Present) > 0 })
 }
 
 // WithAddresses returns the policy on a node that has these addresses and no others.
@@ -104,25 +118,23 @@ func (p Policy) WithAddresses(addresses []netip.Addr) Policy {
 	p.Families = slices.Clone(p.Families)
 	for i := range p.Families {
 		f := &p.Families[i]
-		f.SNAT = f.SNAT.withPresent(addresses)
-		f.SNATRules = slices.Clone(f.SNATRules)
-		for j := range f.SNATRules {
-			f.SNATRules[j].SNAT = f.SNATRules[j].withPresent(addresses)
+		f.SNAT = slices.Clone(f.SNAT)
+		for j := range f.SNAT {
+			f.SNAT[j].setPresent(addresses)
 		}
 	}
 	return p
 }
 
-func (s SNAT) withPresent(addresses []netip.Addr) SNAT {
-	s.Present = nil
+func (r *SNATRule) setPresent(addresses []netip.Addr) {
+	r.Present = nil
 	for _, a := range addresses {
-		if a.IsGlobalUnicast() && s.Contains(a) {
-			s.Present = append(s.Present, a)
+		if a.IsGlobalUnicast() && r.Contains(a) {
+			r.Present = append(r.Present, a)
 		}
 	}
-	slices.SortFunc(s.Present, netip.Addr.Compare)
-	s.Present = slices.Compact(s.Present)
-	return s
+	slices.SortFunc(r.Present, netip.Addr.Compare)
+	r.Present = slices.Compact(r.Present)
 }
 
 // WithAddresses returns the ruleset on a node that has these addresses and no others.
@@ -137,37 +149,19 @@ func (r Ruleset) WithAddresses(addresses []netip.Addr) Ruleset {
 // samePresent reports whether the node has the same of snatAddresses and snatRules.
 func (p Policy) samePresent(o Policy) bool {
 	return slices.EqualFunc(p.Families, o.Families, func(a, b FamilyPolicy) bool {
-		return slices.Equal(a.SNAT.Present, b.SNAT.Present) &&
-			slices.EqualFunc(a.SNATRules, b.SNATRules, func(a, b SNATRule) bool { return slices.Equal(a.Present, b.Present) })
+		return slices.EqualFunc(a.SNAT, b.SNAT, func(a, b SNATRule) bool { return slices.Equal(a.Present, b.Present) })
 	})
 }
 
 // HasSNAT reports whether the policy has snatAddresses or snatRules.
 func (p Policy) HasSNAT() bool {
-	return slices.ContainsFunc(p.Families, func(f FamilyPolicy) bool { return len(f.SNAT.CIDRs)+len(f.SNATRules) > 0 })
-}
-
-// SNATOf returns the addresses of a family.
-func (p Policy) SNATOf(ipv6 bool) SNAT {
-	f, _ := p.Family(ipv6)
-	return f.SNAT
-}
-
-// Contains reports whether an entry contains the address.
-func (l List) Contains(a netip.Addr) bool {
-	i, _ := slices.BinarySearchFunc(l.sorted, a, func(p netip.Prefix, a netip.Addr) int {
-		if p.Addr().Compare(a) <= 0 {
-			return -1
-		}
-		return 1
-	})
-	return i > 0 && l.sorted[i-1].Contains(a) // none covers another
+	return slices.ContainsFunc(p.Families, func(f FamilyPolicy) bool { return len(f.SNAT) > 0 })
 }
 
 // Absent returns the entries of the list of which the node has no address.
-func (s SNAT) Absent() (absent []config.CIDR) {
-	for _, c := range s.CIDRs {
-		if !slices.ContainsFunc(s.Present, c.Contains) {
+func (r SNATRule) Absent() (absent []config.CIDR) {
+	for _, c := range r.CIDRs {
+		if !slices.ContainsFunc(r.Present, c.Contains) {
 			absent = append(absent, c)
 		}
 	}
@@ -182,20 +176,14 @@ func bucketOf(pod netip.Addr) byte {
 	return b[len(b)-1]
 }
 
-// Address returns the address that connections of a pod leave from; false if they are
-// masqueraded.
-func (s SNAT) Address(pod netip.Addr) (netip.Addr, bool) {
-	if len(s.Present) == 0 {
-		return netip.Addr{}, false
-	}
-	return s.assign()[bucketOf(pod)], true
-}
+// Address returns the address that connections of a pod leave from, of those that the node has.
+func (r SNATRule) Address(pod netip.Addr) netip.Addr { return r.assign()[bucketOf(pod)] }
 
 // Mappings returns the last byte of a pod's address, alone, with the address that
 // connections of such pods leave from.
-func (s SNAT) Mappings() []nfnetlink.Mapping {
+func (r SNATRule) Mappings() []nfnetlink.Mapping {
 	mappings := make([]nfnetlink.Mapping, buckets)
-	for i, a := range s.assign() {
+	for i, a := range r.assign() {
 		key := make([]byte, len(a.AsSlice()))
 		key[len(key)-1] = byte(i)
 		mappings[i].Key, _ = netip.AddrFromSlice(key)
@@ -208,9 +196,9 @@ func (s SNAT) Mappings() []nfnetlink.Mapping {
 // it (rendezvous hashing). So an address that goes moves only its own pods, and one that
 // comes moves no pod but to itself. What an address draws must be the same in all
 // versions and on all nodes.
-func (s SNAT) assign() (assigned [buckets]netip.Addr) {
+func (r SNATRule) assign() (assigned [buckets]netip.Addr) {
 	var highest [buckets]uint64
-	for _, a := range s.Present {
+	for _, a := range r.Present {
 		var seed [32]byte
 		copy(seed[:], a.AsSlice())
 		draw := rand.NewChaCha8(seed)

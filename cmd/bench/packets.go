@@ -180,7 +180,8 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) {
 	for _, n := range counts {
 		from := plain.Policy
 		from.Families = slices.Clone(from.Families)
-		from.Families[0].SNAT.List = nft.NewList([]config.CIDR{{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}})
+		network := config.CIDR{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}
+		from.Families[0].SNAT = []nft.SNATRule{{List: nft.NewList([]config.CIDR{network})}}
 		all = append(all, ofNft(nft.CompilePolicy(from.WithAddresses(addresses[:n]), plain.Layout).String()))
 	}
 	s := b.onNodes(ctx, 5, all, addresses, dsts)

@@ -53,9 +53,8 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			dst, node = netip.MustParseAddr("2001:db8:77::9"), n.top.NodeV6
 		}
 		n.check(n.top.AddAddr(n.top.Pod, src))
-		named, entries := judge.SourceOf(want.Policy, nft.Connection{Src: src, Dst: dst, OutInterface: "eth0"})
-		expected, some := named.Address(src)
-		if !some {
+		expected, entries := judge.SourceAddress(want.Policy, nft.Connection{Src: src, Dst: dst, OutInterface: "eth0"})
+		if !expected.IsValid() {
 			expected = node
 		}
 		for _, proto := range []nfttest.Proto{nfttest.UDP, nfttest.TCP} {

@@ -97,7 +97,7 @@ func (n *faultyNode) standIn(args []string) (stop func()) {
 	want := n.applied(string(text), args...)
 	r.Policy = &running.Policy{Hash: want.Hash()}
 	for _, f := range want.Policy.Families {
-		r.Addresses = append(r.Addresses, f.SNATAddresses()...)
+		r.Addresses = append(r.Addresses, f.PresentAddresses()...)
 	}
 	return n.answer(r)
 }

@@ -75,9 +75,9 @@ func (b *bench) sources(want nft.Ruleset, has []string) []netip.Addr {
 	from := []netip.Addr{b.top.NodeV4, b.top.NodeV6}
 	for i, pod := range []netip.Addr{b.top.PodV4, b.top.PodV6} {
 		dst := netip.MustParseAddr(masqueraded[i])
-		named, _ := judge.SourceOf(p, nft.Connection{Src: pod, Dst: dst, OutInterface: "eth0"})
-		if a, some := named.Address(pod); some {
-			from[i] = a
+		named, _ := judge.SourceAddress(p, nft.Connection{Src: pod, Dst: dst, OutInterface: "eth0"})
+		if named.IsValid() {
+			from[i] = named
 		}
 	}
 	return from

@@ -159,7 +159,7 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 		return r, seen == src
 	case seen == src:
 		return r, false
-	case len(f.SNATRules) == 0 && len(f.SNAT.CIDRs) == 0:
+	case len(f.SNAT) == 0:
 		return r, true
 	}
 	return r, judge.AllowsSource(*f, src, dst, seen, c.local.Contain(seen))

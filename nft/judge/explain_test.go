@@ -55,8 +55,8 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 				t.Fatalf("%+v: enforced %t, want %t\n%+v", conn, got, enforced, c)
 			}
 			conn.FromNode = false // its own traffic is masqueraded
-			snat, _ := judge.SourceOf(p, conn)
-			from, some := snat.Address(conn.Src)
+			from, _ := judge.SourceAddress(p, conn)
+			some := from.IsValid()
 			if sources := cases.SpecifiedSources(c, conn, node); p.Families[len(p.Families)-1].IPv6 == ipv6 &&
 				(some != (len(sources) > 0) || some && !slices.Contains(sources, from)) {
 				t.Fatalf("%+v leaves from %s, want one of %v\n%+v", conn, from, sources, c)

@@ -21,20 +21,21 @@ func leaves(r nft.SNATRule, name string) bool {
 	return len(r.Interfaces) == 0 || slices.ContainsFunc(r.Interfaces, matches)
 }
 
-// SourceOf returns the addresses of which a masqueraded connection of a pod leaves from
-// one, and the entries of snatRules that match, up to the one that says so. Without it,
-// the node has no address of them.
-func SourceOf(p nft.Policy, c nft.Connection) (source nft.SNAT, entries []nft.SNATRule) {
+// SourceAddress returns the address that a masqueraded connection of a pod leaves from, not a valid
+// one if that is the address of its interface, and the entries that match it, up to the first of which
+// the node has an address.
+func SourceAddress(p nft.Policy, c nft.Connection) (address netip.Addr, entries []nft.SNATRule) {
 	f, _ := p.Family(c.Dst.Is6())
-	for _, r := range f.SNATRules {
-		if matches(r, c.Src, c.Dst) && leaves(r, c.OutInterface) {
-			entries = append(entries, r)
-			if len(r.Present) > 0 {
-				return r.SNAT, entries
-			}
+	for _, r := range f.SNAT {
+		if !matches(r, c.Src, c.Dst) || !leaves(r, c.OutInterface) {
+			continue
+		}
+		entries = append(entries, r)
+		if len(r.Present) > 0 {
+			return r.Address(c.Src), entries
 		}
 	}
-	return f.SNAT, entries
+	return netip.Addr{}, entries
 }
 
 // AllowsSource reports whether a masqueraded connection between two addresses may have left
@@ -42,8 +43,8 @@ func SourceOf(p nft.Policy, c nft.Connection) (source nft.SNAT, entries []nft.SN
 // stays right as long as the node has it. onNode is whether it does: masquerading also
 // chooses addresses that are in a list but never used for it, the temporary ones of IPv6.
 func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool) bool {
-	lost := f.SNAT.Contains(address)
-	for _, r := range f.SNATRules {
+	lost := false
+	for _, r := range f.SNAT {
 		present := slices.Contains(r.Present, address)
 		lost = lost || !present && r.Contains(address)
 		switch {
@@ -53,9 +54,6 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool)
 		case len(r.Interfaces) == 0:
 			return false
 		}
-	}
-	if len(f.SNAT.Present) > 0 {
-		return slices.Contains(f.SNAT.Present, address)
 	}
 	return onNode || !lost
 }

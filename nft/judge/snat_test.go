@@ -34,25 +34,25 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	const all = "198.51.100.9 198.51.100.8 198.51.100.30 198.51.100.40 198.51.100.51 198.51.100.50 2001:db8:6::1 " +
 		"2001:db8:5::9 198.51.100.8 127.0.0.1 192.0.2.1"
 	p, none := snatPolicy(all), snatPolicy("192.0.2.1")
-	present, absent := p.SNATRules()
+	present, absent := p.CountSNATRules()
 	if present != 4 || absent != 0 {
 		t.Errorf("%d present, %d absent", present, absent)
 	}
-	if present, absent := none.SNATRules(); present != 0 || absent != 4 {
+	if present, absent := none.CountSNATRules(); present != 0 || absent != 4 {
 		t.Errorf("%d present, %d absent", present, absent)
 	}
-	if got := fmt.Sprint(p.Families[0].SNATAddresses(),
-		p.Families[1].SNATAddresses()); got != "[198.51.100.8 198.51.100.9 198.51.100.30 "+
+	if got := fmt.Sprint(p.Families[0].PresentAddresses(),
+		p.Families[1].PresentAddresses()); got != "[198.51.100.8 198.51.100.9 198.51.100.30 "+
 		"198.51.100.40 198.51.100.50 198.51.100.51] [2001:db8:5::9 2001:db8:6::1]" {
 		t.Errorf("sources %s", got)
 	}
 	if !p.Families[0].Translates() || none.Families[0].Translates() {
 		t.Error("the node has addresses, or not")
 	}
-	if a, b := p.SNATOf(false).Absent(), none.SNATOf(false).Absent(); len(a) != 1 || len(b) != 2 {
+	if a, b := p.Families[0].SNATAddresses().Absent(), none.Families[0].SNATAddresses().Absent(); len(a) != 1 || len(b) != 2 {
 		t.Errorf("%v and %v absent", a, b)
 	}
-	if len(p.SNATOf(true).Absent()) != 0 || !p.HasSNAT() || (nft.Policy{Families: make([]nft.FamilyPolicy, 2)}).HasSNAT() {
+	if len(p.Families[1].SNATAddresses().Absent()) != 0 || !p.HasSNAT() || (nft.Policy{Families: make([]nft.FamilyPolicy, 2)}).HasSNAT() {
 		t.Error("HasSNAT, or what is absent of IPv6")
 	}
 	six := nft.NewPolicy(config.Config{EnableIPv6: true, SNATRules: []config.SNATRule{
@@ -67,12 +67,15 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 			Out: []config.Interface{{Name: "wan0"}}, Addresses: cases.CIDRs("198.51.100.30/32", "2001:db8:6::1/128"),
 		}},
 	}, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs("198.51.100.90", "198.51.100.30"))
-	present, absent = four.SNATRules()
-	if got := fmt.Sprint(present, absent, four.Families[0].SNATAddresses()); got != "1 0 [198.51.100.30 198.51.100.90]" {
+	present, absent = four.CountSNATRules()
+	if got := fmt.Sprint(present, absent, four.Families[0].PresentAddresses()); got != "1 0 [198.51.100.30 198.51.100.90]" {
 		t.Errorf("only of IPv4: %s", got)
 	}
-	if _, some := none.SNATOf(false).Address(netip.MustParseAddr("10.244.8.2")); some {
-		t.Error("an address that the node does not have")
+	a, entries := judge.SourceAddress(none, nft.Connection{
+		Src: netip.MustParseAddr("10.244.8.2"), Dst: netip.MustParseAddr("203.0.113.9"),
+	})
+	if a.IsValid() || len(entries) != 3 {
+		t.Errorf("an address that the node does not have, %s, by %v", a, entries)
 	}
 }
 

@@ -153,9 +153,8 @@ func checkSource(t *testing.T, c config.Config, p nft.Policy, node []netip.Addr,
 	if len(sources) == 0 {
 		return
 	}
-	snat, _ := judge.SourceOf(p, conn)
-	one, _ := snat.Address(conn.Src)
+	one, _ := judge.SourceAddress(p, conn)
 	if !slices.Contains(sources, one) {
-		t.Errorf("%+v: judge.SourceOf says %s, specified are %s", conn, one, sources)
+		t.Errorf("%+v: judge.SourceAddress says %s, specified are %s", conn, one, sources)
 	}
 }

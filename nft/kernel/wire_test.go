@@ -123,8 +123,8 @@ func (w *wire) check(t *testing.T, k *Kernel, r nft.Ruleset, p cases.Packet) {
 func (w *wire) checkSource(t *testing.T, what string, p nft.Policy, packet cases.Packet, s nfttest.Sighting) {
 	t.Helper()
 	seen := s.Seen.Addr()
-	snat, _ := judge.SourceOf(p, packet.Connection())
-	switch named, _ := snat.Address(packet.Src); {
+	named, _ := judge.SourceAddress(p, packet.Connection())
+	switch {
 	case !p.HasSNAT():
 	case len(packet.Seen) > 0:
 		if !slices.Contains(packet.Seen, seen) || named != seen {

@@ -119,8 +119,8 @@ func blockUses(p nft.Policy) (uses []blockUse) {
 		blocks := p.PortBlocks(f.IPv6)
 		switch {
 		case blocks.Count() == 0:
-		case len(f.SNAT.Present) > 0:
-			uses = append(uses, snatBlocks(p, f))
+		case f.Translates():
+			uses = append(uses, snatBlocks(p, f, f.SNATAddresses()))
 		default:
 			masq.blocks = blocks
 			masq.families = append(masq.families, f)
@@ -132,11 +132,11 @@ func blockUses(p nft.Policy) (uses []blockUse) {
 	return uses
 }
 
-// snatBlocks is the translation of a family to snatAddresses.
-func snatBlocks(p nft.Policy, f nft.FamilyPolicy) blockUse {
+// snatBlocks is the translation of a family to addresses of an entry.
+func snatBlocks(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) blockUse {
 	return blockUse{
 		name: "snat-ports", suffix: f.Suffix(), blocks: p.PortBlocks(f.IPv6), families: []nft.FamilyPolicy{f},
-		translate: toAddress(p, f, f.SNAT, podMap(f)),
+		translate: toAddress(p, f, r),
 	}
 }
 

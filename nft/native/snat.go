@@ -19,12 +19,19 @@ func snatChain(f nft.FamilyPolicy) string { return "snat" + f.Suffix() }
 // node has such addresses. No rule refers to it.
 func snatSet(f nft.FamilyPolicy) string { return config.SNATAddresses().Set + f.Suffix() }
 
-// podMap is the name of the map with the address for each group of pods.
-func podMap(f nft.FamilyPolicy) string { return "snat-by-pod" + f.Suffix() }
+// podMap is the name of the map with the address of an entry for each group of pods.
+func podMap(r nft.SNATRule, f nft.FamilyPolicy) string {
+	if r.Place == 0 {
+		return "snat-by-pod" + f.Suffix()
+	}
+	return ruleName(r, "-by-pod", f)
+}
 
 // masquerades reports whether any traffic of the family is masqueraded with the
 // address of the interface.
-func masquerades(f nft.FamilyPolicy) bool { return len(f.SNAT.Present) == 0 || !exemptsNode(f) }
+func masquerades(f nft.FamilyPolicy) bool {
+	return len(f.SNATAddresses().Present) == 0 || !exemptsNode(f)
+}
 
 // exemptsNode reports whether nothing that the node itself sends is masqueraded: it was
 // received on no interface.
@@ -34,36 +41,31 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 	})
 }
 
-// snatSets returns the set with the CIDRs in the config and, if there are several
-// addresses, the map; and those of snatRules that the node has an address of.
+// snatSets returns the set with the CIDRs in the config, the sets of entries that the node has an
+// address of, and for those of which it has several the map that chooses one.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
-	if len(f.SNAT.CIDRs) > 0 {
+	addresses := f.SNATAddresses()
+	if len(addresses.CIDRs) > 0 {
 		sets = append(sets, nft.Set{
 			Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means,
-			Prefixes: f.SNAT.Prefixes(),
+			Prefixes: addresses.Prefixes(),
 		})
 	}
-	sets = append(sets, byPod(f, podMap(f), f.SNAT)...)
-	for _, r := range f.SNATRules {
+	for _, r := range append([]nft.SNATRule{addresses}, f.SNATRules()...) {
 		if len(r.Present) == 0 {
 			continue
 		}
 		for _, l := range listsOf(r, f) {
 			sets = append(sets, nft.Set{Name: l.set, IPv6: f.IPv6, Prefixes: l.Prefixes(), Comment: placeOf(r)})
 		}
-		sets = append(sets, byPod(f, ruleName(r, "-by-pod", f), r.SNAT)...)
+		if len(r.Present) > 1 {
+			sets = append(sets, nft.Set{
+				Name: podMap(r, f), IPv6: f.IPv6, Mappings: r.Mappings(),
+				Comment: "which of them, by the last byte of the pod's address",
+			})
+		}
 	}
 	return sets
-}
-
-// byPod returns the map that chooses one of several addresses.
-func byPod(f nft.FamilyPolicy, name string, s nft.SNAT) []nft.Set {
-	if len(s.Present) < 2 {
-		return nil
-	}
-	return []nft.Set{{
-		Name: name, IPv6: f.IPv6, Mappings: s.Mappings(), Comment: "which of them, by the last byte of the pod's address",
-	}}
 }
 
 // ruleName is the name of the chain of an entry of snatRules, and of its sets.
@@ -94,28 +96,32 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	if !exemptsNode(f) {
 		c.Rules = append(c.Rules, ownRule(own))
 	}
-	for _, r := range f.SNATRules {
-		if len(r.Present) > 0 {
-			translate := toAddress(p, f, r.SNAT, ruleName(r, "-by-pod", f))
-			rules := portRules(nft.PortProtocols(), p.Ports, translate)
-			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: rules})
+	for _, r := range f.SNAT {
+		switch {
+		case len(r.Present) == 0:
+		case r.Place == 0:
+			c.Rules = append(c.Rules, translate(p, f, r)...)
+			return append(chains, c)
+		default:
+			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: translate(p, f, r)})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
-	switch {
-	case len(f.SNAT.Present) == 0:
-		c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
-	case p.PortBlocks(f.IPv6).Count() > 0:
-		c.Rules = append(c.Rules, snatBlocks(p, f).rules()...)
-	default:
-		c.Rules = append(c.Rules, portRules(nft.PortProtocols(), p.Ports, toAddress(p, f, f.SNAT, podMap(f)))...)
-	}
+	c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
 	return append(chains, c)
 }
 
-// toAddress translates to an address of an entry, or of snatAddresses, and to ports.
-func toAddress(p nft.Policy, f nft.FamilyPolicy, s nft.SNAT, byPod string) func(*nft.PortRange) nft.Node {
-	return func(ports *nft.PortRange) nft.Node { return sourceNAT(f, s, byPod, p.RandomFully, ports) }
+// translate translates to the addresses of an entry, and to ports.
+func translate(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) []nft.Rule {
+	if p.PortBlocks(f.IPv6).Count() > 0 {
+		return snatBlocks(p, f, r).rules()
+	}
+	return portRules(nft.PortProtocols(), p.Ports, toAddress(p, f, r))
+}
+
+// toAddress translates to an address of an entry, and to ports.
+func toAddress(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) func(*nft.PortRange) nft.Node {
+	return func(ports *nft.PortRange) nft.Node { return sourceNAT(f, r, p.RandomFully, ports) }
 }
 
 // entryRules sends the connections that match an entry of snatRules to its chain: by one
@@ -146,26 +152,26 @@ func snatText(f nft.FamilyPolicy) string { return "snat " + choose(f.IPv6, "ip6"
 
 // sourceNAT translates to the node's address, or to the one of several that a map has for the
 // pod's group, and to ports unless they are nil.
-func sourceNAT(f nft.FamilyPolicy, s nft.SNAT, byPod string, randomFully bool, ports *nft.PortRange) nft.Node {
+func sourceNAT(f nft.FamilyPolicy, r nft.SNATRule, randomFully bool, ports *nft.PortRange) nft.Node {
 	var es []expr.Any
 	text := snatText(f)
-	if len(s.Present) == 1 {
-		address := s.Present[0].String()
+	if len(r.Present) == 1 {
+		address := r.Present[0].String()
 		if f.IPv6 && ports != nil {
 			address = "[" + address + "]"
 		}
 		text += address
-		es = append(es, &expr.Immediate{Register: reg1, Data: s.Present[0].AsSlice()})
+		es = append(es, &expr.Immediate{Register: reg1, Data: r.Present[0].AsSlice()})
 	} else {
 		lastByte, bits := lowBits(f.IPv6, 0xff)
-		text += lastByte + " map @" + byPod + nft.SideA
-		es = append(bits,
-			&expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: byPod + nft.SideA})
+		set := podMap(r, f) + nft.SideA
+		text += lastByte + " map @" + set
+		es = append(bits, &expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: set})
 	}
 	load, low, high := loadPorts(ports, reg2)
 	n := node(text+portsText(":", ports)+randomText(randomFully), append(es, load...)...)
 	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), randomFully, reg1, low, high))
-	if len(s.Present) == 1 {
+	if len(r.Present) == 1 {
 		return n
 	}
 	return implying(f.IPv6, n)

@@ -150,7 +150,7 @@ func (w *World) Apply(_ context.Context, r nft.Ruleset, depth nft.Depth) (a kern
 	}
 	a.Differences = slices.Clone(a.TookOver)
 	holds := r.Hash()
-	if present := r.Policy.SNATOf(false).Present; len(present) > 0 {
+	if present := r.Policy.Families[0].SNATAddresses().Present; len(present) > 0 {
 		holds += fmt.Sprint(" ", present)
 	}
 	if w.Held != holds || w.Exchanged && depth > nft.Frame {

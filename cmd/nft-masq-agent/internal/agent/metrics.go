@@ -172,8 +172,9 @@ func (e Exporter) view(v view) {
 	present := 0
 	absent := 0
 	for _, f := range v.installed.Policy.Families {
-		present += len(f.SNAT.Present)
-		absent += len(f.SNAT.Absent())
+		addresses := f.SNATAddresses()
+		present += len(addresses.Present)
+		absent += len(addresses.Absent())
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
 		e.Gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),
@@ -184,7 +185,7 @@ func (e Exporter) view(v view) {
 			"an address on the node. With none present, connections are masqueraded.",
 			float64(n), "state", state)
 	}
-	present, absent = v.installed.Policy.SNATRules()
+	present, absent = v.installed.Policy.CountSNATRules()
 	for state, n := range map[string]int{"present": present, "absent": absent} {
 		e.Gauge("snat_rules", "Entries of snatRules: present, with an address on the node; absent, without one. Those "+
 			"are skipped.",

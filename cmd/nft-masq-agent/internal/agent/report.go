@@ -214,8 +214,8 @@ func reportMoved(l *lines, previous, current nft.Policy, hash string) {
 	for _, f := range current.Families {
 		for _, o := range previous.Families {
 			if o.IPv6 == f.IPv6 {
-				added = append(added, missingFrom(f.SNATAddresses(), o.SNATAddresses())...)
-				removed = append(removed, missingFrom(o.SNATAddresses(), f.SNATAddresses())...)
+				added = append(added, missingFrom(f.PresentAddresses(), o.PresentAddresses())...)
+				removed = append(removed, missingFrom(o.PresentAddresses(), f.PresentAddresses())...)
 			}
 		}
 	}
@@ -237,15 +237,20 @@ func missingFrom(addresses, others []netip.Addr) (missing []string) {
 // reportMissing reports for which families the node has none of snatAddresses.
 func reportMissing(l *lines, previous, v view) {
 	for _, f := range v.installed.Policy.Families {
-		lacks := func(s nft.SNAT) bool { return len(s.CIDRs) > 0 && len(s.Present) == 0 }
-		lacked := previous.installed != nil && lacks(previous.installed.Policy.SNATOf(f.IPv6))
+		lacks := func(r nft.SNATRule) bool { return len(r.CIDRs) > 0 && len(r.Present) == 0 }
+		lacked := false
+		if previous.installed != nil {
+			old, _ := previous.installed.Policy.Family(f.IPv6)
+			lacked = lacks(old.SNATAddresses())
+		}
+		addresses := f.SNATAddresses()
 		family := familyName(f.IPv6)
-		switch lacking := lacks(f.SNAT); {
-		case lacking && !lacked:
+		switch {
+		case lacks(addresses) && !lacked:
 			l.add(zap.WarnLevel, "snat_addresses_missing",
 				"this node has none of snatAddresses: connections are masqueraded with the address of the interface", "family",
 				family)
-		case lacked && !lacking && len(f.SNAT.Present) > 0:
+		case lacked && len(addresses.Present) > 0:
 			l.add(zap.InfoLevel, "snat_addresses_found", "this node has one of snatAddresses again", "family", family)
 		}
 	}

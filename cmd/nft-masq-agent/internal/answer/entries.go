@@ -37,11 +37,11 @@ func entries(p nft.Policy) (list []Entry) {
 	}
 	for _, f := range p.Families {
 		family := familyKey(f.IPv6)
-		for _, c := range f.SNAT.CIDRs {
+		for _, c := range f.SNATAddresses().CIDRs {
 			text := c.Text()
 			add(config.KeySNATAddresses, family, text, text, c.Pos)
 		}
-		for _, r := range f.SNATRules {
+		for _, r := range f.SNATRules() {
 			add(config.KeySNATRules, family, ruleText(r), r.String(), r.Pos)
 		}
 	}
@@ -71,7 +71,7 @@ func entries(p nft.Policy) (list []Entry) {
 func countEntries(p nft.Policy) int {
 	n := len(config.Translations())
 	for _, f := range p.Families {
-		n += len(f.SNAT.CIDRs) + len(f.SNATRules)
+		n += len(f.SNATAddresses().CIDRs) + len(f.SNAT)
 		for _, q := range f.Questions {
 			n += 1 + len(q.Interfaces) + len(q.CIDRs)
 		}

@@ -364,22 +364,23 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	if c.FromNode {
 		return
 	}
-	snat, entries := judge.SourceOf(p, c)
-	chosen, present := snat.Address(c.Src)
-	switch {
-	case present:
+	chosen, entries := judge.SourceAddress(p, c)
+	if chosen.IsValid() {
 		e.address = chosen
-		e.words = chosen.String() + ", one of " + config.KeySNATAddresses
-	case len(snat.CIDRs) > 0 && len(entries) == 0:
-		e.words += " (it has none of " + config.KeySNATAddresses + ")"
 	}
 	for _, entry := range entries {
-		if len(entry.Present) == 0 {
+		present := len(entry.Present) > 0
+		switch {
+		case present && entry.Place == 0:
+			e.words = fmt.Sprintf("%s, one of %s", chosen, config.KeySNATAddresses)
+		case present:
+			e.words = fmt.Sprintf("%s, by entry %d of %s", chosen, entry.Place, config.KeySNATRules)
+		case entry.Place == 0:
+			e.words += " (it has none of " + config.KeySNATAddresses + ")"
+		default:
 			e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
 				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.Pos))
-			continue
 		}
-		e.words = fmt.Sprintf("%s, by entry %d of %s", chosen, entry.Place, config.KeySNATRules)
 	}
 }
 

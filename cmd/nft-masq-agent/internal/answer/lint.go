@@ -30,7 +30,7 @@ func Lint(p nft.Policy, podCIDRs []netip.Prefix) (found config.Problems) {
 		blocks += count
 		pods := slices.DeleteFunc(slices.Clone(podCIDRs), func(p netip.Prefix) bool { return p.Addr().Is6() != f.IPv6 })
 		found = append(found, nothing(f)...)
-		found = append(found, unusable(f.SNAT)...)
+		found = append(found, unusable(f.SNATAddresses())...)
 		found = append(found, shared(count, pods)...)
 		found = append(found, uncoveredPods(f, pods)...)
 	}
@@ -60,8 +60,8 @@ func shared(blocks int, podCIDRs []netip.Prefix) (found config.Problems) {
 }
 
 // unusable finds the first of snatAddresses that no node can use. In snatRules they are errors.
-func unusable(s nft.SNAT) config.Problems {
-	for _, c := range s.CIDRs {
+func unusable(addresses nft.SNATRule) config.Problems {
+	for _, c := range addresses.CIDRs {
 		if network, unusable := config.Unusable(c.Prefix); unusable {
 			return config.Problems{warning("snat-address-unusable", c.Pos,
 				"%s: %s is in %s: no reply returns to such an address, so it is never used", config.KeySNATAddresses, c.Text(),

@@ -11,8 +11,9 @@ import (
 // NodeSNAT says for each family with snatAddresses or snatRules which of these addresses the node has.
 func NodeSNAT(p nft.Policy) (lines []string) {
 	for _, f := range p.Families {
-		present := strings.Join(texts(f.SNAT.Present), ", ")
-		absent := strings.Join(config.Texts(f.SNAT.Absent()), ", ")
+		addresses := f.SNATAddresses()
+		present := strings.Join(texts(addresses.Present), ", ")
+		absent := strings.Join(config.Texts(addresses.Absent()), ", ")
 		if present != "" {
 			text := fmt.Sprintf("%s connections of pods leave from %s", familyName(f.IPv6), present)
 			if absent != "" {
@@ -24,7 +25,7 @@ func NodeSNAT(p nft.Policy) (lines []string) {
 				"This node has none of the %s %s: connections are masqueraded with the address of "+
 					"the interface.", familyName(f.IPv6), config.KeySNATAddresses))
 		}
-		for _, r := range f.SNATRules {
+		for _, r := range f.SNATRules() {
 			if len(r.Present) == 0 {
 				lines = append(lines, fmt.Sprintf("This node has no %s address of entry %d of %s (%s).",
 					familyName(f.IPv6), r.Place,

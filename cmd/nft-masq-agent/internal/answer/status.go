@@ -457,14 +457,15 @@ func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
 // but have no address here.
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, family := range f.Policy.Families {
-		if len(family.SNAT.CIDRs) > 0 && len(family.SNAT.Present) == 0 {
+		addresses := family.SNATAddresses()
+		if len(addresses.CIDRs) > 0 && len(addresses.Present) == 0 {
 			found = append(found, statusProblem("snat-missing", fmt.Sprintf("assign one of %s to this node: until then, %s "+
-				"connections of pods leave from the address of the interface", addressList(family.SNAT.CIDRs),
+				"connections of pods leave from the address of the interface", addressList(addresses.CIDRs),
 				familyName(family.IPv6)), "this node has none of %s", config.KeySNATAddresses))
 		}
-		for _, entry := range family.SNATRules {
+		for _, entry := range family.SNATRules() {
 			for _, pod := range f.Health.Pods {
-				if pod.Address.Is6() != family.IPv6 || !judge.MissesAddress(entry, family.SNATRules, pod.Address) {
+				if pod.Address.Is6() != family.IPv6 || !judge.MissesAddress(entry, family.SNATRules(), pod.Address) {
 					continue
 				}
 				found = append(found, statusProblem("snat-rule-missing", fmt.Sprintf(
