@@ -12,11 +12,11 @@ ACTIONLINT  = go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.11
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 ARCHS   = amd64 arm arm64 ppc64le s390x
-# The tag, or the output of git describe after it; without a tag a Go pseudo-version.
-VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || \
+# The tag, or the output of git describe after it; without a tag a Go pseudo-version. Git is asked once, by what needs it.
+VERSION = $(eval VERSION := $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null || \
 	{ TZ=UTC git log -1 --abbrev=12 --date=format-local:%Y%m%d%H%M%S --format=v0.0.0-%cd-%h && \
-	{ git diff --quiet HEAD || echo -dirty; }; } 2>/dev/null | tr -d '\n' | grep . || echo devel)
-COMMIT  := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null)
+	{ git diff --quiet HEAD || echo -dirty; }; } 2>/dev/null | tr -d '\n' | grep . || echo devel))$(VERSION)
+COMMIT  = $(eval COMMIT := $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null))$(COMMIT)
 # Stamped by the linker: what Go itself stamps depends on GOFLAGS and the kind of checkout.
 # HTTP/2 needs TLS, which the agent does not serve; without it the program is 0.5 MiB smaller.
 TAGS     = nethttpomithttp2

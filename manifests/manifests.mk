@@ -13,12 +13,14 @@ DOCKER = $(filter docker,$(CONTAINER_TOOL))
 # The name of the image includes the registry that push sends it to. Without one, the nodes import the image.
 IMAGE ?= localhost/nft-masq-agent
 GIVEN := $(TAG)
-TAG   := $(or $(TAG),$(subst +,_,$(VERSION)))
+ifeq ($(GIVEN),)
+TAG = $(eval TAG := $(subst +,_,$(VERSION)))$(TAG)
+endif
 # For a registry without TLS: --insecure with docker, --tls-verify=false with the
 # others.
 PUSH_FLAGS ?=
 
-HOST_ARCH = $(shell go env GOHOSTARCH 2>/dev/null)
+HOST_ARCH := $(shell go env GOHOSTARCH 2>/dev/null)
 # docker's classic builder reuses what it has cached for another architecture;
 # the others build identical images from identical files.
 BUILD_FLAGS = $(if $(DOCKER),--no-cache,--timestamp $(or $(shell git log -1 --format=%ct 2>/dev/null),0))
