@@ -149,9 +149,10 @@ func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }
 
 // A Chain is a chain; with a hook it is a base chain.
 type Chain struct {
-	Name  string
-	Hook  *nfnetlink.Hook
-	Rules []Rule
+	Name     string
+	Hook     *nfnetlink.Hook
+	Rules    []Rule
+	Elements int // of maps, which lead to it if nothing else does
 }
 
 // A Rule is a list of statements, each with text and bytecode.

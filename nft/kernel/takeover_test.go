@@ -126,14 +126,13 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 			table == xtables.NATTable && name == chain
 	}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
-		chains, err := c.Chains(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, ch := range chains {
+		err := c.EachChain(f, "", func(ch nfnetlink.Chain) {
 			if !ours(f, ch.Table, ch.Name) && ch.Name != xtables.Postrouting {
 				all = append(all, fmt.Sprintf("%s %s %s", f, ch.Table, ch.Name))
 			}
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 		for _, r := range rulesOf(t, c, f, "", "") {
 			to, _ := r.Target()

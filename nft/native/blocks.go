@@ -62,7 +62,7 @@ func (u blockUse) chains() (chains []nft.Chain) {
 	}
 	for number := range u.blocks.Count() {
 		ports := u.blocks.Block(number)
-		c := nft.Chain{Name: u.chain(number)}
+		c := nft.Chain{Name: u.chain(number), Elements: len(u.families)}
 		translate := u.translate(&ports)
 		for _, ofProtocol := range protocols {
 			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol, translate}})

@@ -41,49 +41,41 @@ func (s *State) Differences() []nft.Difference {
 
 func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	for _, w := range s.want.Chains {
-		got, ok := s.table.chain(w.Name)
-		if ok && !got.Hook.Equal(w.Hook) {
+		got := s.table.chains[w.Name]
+		if got == nil {
+			add(nft.Drift, "chain %s is missing", w.Name)
+			continue
+		}
+		if !got.Hook.Equal(w.Hook) {
 			add(nft.Drift, "chain %s has %s, not %s", w.Name, got.Hook, w.Hook)
 		}
-		var found []string
+		if got.Hook != nil && got.Policy != nfnetlink.Accept {
+			add(nft.Drift, "chain %s has another policy than accept", w.Name)
+		}
 		switch {
-		case !ok:
-			found = append(found, fmt.Sprintf("chain %s is missing", w.Name))
-		case got.Hook != nil && got.Policy != nfnetlink.Accept:
-			found = append(found, fmt.Sprintf("chain %s has another policy than accept", w.Name))
-		}
-		right, unread := s.unread[w.Name]
-		switch {
-		case !ok:
-		case !unread:
-			found = append(found, w.Differences("chain "+w.Name, *s.want, s.live, s.table.rules[w.Name])...)
-		case !right:
-			found = append(found, fmt.Sprintf("chain %s is to be written again", w.Name))
-		}
-		for _, text := range found {
-			add(nft.Drift, "%s", text)
+		case !got.unread:
+			for _, text := range w.Differences("chain "+w.Name, *s.want, s.live, got.rules) {
+				add(nft.Drift, "%s", text)
+			}
+		case !s.unchanged:
+			add(nft.Drift, "chain %s is to be written again", w.Name)
 		}
 	}
-	wants := chainNames(s.want)
-	for _, c := range s.table.chains {
-		if !wants[c.Name] && !(stays(c) && len(s.table.rules[c.Name]) == 0 && c.Policy == nfnetlink.Accept) {
-			add(nft.Drift, "chain %s is not in the config", nfnetlink.Printable(c.Name))
+	var others []string
+	for name, c := range s.table.chains {
+		if !c.wanted && !(c.stays() && len(c.rules) == 0 && c.Policy == nfnetlink.Accept) {
+			others = append(others, name)
 		}
 	}
-}
-
-// chainNames returns the names of the chains of a table.
-func chainNames(t *nft.Table) map[string]bool {
-	names := make(map[string]bool, len(t.Chains))
-	for _, w := range t.Chains {
-		names[w.Name] = true
+	slices.Sort(others)
+	for _, name := range others {
+		add(nft.Drift, "chain %s is not in the config", nfnetlink.Printable(name))
 	}
-	return names
 }
 
 // stays reports whether a chain stays, empty, if it is not wanted: when any base chain is
 // deleted, the kernel drops the packets that wait in the queues (nfqueue) of all programs.
-func stays(c nfnetlink.Chain) bool {
+func (c *ourChain) stays() bool {
 	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }
 

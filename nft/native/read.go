@@ -24,9 +24,9 @@ type State struct {
 	live  nft.Sides                // the kernel's set for each wanted one of which it has one
 	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
 
-	filled []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
-	unread map[string]bool // chains whose rules were not read, and whether they have the wanted ones
-	diffs  []string        // of the elements
+	filled    []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
+	unchanged bool            // the rules that were not read are those that are wanted
+	diffs     []string        // of the elements
 
 	encoded    map[string]*nfnetlink.Batch // the rules of chains that are to be written
 	encodedFor nft.Sides                   // with these sets
@@ -42,19 +42,19 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 ) {
 	s := &State{
 		conn: c, table: newTable(), last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
-		live: nft.Sides{}, right: map[string]nfnetlink.Set{}, unread: map[string]bool{},
+		live: nft.Sides{}, right: map[string]nfnetlink.Set{},
 	}
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
 		s.want = &want.Tables[0]
 	}
 	earlier, _ := staged.(*State)
 	frame := depth == nft.Frame && want.SamePolicy(installed)
-	unchanged := frame && want.Same(installed)
+	s.unchanged = frame && want.Same(installed)
 	if err := s.table.read(c); err != nil {
 		return nil, err
 	}
 	if s.table.exists {
-		if err := s.readRules(frame, unchanged); err != nil {
+		if err := s.readRules(frame); err != nil {
 			return nil, err
 		}
 	}
@@ -70,7 +70,7 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 	case earlier != nil:
 		s.keep(earlier)
 	case frame:
-		return s, s.trust(installed, unchanged)
+		return s, s.trust(installed)
 	default:
 		return s, s.compareSets(want.Hash())
 	}
@@ -97,14 +97,14 @@ func (s *State) keep(earlier *State) {
 
 // trust takes the sets to be right that the last Apply left with the elements that are wanted now, if the kernel counts
 // as many. The policy is the same, but the addresses of the node can be others.
-func (s *State) trust(installed nft.Ruleset, unchanged bool) error {
+func (s *State) trust(installed nft.Ruleset) error {
 	for _, w := range s.want.Sets {
 		name, ok := s.live[w.Name]
 		if !ok {
 			continue
 		}
 		set := s.table.sets[name]
-		if !unchanged && !installed.Tables[0].Set(w.Name).SameElements(w) {
+		if !s.unchanged && !installed.Tables[0].Set(w.Name).SameElements(w) {
 			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
 			continue
 		}
@@ -160,19 +160,27 @@ func (s *State) compareSets(hash string) error {
 
 // Installed implements [nft.KernelState]. The comment of the last rule has the hash.
 func (s *State) Installed() (found nft.Installed, ok bool) {
-	rules := s.table.rules[BaseChain]
+	base := s.table.chains[BaseChain]
+	if base == nil || len(base.rules) == 0 {
+		return found, false
+	}
 	found.Layout = Layout{}
-	for _, r := range rules {
+	for _, r := range base.rules {
 		if hash, match := strings.CutPrefix(r.Comment(), hashComment); match {
 			found.Hash = hash
 		}
 	}
-	return found, len(rules) > 0
+	return found, true
 }
 
 // refersTo reports whether a rule of a wanted chain refers to a set.
 func (s *State) refersTo(set string) bool {
-	return slices.ContainsFunc(s.want.Chains, func(w nft.Chain) bool { return s.table.refersTo(set, w.Name) })
+	for _, c := range s.table.chains {
+		if c.wanted && c.refersTo(set) {
+			return true
+		}
+	}
+	return false
 }
 
 // current returns the set of the kernel that is used for a wanted one, "" for none.
@@ -203,12 +211,18 @@ func (s *State) next(w nft.Set) string {
 type ourTable struct {
 	nfnetlink.Table
 	exists  bool
-	chains  []nfnetlink.Chain
-	named   map[string]nfnetlink.Chain
-	rules   map[string][]nfnetlink.Rule // by chain
-	flooded bool                        // it has more rules, which were not read
-	sets    map[string]nfnetlink.Set    // by their names in the kernel
+	chains  map[string]*ourChain
+	flooded bool                     // it has more rules, which were not read
+	sets    map[string]nfnetlink.Set // by their names in the kernel
 	objects []nfnetlink.Object
+}
+
+// An ourChain is a chain of our table. There may be hundreds, at each check.
+type ourChain struct {
+	nfnetlink.Chain
+	wanted bool
+	rules  []nfnetlink.Rule
+	unread bool // its rules were not read
 }
 
 // slack is the number of unexpected rules, or elements of a set, that are read
@@ -216,11 +230,7 @@ type ourTable struct {
 // can add more than fits our memory.
 const slack = 5_000
 
-func newTable() *ourTable {
-	return &ourTable{
-		named: map[string]nfnetlink.Chain{}, rules: map[string][]nfnetlink.Rule{}, sets: map[string]nfnetlink.Set{},
-	}
-}
+func newTable() *ourTable { return &ourTable{sets: map[string]nfnetlink.Set{}} }
 
 // read reads our table without rules and elements.
 func (t *ourTable) read(c *nfnetlink.Conn) (err error) {
@@ -232,14 +242,12 @@ func (t *ourTable) read(c *nfnetlink.Conn) (err error) {
 		return fmt.Errorf("read table: %w", err)
 	}
 	t.exists = true
-	chains, err := c.Chains(nfnetlink.Inet)
+	t.chains = make(map[string]*ourChain, t.Use)
+	err = c.EachChain(nfnetlink.Inet, nft.TableName, func(ch nfnetlink.Chain) {
+		t.chains[ch.Name] = &ourChain{Chain: ch}
+	})
 	if err != nil {
 		return err
-	}
-	t.chains = slices.DeleteFunc(chains, func(ch nfnetlink.Chain) bool { return ch.Table != nft.TableName })
-	t.named = make(map[string]nfnetlink.Chain, len(t.chains)) // there are hundreds, at each check
-	for _, ch := range t.chains {
-		t.named[ch.Name] = ch
 	}
 	sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
 	if err != nil {
@@ -283,108 +291,73 @@ func (t *ourTable) hides() bool { return int(t.Use) > len(t.chains)+len(t.sets)+
 
 func tableName() string { return fmt.Sprintf("table %s %s", nfnetlink.Inet, nft.TableName) }
 
-// readRules reads the rules that need it, in one list of the table if they are those of all chains.
-func (s *State) readRules(frame, unchanged bool) error {
+// readRules reads the rules that need it, in one list of the table if they are those of all chains. In a frame, those
+// of chains that only maps lead to are not read, because these chains are many: unless their number is another one.
+// With other addresses of the node they are written anew.
+func (s *State) readRules(frame bool) error {
 	limit := slack
-	references := map[string]uint32{}
 	if s.want != nil {
 		for _, w := range s.want.Chains {
 			limit += len(w.Rules)
+			if c := s.table.chains[w.Name]; c != nil {
+				c.wanted = true
+				c.unread = frame && w.Elements > 0 && (!s.unchanged || int(c.Use) == len(w.Rules)+w.Elements)
+			}
 		}
-		references = mapped(s.want)
-		s.unread = make(map[string]bool, len(references))
 	}
 	var chains []string
-	for _, ch := range s.table.chains {
-		uses, ok := references[ch.Name]
-		if !frame || !ok || !s.leaveOut(ch, uses, unchanged) {
-			chains = append(chains, ch.Name)
+	for name, c := range s.table.chains {
+		if !c.unread {
+			chains = append(chains, name)
 		}
 	}
 	if len(chains) == len(s.table.chains) {
-		err := s.listRules("", limit)
+		_, err := s.listRules("", limit)
 		if !errors.Is(err, nfnetlink.ErrInterrupted) {
 			return err
 		}
-		clear(s.table.rules)
 		s.table.flooded = false
+		for _, c := range s.table.chains {
+			c.rules = nil
+		}
 	}
 	// The list of one chain is right even if other programs commit meanwhile.
+	slices.Sort(chains)
 	for _, name := range chains {
-		if err := s.listRules(name, limit-s.table.count()); err != nil {
+		count, err := s.listRules(name, limit)
+		if err != nil {
 			return err
 		}
+		limit -= count
 	}
 	return nil
 }
 
-// leaveOut reports whether the rules of a chain that only maps lead to are not read: these chains are many. They are
-// read if their number is another one, and with other addresses of the node they are written anew.
-func (s *State) leaveOut(c nfnetlink.Chain, uses uint32, unchanged bool) bool {
-	if unchanged && c.Use != uses {
-		return false
-	}
-	s.unread[c.Name] = unchanged
-	return true
-}
-
-// listRules reads the rules of a chain, or of all if it is "", up to a number.
-func (s *State) listRules(chain string, limit int) error {
-	return s.conn.EachRule(nfnetlink.Inet, nft.TableName, chain, func(r nfnetlink.Rule) error {
-		if limit == 0 {
+// listRules reads the rules of a chain, or of all if it is "", up to a number. It returns how many there are.
+func (s *State) listRules(chain string, limit int) (count int, err error) {
+	err = s.conn.EachRule(nfnetlink.Inet, nft.TableName, chain, func(r nfnetlink.Rule) error {
+		if count == limit {
 			s.table.flooded = true
 			return nfnetlink.ErrEnough
 		}
-		limit--
-		s.table.rules[r.Chain] = append(s.table.rules[r.Chain], r)
+		count++
+		if c := s.table.chains[r.Chain]; c != nil { // otherwise it is newer than the list of chains
+			c.rules = append(c.rules, r)
+		}
 		return nil
 	})
+	return count, err
 }
 
-// count returns the number of rules that were read.
-func (t *ourTable) count() int {
-	n := 0
-	for _, rules := range t.rules {
-		n += len(rules)
-	}
-	return n
+// refersTo reports whether a rule of the chain refers to a set.
+func (c *ourChain) refersTo(set string) bool {
+	return slices.ContainsFunc(c.rules, func(r nfnetlink.Rule) bool { return slices.Contains(r.Sets(), set) })
 }
 
-// mapped returns the kernel's reference counts of the chains that only maps lead to: each has its rules, and the
-// elements that lead to it.
-func mapped(t *nft.Table) map[string]uint32 {
-	counts := make(map[string]uint32, len(t.Chains))
-	for _, set := range t.Sets {
-		for _, m := range set.Mappings {
-			if m.Chain != "" {
-				counts[m.Chain]++
-			}
-		}
-	}
-	if len(counts) == 0 {
-		return counts
-	}
-	for _, c := range t.Chains {
-		if counts[c.Name] > 0 {
-			counts[c.Name] += uint32(len(c.Rules))
-		}
-	}
-	return counts
-}
-
-func (t *ourTable) chain(name string) (nfnetlink.Chain, bool) {
-	c, ok := t.named[name]
-	return c, ok
-}
-
-// refersTo reports whether a rule of a chain, or of any if it is "", refers to a set.
-func (t *ourTable) refersTo(set, chain string) bool {
-	refers := func(r nfnetlink.Rule) bool { return slices.Contains(r.Sets(), set) }
-	if chain != "" {
-		return slices.ContainsFunc(t.rules[chain], refers)
-	}
-	for _, rules := range t.rules {
-		if slices.ContainsFunc(rules, refers) {
+// refersTo reports whether any rule refers to a set.
+func (t *ourTable) refersTo(set string) bool {
+	for _, c := range t.chains {
+		if c.refersTo(set) {
 			return true
 		}
 	}

@@ -123,7 +123,7 @@ func (s *State) create(b *nfnetlink.Batch) {
 		}
 	}
 	for _, w := range s.want.Chains {
-		if _, exists := s.table.chain(w.Name); !exists && w.Hook == nil {
+		if s.table.chains[w.Name] == nil && w.Hook == nil {
 			b.AddChain(w.KernelChain(*s.want))
 		}
 	}

@@ -92,19 +92,20 @@ func (s *State) write(first, second *nfnetlink.Batch) {
 	used := slices.Collect(maps.Values(sides))
 	deletions := first
 	for name, set := range s.table.sets {
-		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.refersTo(name, "") {
+		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.refersTo(name) {
 			deletions = second
 		}
 	}
 	var obsolete []nfnetlink.ChainID
-	wants := chainNames(s.want)
-	for _, c := range s.table.chains {
+	for _, name := range slices.Sorted(maps.Keys(s.table.chains)) {
+		c := s.table.chains[name]
 		switch {
-		case wants[c.Name] || c.Bound:
-		case stays(c):
+		case c.wanted || c.Bound:
+		case c.stays():
 			first.FlushChain(c.ID())
-			c.Policy = nfnetlink.Accept
-			first.AddChain(c)
+			accepting := c.Chain
+			accepting.Policy = nfnetlink.Accept
+			first.AddChain(accepting)
 		default:
 			obsolete = append(obsolete, c.ID())
 			if c.Hook != nil {
@@ -139,30 +140,30 @@ func (s *State) write(first, second *nfnetlink.Batch) {
 
 // hasChain reports whether the kernel has a wanted chain, with all of its rules and these sets.
 func (s *State) hasChain(w nft.Chain, sides nft.Sides) bool {
-	got, ok := s.table.chain(w.Name)
-	if !ok || !got.Hook.Equal(w.Hook) || got.Hook != nil && got.Policy != nfnetlink.Accept {
+	got := s.table.chains[w.Name]
+	if got == nil || !got.Hook.Equal(w.Hook) || got.Hook != nil && got.Policy != nfnetlink.Accept {
 		return false
 	}
-	if right, unread := s.unread[w.Name]; unread {
-		return right && maps.Equal(s.live, sides)
+	if got.unread {
+		return s.unchanged && maps.Equal(s.live, sides)
 	}
-	return nft.SameRules(w.Bytecode(*s.want, sides), s.table.rules[w.Name])
+	return nft.SameRules(w.Bytecode(*s.want, sides), got.rules)
 }
 
 // writeChains writes chains with all of their rules, whichever of them the kernel has.
 func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sides) {
 	for _, w := range chains {
-		if got, ok := s.table.chain(w.Name); ok {
+		if got := s.table.chains[w.Name]; got != nil {
 			b.FlushChain(got.ID())
 		}
 	}
 	for _, w := range chains {
-		got, ok := s.table.chain(w.Name)
-		if ok && !got.Hook.Equal(w.Hook) {
+		got := s.table.chains[w.Name]
+		if got != nil && !got.Hook.Equal(w.Hook) {
 			b.DelChain(got.ID())
 		}
 		b.AddChain(w.KernelChain(*s.want))
-		if !ok { // another agent may have created it since
+		if got == nil { // another agent may have created it since
 			b.FlushChain(w.KernelChain(*s.want).ID())
 		}
 	}

@@ -394,13 +394,11 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 	interrupted := false
 	begun := time.Now()
 	for reply, err := range nl.ReceiveIter() {
-		var op *netlink.OpError
-		switch {
-		case err == nil:
-		case errors.As(err, &op) && op.Sequence == request.Header.Sequence:
-			return err
-		default:
-			c.fail()
+		if err != nil {
+			var op *netlink.OpError
+			if !errors.As(err, &op) || op.Sequence != request.Header.Sequence {
+				c.fail()
+			}
 			return err
 		}
 		if reply.Header.Sequence != request.Header.Sequence || len(reply.Data) < headerLen {

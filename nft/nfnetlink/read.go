@@ -1,6 +1,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -78,10 +79,20 @@ func (c *Conn) Chain(family Family, table, chain string) (Chain, error) {
 	return get(c, family, unix.NFT_MSG_GETCHAIN, a, parseChain)
 }
 
-// Chains lists the chains of a family in all tables, because the kernel has no
+// EachChain calls do for each chain of a table, or of all tables of the family if it has no name. The kernel has no
 // filter.
-func (c *Conn) Chains(family Family) ([]Chain, error) {
-	return dump(c, "chains", family, unix.NFT_MSG_GETCHAIN, nil, parseChain)
+func (c *Conn) EachChain(family Family, table string, do func(Chain)) error {
+	err := c.walk(netlink.Dump, family, unix.NFT_MSG_GETCHAIN, nil, func(f Family, b Attrs) error {
+		name := b.Attr(unix.NFTA_CHAIN_TABLE)
+		if table == "" || string(bytes.TrimRight(name, "\x00")) == table {
+			do(parseChain(f, b))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list chains: %w", err)
+	}
+	return nil
 }
 
 func parseChain(f Family, a Attrs) Chain {

@@ -33,7 +33,8 @@ func rawRules(t testing.TB, n *modes.Node) map[string][]nfnetlink.Rule {
 	t.Helper()
 	all := map[string][]nfnetlink.Rule{}
 	for _, f := range families {
-		chains, err := n.Conn.Chains(f)
+		var chains []nfnetlink.Chain
+		err := n.Conn.EachChain(f, "", func(c nfnetlink.Chain) { chains = append(chains, c) })
 		if err != nil {
 			t.Fatal(err)
 		}
