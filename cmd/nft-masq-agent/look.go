@@ -25,8 +25,8 @@ func observed(ctx context.Context, k *kernel.Kernel, o cli.Options) (agent.Kerne
 	host := observe.NewNode(k)
 	node := health.NewNode("/proc") // on another goroutine than the loop
 	return host, func(a *agent.Agent) {
-		check := func(p nft.Policy) config.Problems {
-			facts := node.Read(o.ConfigPath)
+		check := func(ctx context.Context, p nft.Policy) config.Problems {
+			facts := node.Read(ctx, o.ConfigPath)
 			return facts.Problems(p)
 		}
 		a.Observe(observe.All(a, host, o, check)...)

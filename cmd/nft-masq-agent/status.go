@@ -91,7 +91,7 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	node := health.NewNode(s.proc)
 	node.Pods = s.pods
 	node.Interfaces = s.links
-	f.Health = node.Read(s.ConfigPath)
+	f.Health = node.Read(ctx, s.ConfigPath)
 	if !s.Missing {
 		f.Health.OtherFile = ""
 	}

@@ -553,7 +553,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	arrived(7000)
 	ports := Ports(judge.SourcePorts(nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}))
 	const all = 100 + 65535 - 1000 + 1
-	p, err := table.Pressure(ports)
+	p, err := table.Pressure(t.Context(), ports)
 	want := map[PortGroup]float64{
 		{Protocol: unix.IPPROTO_UDP}: 8. / all, {IPv6: true, Protocol: unix.IPPROTO_SCTP}: 1. / all,
 	}
@@ -562,7 +562,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	}
 	send(5, "203.0.113.9:53")
 	arrived(7001)
-	p, err = table.Pressure(ports)
+	p, err = table.Pressure(t.Context(), ports)
 	if err != nil || p.Fullest[PortGroup{Protocol: unix.IPPROTO_UDP}] != 10./all || p.InsertFailed+p.Drop == 0 {
 		t.Errorf("beyond the last port: %+v: %v", p, err)
 	}

@@ -98,13 +98,13 @@ type Pressure struct {
 }
 
 // Pressure reads the counters and all connections whose source was translated to one of the ports.
-func (t *Tracker) Pressure(ports Ports) (Pressure, error) {
+func (t *Tracker) Pressure(ctx context.Context, ports Ports) (Pressure, error) {
 	stats, err := t.Stats()
 	if err != nil {
 		return Pressure{}, err
 	}
 	var tally Tally
-	err = t.Dump(context.Background(), Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
+	err = t.Dump(ctx, Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
 		tally.Add(e, ports)
 		return nil
 	})

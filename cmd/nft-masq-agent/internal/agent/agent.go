@@ -240,6 +240,10 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 	for _, l := range a.report(previous, v) {
 		a.log.Logw(l.level, l.text, l.fields...)
 	}
+	quiet := v.attempt.changed == nothing && v.failure == nil && previous.failure == nil
+	if e.reason == onDrift && depth == nft.Frame && quiet {
+		return v // observers are not woken up for nothing, four times a second next to a program that commits
+	}
 	a.publish(v)
 	return v
 }

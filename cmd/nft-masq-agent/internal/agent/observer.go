@@ -24,6 +24,7 @@ type View struct {
 	Installed *nft.Ruleset // what the kernel accepted last, nil for nothing yet
 	Replaced  *nft.Ruleset // what it accepted before the last change of our rules, nil for nothing
 	InForce   bool         // these are the same, as far as is known
+	Pending   bool         // Want was decided just now, and is being written: no pass begins
 	Accepted  bool         // Want comes from an accepted config
 	Missing   bool         // there is no config
 	Stale     config.Stale // what that says about connections
@@ -40,7 +41,7 @@ func (a *Agent) Observe(observers ...Observer) { a.observers = append(a.observer
 
 func (a *Agent) seen(v view) View {
 	return View{
-		Want: v.policy.want, Installed: v.installed, Replaced: v.replaced, InForce: v.inForce(),
+		Want: v.policy.want, Installed: v.installed, Replaced: v.replaced, InForce: v.inForce(), Pending: v.pending(),
 		Accepted: v.policy.accepted, Missing: v.content.missing != nil,
 		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
 		Generation: v.generation, Changes: v.changes, Repairs: v.repairs, Hangups: v.hangups,
@@ -63,6 +64,23 @@ func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 		case <-ctx.Done():
 		}
 	}
+}
+
+// During returns a context for a pass of an observer that has seen a view. It ends when the loop decides another policy,
+// to which the pass gives way.
+func (a *Agent) During(ctx context.Context, seen View) (context.Context, context.CancelFunc) {
+	this, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		for p := a.published.Load(); p.policy.same(seen.Want); p = a.published.Load() {
+			select {
+			case <-p.outdated:
+			case <-this.Done():
+				return
+			}
+		}
+	}()
+	return this, cancel
 }
 
 // Log logs a line; fields are names and values in turn.

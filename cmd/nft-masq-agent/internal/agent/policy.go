@@ -65,6 +65,14 @@ func decide(current policy, c content, n situation) policy {
 	return policy{source: FromDefaults, want: n.defaults.want, content: n.defaults}
 }
 
+// same reports whether a ruleset is of this policy, whatever addresses the node has.
+func (p policy) same(want *nft.Ruleset) bool {
+	if p.want == nil || want == nil {
+		return p.want == want
+	}
+	return p.want == want || p.want.SamePolicy(*want)
+}
+
 // hash returns the hash of what is enforced, "" for nothing of ours.
 func (p policy) hash() string {
 	switch {

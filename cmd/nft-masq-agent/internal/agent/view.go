@@ -104,6 +104,11 @@ func (v view) inForce() bool {
 	return v.failure == nil && v.policy.want != nil && v.installed != nil && v.policy.want.Same(*v.installed)
 }
 
+// pending reports whether another policy was decided, and is about to be written.
+func (v view) pending() bool {
+	return v.policy.want != nil && !v.inForce() && v.attempt.applied == nil && v.attempt.err == nil
+}
+
 // ready returns an error unless the config was accepted and is in the kernel.
 func (v view) ready() error {
 	switch {

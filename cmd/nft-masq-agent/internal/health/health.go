@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -81,13 +82,19 @@ type Unread struct {
 	Err  error
 }
 
-// Read reads the facts of the node. The config is at a path.
-func (n *Node) Read(path string) Facts {
+// Read reads the facts of the node. The config is at a path. When ctx is done, the rest is not read.
+func (n *Node) Read(ctx context.Context, path string) Facts {
 	f := Facts{Path: path}
 	for _, ipv6 := range []bool{false, true} {
+		if ctx.Err() != nil {
+			return f
+		}
 		pods, err := n.Pods(ipv6)
 		f.unread("the pods of this node", err)
 		f.Pods = append(f.Pods, pods...)
+	}
+	if ctx.Err() != nil {
+		return f
 	}
 	var err error
 	f.Links, err = n.Interfaces()

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -111,7 +112,7 @@ var steps = map[string]func(n *row, words []string) string{
 		return ""
 	},
 	"check": func(n *row, _ []string) string {
-		f := n.Read(filepath.Join(n.Proc, "config"))
+		f := n.Read(context.Background(), filepath.Join(n.Proc, "config"))
 		return n.say(f.Problems(n.policy))
 	},
 	"not-forwarded": func(n *row, words []string) string {
@@ -165,7 +166,7 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 		Interfaces: func() ([]routes.Interface, error) { return nil, broken },
 		Stats:      func() (conntrack.Stats, error) { return conntrack.Stats{}, broken },
 	}
-	f := n.Read(filepath.Join(n.Proc, "config"))
+	f := n.Read(context.Background(), filepath.Join(n.Proc, "config"))
 	found := f.Problems(nft.Policy{})
 	if len(found) != 4 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)

@@ -19,7 +19,7 @@ import (
 // at the node when the policy is another one, and when everything is checked.
 type nodeHealth struct {
 	*agent.Agent
-	check   func(nft.Policy) config.Problems
+	check   func(context.Context, nft.Policy) config.Problems
 	policy  *nft.Ruleset // that the node was checked for
 	repairs int          // at the last view
 
@@ -35,9 +35,9 @@ const rulesRestored = "rules-restored"
 func (o *nodeHealth) Run(ctx context.Context) {
 	o.Follow(ctx, func(v agent.View, checked bool) {
 		o.count(v)
-		if v.Installed != nil && (checked || v.Installed != o.policy) {
+		if v.Installed != nil && !v.Pending && (checked || v.Installed != o.policy) {
 			o.policy = v.Installed
-			o.look(v.Installed.Policy, v.Missing)
+			o.look(ctx, v)
 		}
 	})
 }
@@ -67,10 +67,17 @@ func (o *nodeHealth) often() config.Problems {
 	}}
 }
 
-// look checks the node, and logs what is new. Another file matters only if the config is missing.
-func (o *nodeHealth) look(p nft.Policy, missing bool) {
-	found := o.check(p)
-	if !missing {
+// look checks the node, and logs what is new. Another file matters only if the config is missing. If another policy is
+// decided meanwhile, it ends, and is done again for that.
+func (o *nodeHealth) look(ctx context.Context, v agent.View) {
+	ctx, end := o.During(ctx, v)
+	defer end()
+	found := o.check(ctx, v.Installed.Policy)
+	if ctx.Err() != nil {
+		o.policy = nil
+		return
+	}
+	if !v.Missing {
 		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
 	}
 	o.mu.Lock()

@@ -27,7 +27,7 @@ type Host interface {
 	// Flush deletes the connections that a change of the policy outdates, in one pass. begun is called before the
 	// first one. It returns how many it has deleted, and how many the kernel kept.
 	Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale, begun func()) (deleted, kept int, err error)
-	Pressure(conntrack.Ports) (conntrack.Pressure, error)
+	Pressure(context.Context, conntrack.Ports) (conntrack.Pressure, error)
 }
 
 // A Node is the kernel of this network namespace.
@@ -40,8 +40,8 @@ type Node struct{ *kernel.Kernel }
 func NewNode(k *kernel.Kernel) *Node { return &Node{k} }
 
 // Pressure reads how many source ports are in use.
-func (h *Node) Pressure(ports conntrack.Ports) (conntrack.Pressure, error) {
-	return conntrack.Open().Pressure(ports)
+func (h *Node) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
+	return conntrack.Open().Pressure(ctx, ports)
 }
 
 // Older implements [Host].

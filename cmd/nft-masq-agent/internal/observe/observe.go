@@ -5,6 +5,7 @@
 package observe
 
 import (
+	"context"
 	"net/http"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
@@ -21,7 +22,7 @@ const EvidencePath = "/evidence"
 const HistoryPath = "/history"
 
 // All returns the observers of an agent.
-func All(a *agent.Agent, h Host, o cli.Options, check func(nft.Policy) config.Problems) []agent.Observer {
+func All(a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
 	evidence := &connections{Agent: a, host: h, pass: make(chan struct{}, 1), wake: make(chan struct{}, 1)}

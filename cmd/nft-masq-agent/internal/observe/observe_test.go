@@ -57,6 +57,9 @@ type world struct {
 	reading    time.Duration // how long one takes
 	unread     error         // why they cannot be read
 	problems   config.Problems
+	checks     int           // of the node
+	checkCost  time.Duration // how long one takes
+	ended      int           // passes that were not complete
 }
 
 // inBubble runs the loop; test runs while the loop waits for events.
@@ -76,10 +79,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 			Processor: func() time.Duration { return 0 }, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
 			Latecomer: n.Latecomer,
 		}, n, agent.Settings{NFT: o.NFT(), LostLines: func() uint64 { return 0 }}, log)
-		w.all = All(w.agent, w, o, func(nft.Policy) (found config.Problems) {
-			w.Locked(func() { found = w.problems })
-			return found
-		})
+		w.all = All(w.agent, w, o, w.check)
 		w.agent.Observe(w.all...)
 		return w.agent
 	}, func(*loop.World) { test(w.T, w) })
@@ -90,11 +90,13 @@ func (w *world) XTables() (found []older.LegacyTable, err error) {
 	return found, nil
 }
 
-func (w *world) Pressure(conntrack.Ports) (conntrack.Pressure, error) {
+func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pressure, error) {
 	var long time.Duration
 	var err error
 	w.Locked(func() { w.readings, long, err = w.readings+1, w.reading, w.unread })
-	time.Sleep(long)
+	if !w.pass(ctx, long) {
+		return conntrack.Pressure{}, ctx.Err()
+	}
 	return conntrack.Pressure{
 		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
 		Fullest: map[conntrack.PortGroup]float64{{Protocol: unix.IPPROTO_UDP}: 0.5},
@@ -148,7 +150,7 @@ func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begu
 	return deleted, 0, err
 }
 
-func (w *world) Older(context.Context, nft.Ruleset) (found []older.Chain, err error) {
+func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []older.Chain, err error) {
 	var cost time.Duration
 	w.Locked(func() {
 		w.searches++
@@ -159,12 +161,36 @@ func (w *world) Older(context.Context, nft.Ruleset) (found []older.Chain, err er
 			found = loop.OlderChains("idle") // as seen in the log
 		}
 	})
-	time.Sleep(cost)
+	complete := w.pass(ctx, cost)
 	w.Locked(func() {
 		w.searching--
 		err = w.Rejects
 	})
+	if !complete {
+		return nil, ctx.Err()
+	}
 	return found, err
+}
+
+// pass is a pass of an observer, which takes some time. It reports whether it was complete.
+func (w *world) pass(ctx context.Context, cost time.Duration) (complete bool) {
+	if agent.Wait(ctx, cost) {
+		return true
+	}
+	w.Locked(func() { w.ended++ })
+	return false
+}
+
+// check looks at the node.
+func (w *world) check(ctx context.Context, _ nft.Policy) (found config.Problems) {
+	var cost time.Duration
+	w.Locked(func() {
+		w.checks++
+		found = w.problems
+		cost = w.checkCost
+	})
+	w.pass(ctx, cost)
+	return found
 }
 
 func (w *world) scrape() string {

@@ -49,7 +49,7 @@ func (s *olderAgents) Run(ctx context.Context) {
 // due reports whether to search: for another policy and after SIGHUP at once, and after another
 // program's change within bounds.
 func (s *olderAgents) due(v agent.View, checked bool) bool {
-	if v.Installed == nil {
+	if v.Installed == nil || v.Pending {
 		return false
 	}
 	if s.done.Installed == nil || !v.Installed.Same(*s.done.Installed) || v.Hangups != s.done.Hangups {
@@ -64,8 +64,10 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 	return v.Generation != s.done.Generation && time.Since(s.began) >= max(searchInterval, agent.CheckShare*s.took)
 }
 
-// search searches, and logs what is new.
+// search searches, and logs what is new. If another policy is decided meanwhile, it ends, and is done again for that.
 func (s *olderAgents) search(ctx context.Context, v agent.View) {
+	ctx, end := s.During(ctx, v)
+	defer end()
 	s.done = v
 	s.began = time.Now()
 	chains, err := s.host.Older(ctx, *v.Installed)
@@ -74,8 +76,8 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 		tables, err = s.host.XTables()
 	}
 	s.took = time.Since(s.began)
-	installed := s.Current().Installed
-	if ctx.Err() != nil || installed == nil || !installed.Same(*v.Installed) { // it was for an earlier policy
+	if ctx.Err() != nil {
+		s.done = agent.View{}
 		return
 	}
 	if err != nil {

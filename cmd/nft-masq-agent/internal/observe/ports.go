@@ -18,7 +18,7 @@ import (
 // ports measures how many source ports are in use.
 type ports struct {
 	*agent.Agent
-	read func(conntrack.Ports) (conntrack.Pressure, error)
+	read func(context.Context, conntrack.Ports) (conntrack.Pressure, error)
 	o    cli.Options
 	last atomic.Pointer[pressure] // nil: unknown
 }
@@ -29,23 +29,29 @@ type pressure struct {
 	interval time.Duration // until the next reading
 }
 
-// run reads the connections at intervals.
+// Run reads the connections at intervals. A reading ends when another policy is decided.
 func (p *ports) Run(ctx context.Context) {
 	for failed := ""; ctx.Err() == nil && p.o.ConntrackInterval > 0; {
 		start := time.Now()
 		policy := nft.Policy{Ports: p.o.Ports}
-		if v := p.Current(); v.Installed != nil {
+		v := p.Current()
+		if v.Installed != nil {
 			policy = v.Installed.Policy
 		}
-		found, err := p.read(judge.SourcePorts(policy))
+		this, end := p.During(ctx, v)
+		found, err := p.read(this, judge.SourcePorts(policy))
 		pause := max(p.o.ConntrackInterval, agent.CheckShare*time.Since(start))
-		if err == nil {
+		switch {
+		case this.Err() != nil:
+			pause = p.o.ConntrackInterval
+		case err == nil:
 			failed = ""
 			p.last.Store(&pressure{found, pause})
-		} else {
+		default:
 			p.last.Store(nil)
 			unreadable(p.Agent, err, &failed)
 		}
+		end()
 		agent.Wait(ctx, pause)
 	}
 }
