@@ -59,25 +59,27 @@ type List struct {
 // NewList returns a list of the written entries, in file order. Of equal ones the first is
 // kept. Adjacent CIDRs are not merged, so that people find in the kernel what they wrote.
 func NewList(written []config.CIDR) List {
-	l := List{CIDRs: written, Written: written, sorted: make([]netip.Prefix, 0, len(written))}
-	order := make([]int, len(written))
-	kept := make([]bool, len(written))
-	for i := range order {
-		order[i] = i
+	sorted := make([]netip.Prefix, len(written))
+	for i, c := range written {
+		sorted[i] = c.Prefix
 	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Or(written[a].Compare(written[b].Prefix), a-b) })
-	for _, i := range order {
-		if n := len(l.sorted); n == 0 || !l.sorted[n-1].Overlaps(written[i].Prefix) {
-			l.sorted = append(l.sorted, written[i].Prefix)
-			kept[i] = true
+	slices.SortFunc(sorted, netip.Prefix.Compare)
+	l := List{CIDRs: written, Written: written, sorted: sorted[:0]}
+	for _, p := range sorted {
+		if n := len(l.sorted); n == 0 || !l.sorted[n-1].Overlaps(p) {
+			l.sorted = append(l.sorted, p)
 		}
 	}
-	if len(l.sorted) < len(written) {
-		l.CIDRs = make([]config.CIDR, 0, len(l.sorted))
-		for i, c := range written {
-			if kept[i] {
-				l.CIDRs = append(l.CIDRs, c)
-			}
+	if len(l.sorted) == len(written) {
+		return l
+	}
+	l.CIDRs = make([]config.CIDR, 0, len(l.sorted))
+	listed := make([]bool, len(l.sorted))
+	for _, c := range written {
+		i, kept := slices.BinarySearchFunc(l.sorted, c.Prefix, netip.Prefix.Compare)
+		if kept && !listed[i] {
+			listed[i] = true
+			l.CIDRs = append(l.CIDRs, c)
 		}
 	}
 	return l
