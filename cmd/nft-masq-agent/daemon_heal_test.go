@@ -104,7 +104,7 @@ func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
 			t.Errorf("%d transactions, want %d", total, commits)
 		}
 		d.silent()
-		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+		n.flush()
 		d.await("rules_restored")
 		n.holds(want)
 		d.stop()

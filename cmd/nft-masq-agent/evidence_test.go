@@ -107,8 +107,7 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 	agreed, contradicted := 0, 0
 	for i, dir := range dirs {
 		for _, config := range []string{plain, pods[i%len(pods)]} {
-			nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
-			nfttest.Run(t, n.top.Node, "", "conntrack", "-F")
+			n.empty()
 			want := n.enforce(config)
 			nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
 			history := n.noted(want.Policy)

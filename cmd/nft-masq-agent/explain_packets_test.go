@@ -54,7 +54,7 @@ func TestHeadlineIsWhatTheFarEndSees(t *testing.T) {
 	}
 	codes := map[answer.Code]int{}
 	for sent := 0; sent < packets; {
-		nfttest.NFT(t, n.top.Node, "", "flush", "ruleset")
+		n.flush()
 		dir, config := dirs[r.IntN(len(dirs))], configs[r.IntN(len(configs))]
 		mode := "--mode=nftables"
 		if r.IntN(2) == 0 { // the first configs have no key of this agent alone

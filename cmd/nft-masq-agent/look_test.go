@@ -15,6 +15,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 )
@@ -52,7 +53,25 @@ func (n trafficNode) empty() {
 		Header: netlink.Header{Type: deletes, Flags: netlink.Request | netlink.Acknowledge}, Data: make([]byte, 4),
 	})
 	n.check(err)
-	nfttest.NFT(n.t, n.NS, "", "flush", "ruleset")
+	n.flush()
+}
+
+// flush deletes all tables.
+func (n *testNode) flush() {
+	n.t.Helper()
+	c := n.connect()
+	defer c.Close()
+	b := &nfnetlink.Batch{}
+	for _, family := range []nfnetlink.Family{
+		nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet, unix.NFPROTO_BRIDGE, unix.NFPROTO_NETDEV,
+	} {
+		tables, err := c.Tables(family)
+		n.check(err)
+		for _, table := range tables {
+			b.DelTable(family, table.Name)
+		}
+	}
+	n.check(c.Commit(b))
 }
 
 // report answers in place of an agent, until the case ends.
