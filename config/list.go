@@ -94,12 +94,13 @@ func (k *entryKind) wrongEntry(n *yaml.Node) string {
 // entry reads an entry, unless it was reported when its list was decoded.
 func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	n := target(item)
-	msg := "an empty entry: write " + row.noun + ", or remove it"
-	if row.text(n) {
-		p, msg = row.parse(n.Value)
-	} else if !isNull(n) {
+	if isNull(n) {
+		f.report(Error, "invalidEntry", item, "an empty entry: write %s, or remove it", row.noun)
+	}
+	if !row.text(n) {
 		return p
 	}
+	p, msg := row.parse(n.Value)
 	if msg != "" {
 		f.report(Error, "invalidEntry", item, "%s", msg)
 	}

@@ -69,6 +69,6 @@ func (r SNATRule) sameEntry(o SNATRule) bool {
 }
 
 func (l List) hasEntry(p netip.Prefix) bool {
-	_, found := slices.BinarySearchFunc(l.sorted, p, netip.Prefix.Compare)
+	_, found := slices.BinarySearchFunc(l.sorted, p, comparePrefixes)
 	return found
 }
