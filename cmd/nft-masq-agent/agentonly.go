@@ -10,11 +10,9 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// wired links nothing that looks at the node beside our rules.
-func wired() wiring {
-	return wiring{
-		observe: func(_ context.Context, k *kernel.Kernel, _ cli.Options) (agent.Kernel, func(*agent.Agent)) {
-			return k, func(*agent.Agent) {}
-		},
-	}
+// lookCommands are none: nothing is linked that looks at the node beside our rules.
+func lookCommands() []command { return nil }
+
+func observed(_ context.Context, k *kernel.Kernel, _ cli.Options) (agent.Kernel, func(*agent.Agent)) {
+	return k, func(*agent.Agent) {}
 }

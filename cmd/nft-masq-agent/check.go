@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
-	"net/netip"
-	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -15,9 +12,8 @@ import (
 
 type checkFlags struct {
 	*cli.Options
-	podCIDRs []netip.Prefix
-	strict   bool
-	output   string
+	strict bool
+	output string
 }
 
 func checkCommand() command {
@@ -30,30 +26,16 @@ func checkCommand() command {
 			"in CI. Give it the flags of the running agent.",
 		examples: []string{
 			program + " check ./ip-masq-agent",
-			program + " check ./ip-masq-agent --pod-cidr 10.244.0.0/16 --strict",
+			program + " check ./ip-masq-agent --strict",
 		},
 		flags: func(fs *flag.FlagSet) action {
 			f := &checkFlags{Options: cli.AddPolicyFlags(fs)}
 			fs.BoolVar(&f.strict, "strict", false, "treat warnings as errors: exit code 1")
-			fs.Func("pod-cidr",
-				"warn if pods of this `CIDR` would see a node's address instead of a pod's; can be repeated, or "+
-					"a comma-separated list", f.addPodCIDRs)
 			f.AddManifest(fs)
 			addOutput(fs, &f.output)
 			return f.check
 		},
 	}
-}
-
-func (f *checkFlags) addPodCIDRs(list string) error {
-	for text := range strings.SplitSeq(list, ",") {
-		p, err := netip.ParsePrefix(text)
-		if err != nil || p != p.Masked() {
-			return fmt.Errorf("%q is not a CIDR, such as 10.244.0.0/16", text)
-		}
-		f.podCIDRs = append(f.podCIDRs, p)
-	}
-	return nil
 }
 
 func (f *checkFlags) check(_ context.Context, operands []string, e environment) (int, error) {
@@ -66,20 +48,16 @@ func (f *checkFlags) check(_ context.Context, operands []string, e environment) 
 	if errors.Is(err, config.ErrMissing) {
 		failed = exitUsage
 	}
-	if err != nil && f.output != outputJSON {
-		return failed, l.Explain(err)
+	if err != nil && f.output == outputText {
+		return failed, err
 	}
-	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err, f.podCIDRs)
+	r := answer.NewCheck(cli.NewHead(e.command), *f.Options, l, err)
 	if n := len(r.Warnings); f.strict && n > 0 {
-		err = fmt.Errorf("%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
-		r.Add(config.Error, "strict", "%v", err)
+		r.Add(config.Error, "strict", "%s (treated as an error because of --strict)", answer.Plural(n, "warning"))
 	}
-	if f.output == outputJSON {
-		code, err := e.reply(f.output, &r)
-		if code == exitFailed {
-			code = failed
-		}
-		return code, err
+	code, err := e.reply(f.output, &r)
+	if code == exitFailed {
+		code = failed
 	}
-	return exitDone, errors.Join(e.print(r.Print), err)
+	return code, err
 }

@@ -56,7 +56,9 @@ func TestStandardInputCanBeTheConfig(t *testing.T) {
 			var out strings.Builder
 			e := testEnvironment(t, &out, &out)
 			e.stdin = strings.NewReader(input)
-			if code := dispatch(t.Context(), testCommands(), strings.Fields(args), e); code != want ||
+			var code int
+			onNode(t, func() { code = dispatch(t.Context(), commands(), strings.Fields(args), e) })
+			if code != want ||
 				want == exitFailed && !strings.Contains(out.String(), "standard input:1:16: ") {
 				t.Errorf("%s, %q: exit code %d: %s", args, input, code, out.String())
 			}

@@ -1,11 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os/signal"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +18,9 @@ import (
 )
 
 type cleanupFlags struct {
-	*nodeFlags
+	*cli.Options
 	legacy, legacyOnly, dryRun, wait bool
+	output                           string
 }
 
 func cleanupCommand() command {
@@ -30,7 +32,8 @@ func cleanupCommand() command {
 			"connections keep their address.",
 		examples: []string{program + " cleanup", program + " cleanup --legacy-only --dry-run"},
 		flags: func(fs *flag.FlagSet) action {
-			f := &cleanupFlags{nodeFlags: addNodeFlags(fs)}
+			f := &cleanupFlags{Options: cli.AddNodeFlags(fs)} // only its socket makes a difference
+			addOutput(fs, &f.output)
 			fs.BoolVar(&f.legacy, "legacy", false, "also remove the chains of iptables-based agents, with their jumps")
 			fs.BoolVar(&f.legacyOnly, "legacy-only", false, "remove only those chains, also next to a running agent")
 			fs.BoolVar(&f.dryRun, "dry-run", false, "print what would be removed, and remove nothing")
@@ -49,15 +52,18 @@ type cleanupAnswer struct {
 	Removed []string `json:"removed"`
 }
 
-func (c *cleanupAnswer) String() string {
-	word := "removed "
-	switch {
-	case len(c.Removed) == 0:
-		return "nothing to remove\n"
-	case c.DryRun:
-		word = "would remove "
+// Print writes the answer as text.
+func (c *cleanupAnswer) Print(t cli.Text) {
+	if len(c.Removed) == 0 {
+		t.Line("nothing to remove")
 	}
-	return word + strings.Join(c.Removed, "\n"+word) + "\n"
+	word := "removed"
+	if c.DryRun {
+		word = "would remove"
+	}
+	for _, line := range c.Removed {
+		t.Line("%s %s", word, line)
+	}
 }
 
 func (f *cleanupFlags) removal() kernel.Removal {
@@ -74,39 +80,42 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 	if f.legacy && f.legacyOnly {
 		return exitUsage, usagef("--legacy removes this agent's rules, too, and --legacy-only does not: omit one")
 	}
-	s := f.ask(e)
-	if a, found := s.runningAgent(); found && !f.legacyOnly && !f.dryRun {
+	pid, found := running.Agent()
+	report, err := running.Ask(cmp.Or(f.ProbeSocket, e.socket))
+	if err == nil {
+		pid = report.PID
+	}
+	found = found || err == nil || errors.Is(err, running.ErrNoAnswer)
+	if found && !f.legacyOnly && !f.dryRun {
 		return exitFailed, fmt.Errorf("an agent runs here (%s) and would restore its rules: stop it first",
-			running.Process(a.PID))
+			running.Process(pid))
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	k := e.kernel()
-	defer func() { _ = k.Close() }()
-	var found config.Problems
-	remove := k.Cleanup
+	var kept config.Problems
+	remove := e.kernel.Cleanup
 	if f.dryRun {
-		remove = k.Removable
+		remove = e.kernel.Removable
 	}
 	removed, err := remove(ctx, f.removal())
 	if err != nil {
 		return exitFailed, hinted(err)
 	}
 	if f.legacy || f.legacyOnly {
-		kept, err := k.Kept(ctx)
+		chains, err := e.kernel.Kept(ctx)
 		if err != nil {
 			return exitFailed, hinted(err)
 		}
-		for _, l := range kept {
-			found = append(found, cli.Problem(config.Warning, "older-agent", "%s", l))
+		for _, c := range chains {
+			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%s", c))
 		}
 		// netlink cannot remove these: they are not part of nf_tables
 		for _, line := range legacyIPTables(e.proc) {
-			found = append(found, cli.Problem(config.Warning, "older-agent", "%s", line))
+			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%s", line))
 		}
 	}
 	r := cleanupAnswer{cli.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
-	if code, err := e.reply(f.output, &r, found...); err != nil {
+	if code, err := e.reply(f.output, &r, kept...); err != nil {
 		return code, err
 	}
 	if f.wait && !f.dryRun {

@@ -180,7 +180,7 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 			var stdout, stderr strings.Builder
 			e := testEnvironment(t, &stdout, &stderr)
 			e.addresses = func() ([]netip.Addr, error) { return cases.Load(t, filepath.Base(dir)).Addresses, nil }
-			exit := dispatch(t.Context(), testCommands(), append(args, strings.Fields(string(flags))...), e)
+			exit := dispatch(t.Context(), commands(), append(args, strings.Fields(string(flags))...), e)
 			got := result{stdout.String(), stderr.String(), exit}
 			code := map[bool]int{false: exitDone, true: exitFailed}[needsNFTables]
 			if diff := cmp.Diff(string(want), got.stdout); diff != "" || got.code != code ||

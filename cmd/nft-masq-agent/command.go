@@ -105,11 +105,7 @@ func dispatch(ctx context.Context, known []command, args []string, e environment
 	if err == nil {
 		return code
 	}
-	format := outputText
-	if asksForJSON.MatchString(strings.Join(args, "\x00")) {
-		format = outputJSON
-	}
-	e.fail(format, err)
+	e.fail(asksForJSON.MatchString(strings.Join(args, "\x00")), err)
 	if errors.As(err, new(usageError)) {
 		return exitUsage
 	}
@@ -164,8 +160,7 @@ func (c command) run(ctx context.Context, args []string, e environment) (int, er
 		return exitUsage, usageError{flagError(err)}
 	}
 	if *version {
-		b := build()
-		return exitDone, write(e.stdout, b.String())
+		return exitDone, cli.Print(e.stdout, false, build().Print)
 	}
 	wanted := strings.Fields(c.operands)
 	if len(operands) > len(wanted) {
@@ -193,7 +188,7 @@ func (c command) ignoreRest(fs *flag.FlagSet, args []string, e environment) erro
 	}
 	for _, arg := range ignored {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		if strings.HasPrefix(arg, "-") && fs.Lookup(name) != nil && !cli.OfOlderAgents(name) {
+		if isFlag(arg) && fs.Lookup(name) != nil && !cli.OfOlderAgents(name) {
 			return strayError(ignored[0])
 		}
 	}
@@ -226,13 +221,4 @@ func strayError(arg string) error {
 		return usagef("unexpected argument %q: boolean flags take =value, such as --enable-ipv6=%[1]s", arg)
 	}
 	return usagef("unexpected argument %q", arg)
-}
-
-// write prints the whole output, so that a full disk or a closed pipe is an error
-// instead of a success with partial output.
-func write(w io.Writer, text string) error {
-	if _, err := io.WriteString(w, text); err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	return nil
 }

@@ -22,10 +22,11 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/routes"
 )
 
 type connectionsFlags struct {
-	lookFlags
+	*nodeFlags
 	destination, source netip.Prefix   // zero: any
 	seenAs              netip.AddrPort // port 0: any
 	stale, flush, yes   bool
@@ -35,7 +36,7 @@ type connectionsFlags struct {
 // maxLimit bounds the memory of the list.
 const maxLimit = 100_000
 
-func connectionsCommand(l look) command {
+func connectionsCommand() command {
 	return command{
 		name:     "connections",
 		operands: "[ADDRESS]",
@@ -56,7 +57,7 @@ func connectionsCommand(l look) command {
 			program + " connections --stale --flush --yes",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
+			f := connectionsFlags{nodeFlags: addNodeFlags(fs)}
 			cli.AddFlag(fs, &f.seenAs, "seen-as", "",
 				"find the pod by the source that the destination sees, an `ADDRESS` or ADDRESS:PORT; with portsPerPod the "+
 					"port names it also if no connection is open", parseTarget)
@@ -104,59 +105,47 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 	}
 	f.stale = f.stale || f.flush
 	s, err := f.open(e)
-	defer func() { _ = s.kernel.Close() }()
 	if err != nil {
 		return exitFailed, err
 	}
 	r := answer.Connections{Head: s.head(), Config: s.config(inForce{}), Connections: []answer.Connection{}}
-	err = f.complete(ctx, &r, s)
+	policy, err := f.policy(ctx, s)
+	if err != nil {
+		return exitFailed, err
+	}
+	if f.isOffline(s, policy) {
+		r.SetBlock(s.Ruleset.Policy, f.seenAs, nil)
+		r.Add(config.Note, "another-node", "this is by the config alone, because this node does not have its rules: no "+
+			"connection was looked for")
+		return e.reply(f.output, &r)
+	}
+	listed, err := f.list(ctx, &r, s, policy)
+	if err == nil && f.seenAs.Addr().IsValid() {
+		err = f.behind(&r, s, policy, listed)
+	}
+	if err == nil && f.flush {
+		err = f.delete(ctx, &r, s, listed)
+	}
 	if err != nil {
 		return exitFailed, err
 	}
 	return e.reply(f.output, &r)
 }
 
-// complete lists the connections, or answers --seen-as without one.
-func (f *connectionsFlags) complete(ctx context.Context, r *answer.Connections, s *session) error {
-	policy, err := f.policy(ctx, s)
-	if err != nil {
-		return err
-	}
-	offline := policy == nil && s.rejected == nil && !f.destination.IsValid() && !f.source.IsValid()
-	if offline && s.Ruleset.Policy.PortsPerPod > 0 && f.seenAs.Port() > 0 {
-		r.SetBlock(s.Ruleset.Policy, f.seenAs, nil)
-		r.Add(config.Note, "another-node", "this is by the config alone, because this node does not have its rules: no "+
-			"connection was looked for")
-		return nil
-	}
-	comparison, err := newComparison(policy)
-	if err != nil {
-		return err
-	}
-	listed, err := f.list(ctx, r, comparison, s.history(policy))
-	if err != nil {
-		return err
-	}
-	if f.seenAs.Addr().IsValid() && r.Total > 0 {
-		r.Behind(f.seenAs, listed)
-	}
-	if f.seenAs.Addr().IsValid() && r.Total == 0 {
-		return f.unseen(r, s, policy)
-	}
-	if f.stale && r.Total == 0 {
-		r.Add(config.Note, "none-stale", "no connection is stale")
-	}
-	if n := len(r.Connections); r.Total > n {
-		r.Add(config.Note, "limited", "%d of %s; raise --limit for more", n, answer.Plural(r.Total, "connection"))
-	}
-	if f.flush && len(listed) > 0 {
-		return f.delete(ctx, r, s, listed)
-	}
-	return nil
+// isOffline reports whether only the block of --seen-as can be named: this node does not have the rules.
+func (f *connectionsFlags) isOffline(s *session, policy *nft.Policy) bool {
+	filtered := f.destination.IsValid() || f.source.IsValid()
+	return policy == nil && s.rejected == nil && !filtered && s.Ruleset.Policy.PortsPerPod > 0 && f.seenAs.Port() > 0
 }
 
-// unseen answers --seen-as if no open connection is seen as that.
-func (f *connectionsFlags) unseen(r *answer.Connections, s *session, policy *nft.Policy) error {
+// behind answers --seen-as: by the open connections that are seen as that, or else by whose block the port is in.
+func (f *connectionsFlags) behind(
+	r *answer.Connections, s *session, policy *nft.Policy, listed []conntrack.Entry,
+) error {
+	if len(listed) > 0 {
+		r.Behind(f.seenAs, listed)
+		return nil
+	}
 	addresses, err := s.addresses()
 	if err != nil {
 		return err
@@ -167,7 +156,7 @@ func (f *connectionsFlags) unseen(r *answer.Connections, s *session, policy *nft
 	}
 	level := config.Error
 	if policy != nil && policy.PortsPerPod > 0 && f.seenAs.Port() > 0 {
-		pods, err := s.pods(f.seenAs.Addr().Is6())
+		pods, err := routes.Pods(f.seenAs.Addr().Is6())
 		if err != nil {
 			return err
 		}
@@ -217,7 +206,7 @@ func (s *session) history(policy *nft.Policy) conntrack.History {
 		return conntrack.History{}
 	}
 	var h conntrack.History
-	err := running.Read(s.path, observe.HistoryPath, &h)
+	err := running.Read(s.socket, observe.HistoryPath, &h)
 	if err != nil || h.Hash != policy.Hash() {
 		return conntrack.History{} // nothing is known
 	}
@@ -226,8 +215,13 @@ func (s *session) history(policy *nft.Policy) conntrack.History {
 
 // list adds the first connections that match, by source and destination, and how many there are.
 func (f *connectionsFlags) list(
-	ctx context.Context, r *answer.Connections, comparison *conntrack.Comparison, history conntrack.History,
+	ctx context.Context, r *answer.Connections, s *session, policy *nft.Policy,
 ) (listed []conntrack.Entry, err error) {
+	comparison, err := newComparison(policy)
+	if err != nil {
+		return nil, err
+	}
+	history := s.history(policy)
 	overruled := 0
 	begin := func() {
 		listed = nil
@@ -258,6 +252,12 @@ func (f *connectionsFlags) list(
 	if overruled > 0 {
 		r.Add(config.Note, "connections-overruled", "%s not listed, because they began under the policy and another program "+
 			"decided: explain ADDRESS --from SOURCE --trace names its rule", answer.Plural(overruled, "connection"))
+	}
+	if f.stale && r.Total == 0 {
+		r.Add(config.Note, "none-stale", "no connection is stale")
+	}
+	if r.Total > len(listed) {
+		r.Add(config.Note, "limited", "%d of %s; raise --limit for more", len(listed), answer.Plural(r.Total, "connection"))
 	}
 	return listed, err
 }
@@ -296,7 +296,8 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets 
 	if !e.asks {
 		return fmt.Errorf("give --yes to %s", deletion)
 	}
-	_, _ = fmt.Fprintf(e.stderr, "%s%s\nDelete them? [y/N] ", r, deletion)
+	_ = cli.Print(e.stderr, false, r.Print)
+	_, _ = fmt.Fprintf(e.stderr, "%s\nDelete them? [y/N] ", deletion)
 	const limit = 100 // bytes of the reply
 	reply, err := bufio.NewReader(io.LimitReader(e.stdin, limit)).ReadString('\n')
 	if err != nil {
@@ -314,6 +315,9 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets 
 func (f *connectionsFlags) delete(
 	ctx context.Context, r *answer.Connections, s *session, listed []conntrack.Entry,
 ) error {
+	if len(listed) == 0 {
+		return nil
+	}
 	keys := map[conntrack.Key]bool{}
 	resets := 0
 	for _, c := range listed {

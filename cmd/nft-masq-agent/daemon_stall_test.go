@@ -174,7 +174,7 @@ func (s *stalled) try(t *testing.T) {
 	rules := s.handles()
 	n.swap(second + "- 10.0.0.0/33\n")
 	s.until("the file is rejected", func() bool {
-		reason, err := running.Probe(n.socket, "/readyz")
+		reason, err := running.Probe("unix", n.socket, "/readyz")
 		return err == nil && strings.Contains(reason, "config rejected")
 	})
 	s.comes("bad file", 0, want)

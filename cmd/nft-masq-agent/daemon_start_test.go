@@ -183,7 +183,6 @@ func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 	}
 	n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
 	d := n.startCommand(n.command(nil, args...))
-	d.await("log_file_ignored")
 	d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
 	d.silent()
 	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)

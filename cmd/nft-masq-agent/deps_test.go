@@ -78,7 +78,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/xtables":       {"config", "nft", "nft/older", "nft/nfnetlink"},
 		"nft/kernel":        {"nft", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink"},
 		"nft/nftrace":       {"nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink", "nft/older"},
-		"nft/others":        {"nft", "nft/nfnetlink", "nft/nftrace"},
+		"nft/others":        {"config", "nft", "nft/nfnetlink", "nft/nftrace"},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
 		"nft/nfttest/loop": {

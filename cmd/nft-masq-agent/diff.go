@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 )
 
-func diffCommand(l look) command {
+func diffCommand() command {
 	return command{
 		name:     "diff",
 		operands: "[OLD] [NEW]",
@@ -28,12 +28,12 @@ func diffCommand(l look) command {
 			program + " diff ./old ./new --enable-ipv6",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			return lookFlags{addNodeFlags(fs), l}.diff
+			return addNodeFlags(fs).diff
 		},
 	}
 }
 
-func (f lookFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
+func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) (int, error) {
 	var d answer.Diff
 	var found config.Problems
 	var err error
@@ -62,7 +62,7 @@ func (f lookFlags) diff(ctx context.Context, operands []string, e environment) (
 }
 
 // offline compares two files.
-func (f lookFlags) offline(old, current string, e environment) (d answer.Diff, found config.Problems, err error) {
+func (f *nodeFlags) offline(old, current string, e environment) (d answer.Diff, found config.Problems, err error) {
 	var policies [2]nft.Policy
 	var configs [2]answer.Config
 	for i, path := range []string{old, current} {
@@ -71,7 +71,7 @@ func (f lookFlags) offline(old, current string, e environment) (d answer.Diff, f
 		o.MustExist = true
 		l, err := answer.Load(o)
 		if err != nil {
-			return d, nil, l.Explain(err)
+			return d, nil, err
 		}
 		policies[i] = l.Ruleset.Policy
 		configs[i] = answer.NewConfig(o, l, nil)
@@ -84,18 +84,10 @@ func (f lookFlags) offline(old, current string, e environment) (d answer.Diff, f
 	return d, found, nil
 }
 
-func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
+func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, found config.Problems, err error) {
 	s, err := f.open(e)
-	defer func() { _ = s.kernel.Close() }()
 	if err != nil || s.rejected != nil {
-		return d, nil, s.explained(cmp.Or(err, s.rejected))
-	}
-	if s.agent == nil { // what an agent would have read
-		usual := *f.Options
-		usual.ConfigPath = cli.DefaultConfig
-		usual.MustExist = false
-		l, _ := answer.Load(usual)
-		s.enforced = func() *nft.Ruleset { return l.Ruleset }
+		return d, nil, cmp.Or(s.rejected, err)
 	}
 	current, err := s.inForce(ctx)
 	if err != nil {
@@ -113,9 +105,6 @@ func (f lookFlags) online(ctx context.Context, e environment) (d answer.Diff, fo
 	d.Head = s.head()
 	d.After = s.config(inForce{})
 	d.Before.Accepted = true
-	for _, line := range answer.NodeSNAT(wanted) {
-		d.Add(config.Note, "snat-addresses", "%s", line)
-	}
 	if len(s.Files) == 0 {
 		d.Add(config.Note, "no-file", "There is no config at %s: the built-in defaults apply.", f.ConfigPath)
 	}

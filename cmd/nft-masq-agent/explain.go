@@ -25,7 +25,7 @@ import (
 )
 
 type explainFlags struct {
-	lookFlags
+	*nodeFlags
 	source netip.Addr // zero: a pod's, or else the node's own
 	link   string     // interface; empty: that of the route
 	// protocol of the packet, 0 if unknown; its destination's port is that of the operand, 0 if unknown.
@@ -33,7 +33,7 @@ type explainFlags struct {
 	trace    time.Duration // how long to wait for a packet; 0: the answer is about no packet that was sent
 }
 
-func explainCommand(l look) command {
+func explainCommand() command {
 	return command{
 		name:     "explain",
 		operands: "ADDRESS[:PORT]",
@@ -54,7 +54,7 @@ func explainCommand(l look) command {
 			program + " explain 203.0.113.7:443 --from 10.244.1.5 --trace",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := explainFlags{lookFlags: lookFlags{addNodeFlags(fs), l}}
+			f := explainFlags{nodeFlags: addNodeFlags(fs)}
 			cli.AddFlag(fs, &f.source, "from", "",
 				"`SOURCE` of the connection, an address (default: a pod of this node)", parseSource)
 			cli.AddFlag(fs, &f.link, "out", "",
@@ -129,13 +129,12 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 		return f.traceNext(ctx, dst, e)
 	}
 	s, err := f.open(e)
-	defer func() { _ = s.kernel.Close() }()
-	if err != nil && s.rejected == nil {
+	if err != nil {
 		return exitFailed, err
 	}
 	facts, err := f.gather(ctx, s, dst)
 	if err != nil {
-		return exitFailed, s.explained(err)
+		return exitFailed, err
 	}
 	x := answer.Explain(facts)
 	return e.reply(f.output, &x, s.files()...)
@@ -145,11 +144,11 @@ func (f *explainFlags) explain(ctx context.Context, operands []string, e environ
 func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPort) (answer.ExplainFacts, error) {
 	current, readErr := s.inForce(ctx)
 	facts := answer.ExplainFacts{
-		Head: s.head(), Config: s.config(current), Rejected: s.rejected,
+		Head: s.head(), Config: s.config(current), Files: s.files(),
 		Packet: answer.Packet{Src: f.source, Dst: dst, Protocol: f.protocol, Chosen: !f.source.IsValid()},
 	}
 	switch {
-	case s.rejected != nil && (readErr != nil || !current.found):
+	case s.rejected != nil && !current.found:
 		return facts, s.rejected
 	case readErr != nil:
 		facts.Kernel = answer.Unread
@@ -163,68 +162,63 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 		facts.Why = cmp.Or(current.unknown, fmt.Sprintf("The kernel enforces %s, not %s of the config (%s)", current.Hash,
 			s.Ruleset.Hash(), s.ConfigPath))
 	}
-	var ruleset *nft.Ruleset
 	if current.known != nil {
-		ruleset = &current.known.Want
+		facts.Policy = &current.known.Want.Policy
 	} else if !current.found {
-		ruleset = s.Ruleset
+		facts.Policy = &s.Ruleset.Policy
 	}
-	if ruleset != nil {
-		facts.Policy = &ruleset.Policy
+	var err error
+	facts.Packet.Src, err = f.choose(facts.Policy, dst.Addr())
+	if err != nil {
+		return facts, err
 	}
-	facts.Packet.Src, facts.Route, facts.RouteError = f.packet(s, facts.Policy, dst)
-	if facts.RouteError != nil {
-		if readErr == nil || errors.Is(facts.RouteError, unix.ENODEV) {
-			return facts, facts.RouteError
-		}
-		return facts, nil
+	facts.Route, err = f.route(facts.Packet.Src, dst)
+	if err != nil {
+		return facts, err
 	}
-	if facts.Kernel == answer.Unread {
-		return facts, nil
+	if !facts.Packet.Src.IsValid() && facts.Route.Own.IsValid() {
+		facts.Packet.Src = facts.Route.Own
+		facts.Route, err = f.route(facts.Packet.Src, dst)
+	}
+	if err != nil || facts.Kernel == answer.Unread {
+		return facts, err
 	}
 	node := health.Node{Proc: s.proc}
 	facts.Kept, facts.Remedy = node.Forwards(facts.Route.Ingress.Name, dst.Addr(), facts.Route.Type)
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
-// packet returns the source of the packet to explain, and its route: without --from a pod of this
-// node, of the policy's if that is known, or else the node itself.
-func (f *explainFlags) packet(s *session, policy *nft.Policy, dst netip.AddrPort) (netip.Addr, routes.Route, error) {
-	query := routes.Query{Src: f.source, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Interface: f.link}
+// choose returns the source of the packet to explain: without --from a pod of this node, of the policy's if that is
+// known. It is the zero address if there is none: then the packet is the node's own.
+func (f *explainFlags) choose(policy *nft.Policy, dst netip.Addr) (netip.Addr, error) {
+	if f.source.IsValid() {
+		return f.source, nil
+	}
+	pods, err := routes.Pods(dst.Is6())
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var family nft.FamilyPolicy
+	enabled := false
+	if policy != nil {
+		family, enabled = policy.Family(dst.Is6())
+	}
+	for _, pod := range pods {
+		packet := nft.Connection{Src: pod.Address, Dst: dst, InInterface: pod.Interface}
+		if pod.Address != dst && (policy == nil || enabled && judge.IsPod(family, packet)) {
+			return pod.Address, nil
+		}
+	}
+	return netip.Addr{}, nil
+}
+
+// route looks up the route of the packet.
+func (f *explainFlags) route(src netip.Addr, dst netip.AddrPort) (routes.Route, error) {
+	query := routes.Query{Src: src, Dst: dst.Addr(), Protocol: f.protocol, Port: dst.Port(), Interface: f.link}
 	if query.Port != 0 && query.Protocol == 0 {
 		query.Protocol = unix.IPPROTO_TCP // the kernel looks up a port of one protocol only
 	}
-	if f.source.IsValid() {
-		route, err := s.route(query)
-		return f.source, route, err
-	}
-	pods, err := s.pods(dst.Addr().Is6())
-	if err != nil {
-		pods = nil // then the route is not known either
-	}
-	for _, pod := range pods {
-		if pod.Address == dst.Addr() {
-			continue
-		}
-		if policy != nil {
-			family, enabled := policy.Family(dst.Addr().Is6())
-			packet := nft.Connection{Src: pod.Address, Dst: dst.Addr(), InInterface: pod.Interface}
-			if !enabled || !judge.IsPod(family, packet) {
-				continue
-			}
-		}
-		query.Src = pod.Address
-		route, err := s.route(query)
-		return pod.Address, route, err
-	}
-	route, err := s.route(query)
-	if err != nil || !route.Own.IsValid() {
-		return netip.Addr{}, route, err
-	}
-	query.Src = route.Own
-	own := route.Own
-	route, err = s.route(query)
-	return own, route, err
+	return routes.Lookup(query)
 }
 
 // gatherOthers reads what open connections to the destination show, and what else may decide. Connections need a

@@ -105,5 +105,5 @@ func describeFlag(f *flag.Flag) string {
 	if f.DefValue != "" && f.DefValue != "false" {
 		usage += fmt.Sprintf(" (default %s)", f.DefValue)
 	}
-	return strings.TrimRight("  "+name+" "+value, " ") + "\n" + cli.Line(usage, "        ")
+	return strings.TrimRight("  "+name+" "+value, " ") + "\n" + "        " + usage + "\n"
 }

@@ -80,6 +80,7 @@ func (n *testNode) runWith(proc string, args ...string) (got result) {
 		got.code = dispatch(ctx, commands(), args, e)
 		return ctx.Err()
 	}))
+	n.check(e.kernel.Close())
 	validate(n.t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), got.code}
 }

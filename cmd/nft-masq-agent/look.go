@@ -14,10 +14,14 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// wired links everything that looks at the node beside our rules. With the tag agentonly, and
+// This file links everything that looks at the node beside our rules. With the tag agentonly, and
 // without this file and the commands that look, the rest is an agent: a test removes them.
-func wired() wiring {
-	return wiring{commands: theLook().commands(), observe: observed}
+
+// lookCommands are the commands that look, in the order of the help.
+func lookCommands() []command {
+	return []command{
+		checkCommand(), diffCommand(), renderCommand(), statusCommand(), explainCommand(), connectionsCommand(),
+	}
 }
 
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.

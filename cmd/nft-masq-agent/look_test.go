@@ -17,7 +17,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/routes"
 )
 
 // What commands say that run in this process, next to no agent, or to a report in place of one.
@@ -97,33 +96,22 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 		{cidrs, "explain 10.1.2.3", "", exitDone, "no kernel in this test; the answer is from the config only\n"},
 		{cidrs, "explain 10.1.2.3 -o json", "", exitDone, `"code":"should"`},
 		{"nonMasqueradeCIDRs: 1\n", "explain 10.1.2.3", "", exitFailed, "config:1:21: "},
-		{cidrs, "explain 10.1.2.3", "routes", exitDone, "The routes of this node are unknown: no routes.\n"},
-		{cidrs, "explain 10.1.2.3", "pods", exitDone, "The packet is from 192.0.2.1, this node itself"},
 		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "this agent does not masquerade it"},
 		{snat, "explain 10.1.2.3", "addresses", exitFailed, "nft-masq-agent explain: no addresses\n"},
 		{snat, "status", "addresses", exitFailed, "nft-masq-agent status: no addresses\n"},
-		{snat + "masqLinkLocals: true", "explain 10.1.2.3", "addresses", exitFailed, "config:2:1: "},
 	} {
 		if err := os.WriteFile(path, []byte(tt.config), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var out strings.Builder
-		e, l := testEnvironment(t, &out, &out), theLook()
-		err := func(of string) error {
-			if of == tt.unread {
-				return errors.New("no " + of)
-			}
-			return nil
+		e := testEnvironment(t, &out, &out)
+		if tt.unread != "" {
+			e.addresses = func() ([]netip.Addr, error) { return nil, errors.New("no " + tt.unread) }
 		}
-		l.route = testRoute
-		l.pods = func(bool) ([]routes.Pod, error) {
-			return []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "cni0"}}, err("pods")
-		}
-		if err := err("routes"); err != nil {
-			l.route = func(routes.Query) (routes.Route, error) { return routes.Route{}, err }
-		}
-		e.addresses = func() ([]netip.Addr, error) { return nodeAddresses(), err("addresses") }
-		code := dispatch(t.Context(), l.commands(), append(strings.Fields(tt.args), "--config", path), e)
+		var code int
+		onNode(t, func() {
+			code = dispatch(t.Context(), commands(), append(strings.Fields(tt.args), "--config", path), e)
+		})
 		if code != tt.code || !strings.Contains(out.String(), tt.says) {
 			t.Errorf("%q, %s: exit code %d, want %d and %q:\n%s", tt.config, tt.args, code, tt.code, tt.says, out.String())
 		}

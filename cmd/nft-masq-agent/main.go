@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/node"
@@ -31,17 +30,9 @@ func main() {
 
 // commands returns the commands, in the order of the help.
 func commands() []command {
-	return slices.Concat([]command{runCommand(), readyCommand()}, wired().commands, []command{
+	return slices.Concat([]command{runCommand(), readyCommand()}, lookCommands(), []command{
 		cleanupCommand(), versionCommand(), helpCommand(),
 	})
-}
-
-// A wiring links to the agent what looks at the node beside our rules: everything in look.go, and
-// nothing in agentonly.go.
-type wiring struct {
-	commands []command // that look, in the order of the help
-	// observe adds observers to an agent. It returns the kernel for the agent's loop.
-	observe func(context.Context, *kernel.Kernel, cli.Options) (agent.Kernel, func(*agent.Agent))
 }
 
 // An environment is what a command uses besides its arguments.
@@ -56,7 +47,7 @@ type environment struct {
 	proc           string // mount point of procfs
 	socket         string // of the running agent
 
-	kernel    func() *kernel.Kernel        // opens that of this network namespace
+	kernel    *kernel.Kernel               // of this network namespace, on which nothing is open yet
 	addresses func() ([]netip.Addr, error) // [node.Addresses]
 }
 
@@ -74,7 +65,7 @@ func theEnvironment() environment {
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    cli.DefaultProbeSocket,
-		kernel:    func() *kernel.Kernel { return kernel.Open() },
+		kernel:    kernel.Open(),
 		addresses: node.Addresses,
 	}
 }

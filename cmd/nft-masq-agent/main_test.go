@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -22,7 +20,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
-	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/node"
 )
 
 // asMain makes the test binary act as the program, so that tests see the same as
@@ -101,78 +99,40 @@ func withoutCapabilities(node *nfttest.NS, start func() error) error {
 	return <-started
 }
 
-// runHere runs the program in this process, on a node with the addresses
-// 192.0.2.1/24 and 2001:db8::1/64 on which no agent runs. It must not begin to wait.
+// runHere runs the program in this process. It must not begin to wait.
 func runHere(t *testing.T, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	code := dispatch(ctx, testCommands(), args, testEnvironment(t, &stdout, &stderr))
+	code := dispatch(ctx, commands(), args, testEnvironment(t, &stdout, &stderr))
 	validate(t, args, stdout.String())
 	return result{stdout.String(), stderr.String(), code}
 }
 
-// nodeAddresses are the addresses of the node in runHere.
-func nodeAddresses() []netip.Addr {
-	return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+// onNode calls a function on a thread of [nodeOfTranscripts].
+func onNode(t *testing.T, do func()) {
+	t.Helper()
+	err := nodeOfTranscripts(t).Do(func() error {
+		do()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
-// errUnreadable is why runHere answers from the config only.
+// errUnreadable is why commands in a testEnvironment answer from the config only.
 var errUnreadable = errors.New("no kernel in this test")
 
+// testEnvironment is that of a node of which no rules can be read, and on which no agent runs.
 func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 	t.Helper()
 	return environment{
 		stdout: stdout, stderr: stderr, proc: t.TempDir(), socket: filepath.Join(t.TempDir(), "none"),
-		kernel: func() *kernel.Kernel {
-			return kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable }))
-		},
-		addresses: func() ([]netip.Addr, error) { return nodeAddresses(), nil },
+		kernel:    kernel.New(nfnetlink.New(func() (*netlink.Conn, error) { return nil, errUnreadable })),
+		addresses: node.Addresses,
 	}
-}
-
-// testCommands are the commands with routes of the test. They read nothing else but rules.
-func testCommands() []command {
-	noPods := func(bool) ([]routes.Pod, error) { return nil, nil }
-	noLinks := func() ([]routes.Interface, error) { return nil, nil }
-	return append(look{testRoute, noPods, noLinks}.commands(), commands()...)
-}
-
-// routeTo routes 10.244.0.0/16 through cni0 and everything else through eth0.
-func routeTo(a netip.Addr) (kind int, by routes.Interface) {
-	kind = unix.RTN_UNICAST
-	by.Name = "eth0"
-	switch {
-	case slices.Contains(nodeAddresses(), a), a.IsLoopback():
-		kind = unix.RTN_LOCAL
-		by.Name = "lo"
-	case a == netip.MustParseAddr("192.0.2.255"):
-		kind = unix.RTN_BROADCAST
-	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
-		by.Name = "cni0"
-	}
-	return kind, by
-}
-
-// testRoute is that of a connection on that node.
-func testRoute(q routes.Query) (r routes.Route, err error) {
-	r.Type, r.Egress = routeTo(q.Dst)
-	if q.Interface != "" {
-		r.Egress.Name = q.Interface
-	}
-	if q.Src.IsValid() {
-		r.SourceType, r.Ingress = routeTo(q.Src)
-	}
-	r.Own = nodeAddresses()[0]
-	if q.Dst.Is6() {
-		r.Own = nodeAddresses()[1]
-	}
-	r.Address = r.Own
-	if r.Type == unix.RTN_LOCAL {
-		r.Own = q.Dst
-	}
-	return r, nil
 }
 
 func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {

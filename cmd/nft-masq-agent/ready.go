@@ -1,15 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"strings"
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -17,11 +11,8 @@ import (
 	"nft-masq-agent/config"
 )
 
-// How often --wait-for asks an agent, and how long it may take to answer.
-const (
-	readyInterval = 100 * time.Millisecond
-	readyTimeout  = 2 * time.Second
-)
+// readyInterval is how often --wait-for asks an agent.
+const readyInterval = 100 * time.Millisecond
 
 type readyFlags struct {
 	socket  string
@@ -39,11 +30,16 @@ type readyAnswer struct {
 	Yes bool `json:"yes"`
 }
 
-func (r *readyAnswer) String() string {
-	if r.Yes {
-		return r.Asked + "\n"
+// Print writes the answer as text.
+func (r *readyAnswer) Print(t cli.Text) {
+	switch {
+	case !r.Yes:
+		t.Line("not %s: %s", r.Asked, r.Errors[0].Msg)
+	case r.Asked == "started":
+		t.Line("rules are installed")
+	default:
+		t.Line("%s", r.Asked)
 	}
-	return fmt.Sprintf("not %s: %s\n", r.Asked, r.Errors[0].Msg)
 }
 
 func readyCommand() command {
@@ -89,7 +85,7 @@ func (f readyFlags) ready(e environment) (int, error) {
 		word = "alive"
 		path = "/healthz"
 	}
-	reason, err := running.Probe(f.socket, path)
+	reason, err := running.Probe("unix", f.socket, path)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -103,24 +99,17 @@ func (f readyFlags) ready(e environment) (int, error) {
 // wait returns when the agent has rules in the kernel. Each new reason to wait is
 // printed.
 func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
-	// "[192.0.2.1]" is a host of ours, as the manifests have it, and none of a URL.
-	host, port, err := net.SplitHostPort(f.waitFor)
-	if err != nil {
-		return exitFailed, err
-	}
 	waiting := e.stdout
 	if f.output == outputJSON { // which is one object, at the end
 		waiting = e.stderr
 	}
-	url := "http://" + net.JoinHostPort(host, port) + "/startupz"
-	client := http.Client{Timeout: readyTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	last := ""
 	for {
-		reason := started(ctx, client, url)
+		reason, err := running.Probe("tcp", f.waitFor, "/startupz")
+		if err != nil {
+			reason = err.Error()
+		}
 		if reason == "" {
-			if f.output == outputText {
-				return exitDone, write(e.stdout, "rules are installed\n")
-			}
 			return e.reply(f.output, &readyAnswer{cli.NewHead(e.command), "started", true})
 		}
 		if reason != last {
@@ -135,22 +124,4 @@ func (f readyFlags) wait(ctx context.Context, e environment) (int, error) {
 		case <-time.After(readyInterval):
 		}
 	}
-}
-
-// started returns "", or why the agent has not started, as far as is known.
-func started(ctx context.Context, client http.Client, url string) string {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err.Error()
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return err.Error()
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
-	if response.StatusCode == http.StatusOK && err == nil {
-		return ""
-	}
-	return cmp.Or(strings.TrimSpace(string(text)), response.Status)
 }

@@ -58,18 +58,16 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 		lists, open := map[string]int{}, []*netlink.Conn{}
 		var stdout, stderr bytes.Buffer
 		e := testEnvironment(t, &stdout, &stderr)
-		e.kernel = func() *kernel.Kernel {
-			dial := func() (*netlink.Conn, error) { // on the node's thread
-				c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-				open = append(open, c)
-				return c, err
-			}
-			return kernel.New(nfnetlink.New(nfttest.Through(dial, counted(lists), nil)))
+		dial := func() (*netlink.Conn, error) { // on the node's thread
+			c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+			open = append(open, c)
+			return c, err
 		}
+		e.kernel = kernel.New(nfnetlink.New(nfttest.Through(dial, counted(lists), nil)))
 		n.check(n.Do(func() error {
 			if code := dispatch(
 				t.Context(),
-				testCommands(),
+				commands(),
 				append(strings.Fields(line), "--config", n.path),
 				e,
 			); code == exitUsage {
@@ -83,6 +81,7 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 				t.Errorf("%s read the %s %d times", line, list, lists[list])
 			}
 		}
+		n.check(e.kernel.Close())
 		for _, c := range open {
 			if c.SetDeadline(time.Time{}) == nil {
 				t.Errorf("%s leaves a connection open", line)

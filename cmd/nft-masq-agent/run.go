@@ -63,17 +63,7 @@ func run(ctx context.Context, o cli.Options, e environment) (int, error) {
 	lines := newLineQueue(e.stdout)
 	defer lines.Close(lastLines)
 	log := newLogger(lines, o)
-	lines.report = func(lost uint64) {
-		log.Warn("log lines were lost because nothing read the log", zap.String("event", "log_lines_lost"),
-			zap.Uint64("lost", lost))
-	}
-	if path := o.IgnoredLogFile(); path != "" {
-		log.Warn("--log_file is not written: the log goes to standard output", zap.String("event", "log_file_ignored"),
-			zap.String("path", path))
-	}
-	k := kernel.Open()
-	defer func() { _ = k.Close() }()
-	ended := startAgent(ctx, o, k, log, hangup, lines.lost.Load)
+	ended := startAgent(ctx, o, e.kernel, log, hangup, lines.lost.Load)
 	<-ctx.Done()
 	log.Info("exiting; the rules stay", zap.String("event", "exiting"))
 	// The loop ends at once unless it is in the middle of a large transaction,
@@ -98,7 +88,7 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	generations := nfnetlink.DialGeneration()
-	own, observe := wired().observe(ctx, k, o)
+	own, observe := observed(ctx, k, o)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,

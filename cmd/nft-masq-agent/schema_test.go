@@ -23,6 +23,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nftrace"
 )
 
 // schemas is the directory of the JSON Schemas of the answers.
@@ -33,6 +34,13 @@ var answers = map[string]any{
 	"check": answer.Check{}, "connections": answer.Connections{}, "diff": answer.Diff{}, "explain": explanation{},
 	"status": answer.Status{}, "version": buildInfo{}, "cleanup": cleanupAnswer{},
 	"ready": readyAnswer{},
+}
+
+// An explanation is the answer of explain: with --trace, it has the trace alone.
+type explanation struct {
+	answer.Explanation
+	// Trace is what the first packet of the next connection met, with --trace.
+	Trace *nftrace.Trace `json:"trace,omitempty"`
 }
 
 // The values of properties with few of them, by name.

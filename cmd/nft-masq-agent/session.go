@@ -3,83 +3,124 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io/fs"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/routes"
 )
 
-// lookFlags are the flags of a command that looks at this node.
-type lookFlags struct {
-	*nodeFlags
-	look
+// nodeFlags are the flags of the commands that answer for this node.
+type nodeFlags struct {
+	*cli.Options
+	output string
 }
 
-// A look is how commands read what there is on this node beside our rules.
-type look struct {
-	route func(routes.Query) (routes.Route, error) // [routes.Lookup]
-	pods  func(ipv6 bool) ([]routes.Pod, error)    // [routes.Pods]
-	links func() ([]routes.Interface, error)       // [routes.Interfaces]
+func addNodeFlags(fs *flag.FlagSet) *nodeFlags {
+	f := &nodeFlags{Options: cli.AddNodeFlags(fs)}
+	addOutput(fs, &f.output)
+	return f
 }
 
-func theLook() look { return look{route: routes.Lookup, pods: routes.Pods, links: routes.Interfaces} }
-
-// commands returns the commands that look, in the order of the help.
-func (l look) commands() []command {
-	return []command{
-		checkCommand(), diffCommand(l), renderCommand(), statusCommand(l), explainCommand(l), connectionsCommand(l),
-	}
-}
-
-// A session is what a command knows: which agent runs here, the config, and the kernel.
+// A session is what a command knows: which agent runs here, and the config.
 type session struct {
-	*asked
-	look
+	environment
+	*nodeFlags
 	answer.Loaded
 	rejected error // why the config is rejected, or cannot be read
-	kernel   *kernel.Kernel
+
+	agent        *running.Report // nil if none answers
+	agentOptions *cli.Options    // of the agent; nil if they are not known
+	stuck        string          // why the agent that listens does not answer; "" if none listens, or it does
+	whose        string          // whose flags are used, as text; "" for those of the command line
 }
 
-// open asks the agent, and reads the config. The caller has to close the kernel.
-func (f lookFlags) open(e environment) (*session, error) {
-	s := &session{asked: f.ask(e), look: f.look, kernel: e.kernel()}
-	s.Loaded, s.rejected = answer.Load(*f.Options)
-	if s.Missing && s.bridges() {
-		s.Loaded = answer.Build(*f.Options, s.agent.Files)
-	}
-	if s.Ruleset == nil {
-		return s, nil
-	}
-	if s.agent != nil && s.agent.Policy != nil && s.agent.Policy.Hash == s.Ruleset.Hash() {
-		s.agent.Files = nil // the same, and perhaps long
-	}
-	var err error
-	s.Ruleset, err = e.onThisNode(s.Ruleset)
-	return s, err
+// open asks the agent for its flags, and reads the config.
+func (f *nodeFlags) open(e environment) (*session, error) {
+	s := f.ask(e)
+	return s, s.load()
 }
 
-// bridges reports whether the agent has the config of this path although that is missing: for
-// some seconds this means nothing, because somebody may be writing it.
-func (s *session) bridges() bool {
-	return s.agent != nil && s.agent.Vanished == "" && config.Count(s.agent.Files) > 0 && !s.Given("config")
+// ask asks the agent that runs here for its flags, which apply unless the command line has others.
+func (f *nodeFlags) ask(e environment) *session {
+	f.ForCommand(e.stdin)
+	if f.ProbeSocket != "" {
+		e.socket = f.ProbeSocket
+	}
+	s := &session{environment: e, nodeFlags: f}
+	report, err := running.Ask(e.socket)
+	if err == nil {
+		s.agent = &report
+		s.follow()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		s.whose = fmt.Sprintf("without the flags of a running agent: %v", err)
+	}
+	if errors.Is(err, running.ErrNoAnswer) {
+		s.stuck = err.Error()
+	}
+	return s
 }
 
-// onThisNode completes a ruleset by the addresses of this node, if it has snatAddresses.
-func (e environment) onThisNode(r *nft.Ruleset) (*nft.Ruleset, error) {
-	if !r.Policy.HasSNAT() {
-		return r, nil
+// follow uses the flags of the agent.
+func (s *session) follow() {
+	agent := fmt.Sprintf("the running agent (pid %d)", s.agent.PID)
+	if s.Verbosity > 0 {
+		agent = s.agent.String()
 	}
-	addresses, err := e.addresses()
+	options, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
-		return r, err
+		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
+		return
 	}
-	completed := r.WithAddresses(addresses)
-	return &completed, nil
+	s.agentOptions = &options
+	if len(others) > 0 {
+		s.whose = "with the flags of " + agent + ", except " + strings.Join(others, ", ")
+	} else if s.Verbosity > 0 {
+		s.whose = "with the flags of " + agent
+	}
+}
+
+// load reads the config, and completes the ruleset by the addresses of this node, if it has snatAddresses.
+func (s *session) load() error {
+	s.Loaded, s.rejected = answer.Load(*s.Options)
+	if s.Ruleset == nil || !s.Ruleset.Policy.HasSNAT() {
+		return nil
+	}
+	addresses, err := s.addresses()
+	if err != nil {
+		return err
+	}
+	completed := s.Ruleset.WithAddresses(addresses)
+	s.Ruleset = &completed
+	return nil
+}
+
+// enforced returns the ruleset that the agent has compiled, or without an agent that of the usual config, which one
+// would have read. It is nil if that is not known.
+func (s *session) enforced() *nft.Ruleset {
+	if s.agent == nil {
+		usual := *s.Options
+		usual.ConfigPath = cli.DefaultConfig
+		usual.MustExist = false
+		l, _ := answer.Load(usual)
+		return l.Ruleset
+	}
+	if s.agentOptions == nil || !s.agent.Compiled {
+		return nil
+	}
+	built := nft.Build(s.agentOptions.Defaults, s.agentOptions.NFT(), s.agent.Files...)
+	if built.Ruleset == nil {
+		return nil
+	}
+	completed := built.Ruleset.WithAddresses(s.agent.Addresses)
+	return &completed
 }
 
 // An inForce is what the kernel has of our rules.
@@ -87,15 +128,15 @@ type inForce struct {
 	nft.Installed
 	state   *kernel.State // compared with the config
 	found   bool          // there are rules of ours
-	known   *kernel.State // compared with the candidate that they are exactly; nil if they are none
+	known   *kernel.State // compared with the ruleset that they are exactly; nil if that is not known
 	unknown string        // why not, a sentence without its end; "" if there are none
 }
 
-// inForce compares our rules in the kernel with the candidates. The hash that the kernel's
-// rules have decides which one they can be.
+// inForce compares our rules in the kernel with the ruleset of the config, or else with the one that the agent
+// enforces: the hash that the kernel's rules have decides which one they can be.
 func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	want := nft.Ruleset{Layout: s.NFT().Layout}
-	if s.rejected == nil && s.Ruleset != nil {
+	if s.rejected == nil {
 		want = *s.Ruleset
 	}
 	f.state, err = s.kernel.Read(ctx, want, nft.Everything)
@@ -106,32 +147,31 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if !f.found {
 		return f, nil
 	}
-	f.unknown = fmt.Sprintf("The kernel enforces %s, which is not the policy of the config (%s)", f.Hash, s.ConfigPath)
-	if s.agent == nil && !s.Given("config") {
-		f.unknown += "; a running agent may have other flags: give its --probe-socket, or its --config"
+	candidate := s.Ruleset
+	if candidate == nil || candidate.Hash() != f.Hash {
+		candidate = s.enforced()
 	}
 	if f.Hash == "" {
 		f.unknown = "The kernel has rules of this agent without the hash of their policy"
+		return f, nil
 	}
-	for _, candidate := range []func() *nft.Ruleset{func() *nft.Ruleset { return s.Ruleset }, s.enforced} {
-		r := candidate()
-		if r == nil || r.Hash() != f.Hash {
-			continue
-		}
-		state := f.state
-		if !r.Same(want) {
-			state, err = s.kernel.Read(ctx, *r, nft.Everything)
-		}
-		if err != nil {
-			return f, hinted(err)
-		}
-		if !slices.ContainsFunc(state.Differences(), func(d nft.Difference) bool { return d.Kind != nft.Leftover }) {
-			f.Layout = r.Layout
-			f.known = state
-			return f, nil
-		}
+	if candidate == nil || candidate.Hash() != f.Hash {
+		f.unknown = fmt.Sprintf("The kernel enforces %s, which is not the policy of the config (%s)", f.Hash, s.ConfigPath)
+		return f, nil
+	}
+	state := f.state
+	if !candidate.Same(want) {
+		state, err = s.kernel.Read(ctx, *candidate, nft.Everything)
+	}
+	if err != nil {
+		return f, hinted(err)
+	}
+	if slices.ContainsFunc(state.Differences(), func(d nft.Difference) bool { return d.Kind != nft.Leftover }) {
 		f.unknown = "Another program changed this agent's rules"
+		return f, nil
 	}
+	f.Layout = candidate.Layout
+	f.known = state
 	return f, nil
 }
 
@@ -143,16 +183,12 @@ func (s *session) head() cli.Head {
 	return h
 }
 
+// files is all that is to be said about the files.
 func (s *session) files() config.Problems {
-	return append(s.Problems.Remarks(), config.ProblemsOf(s.rejected)...)
-}
-
-// explained adds to an error about the files whose flags are used, and their warnings.
-func (s *session) explained(err error) error {
-	if errors.As(err, new(config.Problems)) {
-		return append(s.head().Notes, s.files()...)
+	if s.rejected != nil {
+		return config.ProblemsOf(s.rejected)
 	}
-	return err
+	return s.Problems
 }
 
 // config describes the files, and what the kernel has instead.

@@ -16,16 +16,19 @@ import (
 
 func TestTextIsWrappedOnlyOnATerminal(t *testing.T) {
 	args := []string{"explain", "10.1.2.3"}
-	plain := runHere(t, args...).stdout
-	fitted := cli.Fit(plain)
-	for terminal, want := range map[bool]string{false: plain, true: fitted} {
-		var stdout strings.Builder
-		e := testEnvironment(t, &stdout, io.Discard)
-		e.fit = terminal
-		dispatch(t.Context(), testCommands(), args, e)
-		if diff := cmp.Diff(want, stdout.String()); diff != "" || plain == fitted {
-			t.Errorf("terminal %t (-want +got):\n%s", terminal, diff)
+	texts := map[bool]string{}
+	onNode(t, func() {
+		for _, terminal := range []bool{false, true} {
+			var stdout strings.Builder
+			e := testEnvironment(t, &stdout, io.Discard)
+			e.fit = terminal
+			dispatch(t.Context(), commands(), args, e)
+			texts[terminal] = stdout.String()
 		}
+	})
+	want := cli.Fit(texts[false])
+	if diff := cmp.Diff(want, texts[true]); diff != "" || want == texts[false] {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nftrace"
@@ -76,7 +77,9 @@ func (n trafficNode) here(answer any, args ...string) {
 func (n trafficNode) explained(args ...string) (x answer.Explanation, text string) {
 	n.t.Helper()
 	n.here(&x, append([]string{"explain"}, args...)...)
-	return x, unwrap(x.String())
+	var b strings.Builder
+	n.check(cli.Print(&b, false, x.Print))
+	return x, unwrap(b.String())
 }
 
 // seen is the source address that the outside host sees of a connection from the pod.

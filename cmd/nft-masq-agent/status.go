@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/judge"
 )
 
-func statusCommand(l look) command {
+func statusCommand() command {
 	return command{
 		name:  "status",
 		about: "compare the kernel with the config, and list what is wrong on this node, the most serious first",
@@ -25,17 +25,13 @@ func statusCommand(l look) command {
 			"kubectl exec -n kube-system nft-masq-agent-abcde -- /nft-masq-agent status",
 		},
 		flags: func(fs *flag.FlagSet) action {
-			f := addNodeFlags(fs)
-			return func(ctx context.Context, _ []string, e environment) (int, error) {
-				return lookFlags{f, l}.status(ctx, e)
-			}
+			return addNodeFlags(fs).status
 		},
 	}
 }
 
-func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
+func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int, error) {
 	s, err := f.open(e)
-	defer func() { _ = s.kernel.Close() }()
 	if err != nil {
 		return exitFailed, err
 	}
@@ -50,12 +46,8 @@ func (f lookFlags) status(ctx context.Context, e environment) (int, error) {
 // gather reads everything that the report is made of.
 func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	f := answer.StatusFacts{
-		Head: s.head(), Rejected: s.rejected, Files: s.Problems.Remarks(), Others: s.others, TakeOver: s.TakeOver,
-		XTables: legacyIPTables(s.proc),
-		Guessed: s.agent == nil && !s.Given("config"), Verbose: s.Verbosity > 0,
-	}
-	if agent, found := s.runningAgent(); found {
-		f.Agent = &agent
+		Head: s.head(), Files: s.files(), Agent: s.runningAgent(), TakeOver: s.TakeOver, XTables: legacyIPTables(s.proc),
+		Verbose: s.Verbosity > 0,
 	}
 	current, err := s.inForce(ctx)
 	if err != nil {
@@ -89,8 +81,6 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 		return f, err
 	}
 	node := health.NewNode(s.proc)
-	node.Pods = s.pods
-	node.Interfaces = s.links
 	f.Health = node.Read(ctx, s.ConfigPath)
 	if !s.Missing {
 		f.Health.OtherFile = ""
@@ -101,22 +91,45 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	return f, nil
 }
 
+// runningAgent returns what is known of the agent that runs here, whether or not it has a
+// socket or answers there; nil if there is none.
+func (s *session) runningAgent() *running.Report {
+	if s.agent != nil {
+		return s.agent
+	}
+	r := running.Report{PID: running.Hidden, Alive: s.stuck}
+	holder, first := running.Holder()
+	latecomer, second := running.Latecomer()
+	switch {
+	case first && second:
+		r.PID = holder
+		r.SecondAgent = latecomer
+	case first:
+		r.PID = holder
+	case second: // a process of another user has the lock
+		r.PID = latecomer
+	case s.stuck == "":
+		return nil
+	}
+	return &r
+}
+
 // gatherConnections compares open connections with the policy in force, and counts source ports.
 func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
 	evidence, err := s.evidence(ctx, f.Policy)
 	if err != nil {
-		f.EvidenceError = err
-		f.PortsError = err
+		f.ConnectionsError = err
 		return
 	}
 	f.Evidence = &evidence
 	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
 	var tally conntrack.Tally
 	begin := func() { tally = conntrack.Tally{} }
-	f.PortsError = conntrack.Open().Dump(ctx, conntrack.Filter{Translated: true}, begin, func(e *conntrack.Entry) error {
+	add := func(e *conntrack.Entry) error {
 		tally.Add(e, ports)
 		return nil
-	})
+	}
+	f.ConnectionsError = conntrack.Open().Dump(ctx, conntrack.Filter{Translated: true}, begin, add)
 	f.Full = answer.FullestPorts(tally)
 }
 
@@ -127,7 +140,7 @@ func (s *session) evidence(ctx context.Context, p nft.Policy, questions ...connt
 ) {
 	if s.agent != nil {
 		path := observe.EvidencePath + "?" + conntrack.Query(questions).Encode()
-		err = running.Read(s.path, path, &found)
+		err = running.Read(s.socket, path, &found)
 		if err == nil && found.Hash == p.Hash() && len(found.Answers) == len(questions) {
 			return found, nil
 		}

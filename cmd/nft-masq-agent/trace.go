@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/signal"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,21 +17,15 @@ import (
 	"nft-masq-agent/nft/nftrace"
 )
 
-// An explanation is the answer of explain: with --trace, it has the trace alone.
-type explanation struct {
-	answer.Explanation
-	// Trace is what the first packet of the next connection met, with --trace.
-	Trace *nftrace.Trace `json:"trace,omitempty"`
-}
-
-// A traced is the part of an explanation that --trace answers.
+// A traced is the answer of explain with --trace.
 type traced struct {
 	cli.Head
+	// Trace is what the first packet of the next connection met, with --trace.
 	Trace nftrace.Trace `json:"trace"`
 }
 
-// String returns the trace as text.
-func (t *traced) String() string { return t.Trace.String() }
+// Print writes the trace as text, whose last line ends.
+func (r *traced) Print(t cli.Text) { t.Line("%s", strings.TrimSuffix(r.Trace.String(), "\n")) }
 
 // traceNext waits for a new connection to the destination, and prints what its first packet met. A signal or a
 // broken pipe ends it, and the table goes in any case.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"flag"
-	"fmt"
 	"runtime"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -28,15 +27,16 @@ type buildInfo struct {
 	Platform string `json:"platform"`
 }
 
-func build() buildInfo {
-	return buildInfo{
+func build() *buildInfo {
+	return &buildInfo{
 		cli.NewHead("version"), program, cmp.Or(version, "devel"), cmp.Or(commit, "unknown"), runtime.Version(),
 		runtime.GOOS + "/" + runtime.GOARCH,
 	}
 }
 
-func (b *buildInfo) String() string {
-	return fmt.Sprintf("%s %s\ncommit %s\n%s %s\n", b.Program, b.Release, b.Commit, b.GoVersion, b.Platform)
+// Print writes the answer as text.
+func (b *buildInfo) Print(t cli.Text) {
+	t.Line("%s %s\ncommit %s\n%s %s", b.Program, b.Release, b.Commit, b.GoVersion, b.Platform)
 }
 
 func versionCommand() command {
@@ -48,8 +48,7 @@ func versionCommand() command {
 			var output string
 			addOutput(fs, &output)
 			return func(_ context.Context, _ []string, e environment) (int, error) {
-				b := build()
-				return e.reply(output, &b)
+				return e.reply(output, build())
 			}
 		},
 	}

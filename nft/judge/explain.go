@@ -27,7 +27,7 @@ func Explain(p nft.Policy, c nft.Connection) []Step {
 	if f, enabled := p.Family(c.Dst.Is6()); enabled {
 		return explain(f, c)
 	}
-	return []Step{{Question: "IPv6 is disabled (set enableIPv6)", Yes: true, Decides: true, Verdict: nft.Exempt}}
+	return []Step{{Question: "IPv6 is disabled (set enableIPv6 or --enable-ipv6)", Yes: true, Decides: true, Verdict: nft.Exempt}}
 }
 
 func explain(f nft.FamilyPolicy, c nft.Connection) []Step {

@@ -72,7 +72,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {
-		if reason, err := running.Probe(path, probe); err != nil || (reason == "") != yes {
+		if reason, err := running.Probe("unix", path, probe); err != nil || (reason == "") != yes {
 			t.Errorf("%s: %q, %v", probe, reason, err)
 		}
 	}

@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"bufio"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -25,32 +24,18 @@ type row struct {
 	Loaded
 	err    error
 	policy nft.Policy
-	pods   []netip.Prefix
 	said   strings.Builder
 }
 
 // questions are those of testdata/answers.txt. Each is a word in a row, with what it is about.
 var questions = map[string]func(r *row, about string){
-	"pods": func(r *row, list string) {
-		for p := range strings.FieldsSeq(list) {
-			r.pods = append(r.pods, netip.MustParsePrefix(p))
-		}
-	},
-	"node": func(r *row, list string) { r.policy = r.policy.WithAddresses(cases.Addrs(strings.Fields(list)...)) },
-	"snat": func(r *row, _ string) {
-		for _, s := range NodeSNAT(r.policy) {
-			r.say(s)
-		}
-	},
-	"lint": func(r *row, _ string) { r.problems(Lint(r.policy, r.pods)) },
+	"hints": func(r *row, _ string) { r.problems(hints(r.policy)) },
 	"check": func(r *row, _ string) {
 		if r.err != nil {
 			r.Fatal(r.err)
 		}
-		c := NewCheck(cli.NewHead("check"), r.Options, r.Loaded, nil, nil)
-		w := bufio.NewWriter(&r.said)
-		c.Print(w)
-		w.Flush()
+		c := NewCheck(cli.NewHead("check"), r.Options, r.Loaded, nil)
+		r.say(text(r, &c))
 	},
 	"win-bridge": func(r *row, _ string) {
 		text, omitted, err := WinBridge(r.Config, r.policy)
@@ -64,8 +49,18 @@ var questions = map[string]func(r *row, about string){
 			pods = append(pods, routes.Pod{Address: pod})
 		}
 		r.say(c.SetBlock(r.policy, netip.MustParseAddrPort(words[0]), pods))
-		r.say(c.String())
+		r.say(text(r, &c))
 	},
+}
+
+// text is what an answer says to people.
+func text(t testing.TB, a cli.Answer) string {
+	t.Helper()
+	var b strings.Builder
+	if err := cli.Print(&b, false, a.Print); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }
 
 func (r *row) say(what ...any) {

@@ -7,6 +7,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
@@ -38,7 +39,7 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 	blocks := p.PortBlocks(ipv6)
 	if blocks.Count() == 0 {
 		c.Add(config.Error, "no-block", "pods have no blocks of source ports in %s: the config does not know pods by their "+
-			"source there", familyName(ipv6))
+			"source there", conntrack.FamilyName(ipv6))
 		return false
 	}
 	scope, chosen := judge.SourcePorts(p)(seenAs)

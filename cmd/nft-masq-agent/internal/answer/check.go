@@ -1,16 +1,17 @@
 package answer
 
 import (
-	"bufio"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 )
 
 // A Check is the output of check. With --strict a config with warnings is still accepted;
@@ -39,15 +40,41 @@ type meaning struct {
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
-func NewCheck(h cli.Head, o cli.Options, l Loaded, err error, podCIDRs []netip.Prefix) Check {
+func NewCheck(h cli.Head, o cli.Options, l Loaded, err error) Check {
 	r := Check{Head: h, Config: NewConfig(o, l, err)}
 	r.Take(config.ProblemsOf(err))
-	r.Take(l.Problems.Remarks())
 	if err == nil {
-		r.Take(Lint(l.Ruleset.Policy, podCIDRs))
+		r.Take(l.Problems)
+		r.Take(hints(l.Ruleset.Policy))
 		r.Meaning = newMeaning(l.Config, l.Ruleset.Policy)
 	}
 	return r
+}
+
+// hints finds what is probably not meant. Warnings of the parser are not repeated.
+func hints(p nft.Policy) (found config.Problems) {
+	blocks := 0
+	for _, f := range p.Families {
+		blocks += p.PortBlocks(f.IPv6).Count()
+		found = append(found, health.Exempt(f)...)
+		for _, c := range f.SNATAddresses().CIDRs {
+			if network, unusable := config.Unusable(c.Prefix); unusable { // in snatRules it is an error
+				problem := cli.Problem(config.Warning, "snat-address-unusable",
+					"%s: %s is in %s: no reply returns to such an address, so it is never used", config.KeySNATAddresses,
+					c.Text(), network)
+				problem.Pos = c.Pos
+				found = append(found, problem)
+				break
+			}
+		}
+	}
+	const plenty = 1000 // more than eight new connections a second to one destination
+	if blocks > 0 && p.PortsPerPod < plenty {
+		found = append(found, cli.Problem(config.Note, "time-wait",
+			"%s: to one destination and port, a pod can open %d UDP sockets in 30 s, and up to Linux 6.4 %[2]d TCP connections "+
+				"in 120 s, because closed ones keep their ports for so long", config.KeyPortsPerPod, p.PortsPerPod))
+	}
+	return found
 }
 
 func newMeaning(c config.Config, p nft.Policy) *meaning {
@@ -66,8 +93,9 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 		}
 	}
 	for _, f := range p.Families {
-		if _, found := uncovered(everything(f.IPv6), f.List(config.KeyNonMasqueradeCIDRs).Prefixes()); found {
-			m.masqueraded = append(m.masqueraded, familyName(f.IPv6))
+		exempt := judge.NewAddresses(f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
+		if len(judge.AllAddresses(f.IPv6).Subtract(exempt)) > 0 {
+			m.masqueraded = append(m.masqueraded, conntrack.FamilyName(f.IPv6))
 		}
 	}
 	return m
@@ -92,18 +120,17 @@ func sourcePorts(p nft.Policy) string {
 	return text
 }
 
-// Print writes the report on an accepted config as text. It writes through, because there can be
-// hundreds of thousands of CIDRs.
-func (r *Check) Print(w *bufio.Writer) {
-	line := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+// Print writes the report on an accepted config.
+func (r *Check) Print(t cli.Text) {
 	m := r.Meaning
-	line("%s\n", r.verdict())
-	line("config        %s", r.Config.Hash)
-	line("mode          %s: %s", r.Config.Mode, choose(r.Config.Chain == "", "table inet "+nft.TableName,
+	t.Problems(r.Errors)
+	t.Line("%s\n", r.verdict())
+	t.Line("config        %s", r.Config.Hash)
+	t.Line("mode          %s: %s", r.Config.Mode, choose(r.Config.Chain == "", "table inet "+nft.TableName,
 		"chain "+r.Config.Chain))
-	line("IPv6          %s", choose(m.EnableIPv6, "on", "off: IPv6 is not masqueraded"))
-	line("source ports  %s", m.SourcePorts)
-	line("resync        every %s", time.Duration(m.ResyncSeconds*float64(time.Second)))
+	t.Line("IPv6          %s", choose(m.EnableIPv6, "on", "off: IPv6 is not masqueraded"))
+	t.Line("source ports  %s", m.SourcePorts)
+	t.Line("resync        every %s", time.Duration(m.ResyncSeconds*float64(time.Second)))
 	width := 16
 	for _, e := range m.Entries {
 		width = max(width, len(e.Value))
@@ -112,17 +139,15 @@ func (r *Check) Print(w *bufio.Writer) {
 	for _, e := range m.Entries {
 		if e.title != title {
 			title = e.title
-			line("\n%s", title)
+			t.Line("\n%s", title)
 		}
-		line("  %-*s  %s", width, e.Value, placeText(e.Place, e.Value))
+		t.Line("  %-*s  %s", width, e.Value, placeText(e.Place, e.Value))
 	}
 	for _, family := range m.masqueraded {
-		line("\nAny other %s destination is masqueraded.", family)
+		t.Line("\nAny other %s destination is masqueraded.", family)
 	}
-	var b strings.Builder
-	list(&b, "Warnings:", texts(r.Warnings))
-	list(&b, "Notes:", texts(r.Notes))
-	_, _ = w.WriteString(b.String())
+	t.List("Warnings:", r.Warnings)
+	t.List("Notes:", r.Notes)
 }
 
 // verdict lists the valid files, or reports that the defaults apply.

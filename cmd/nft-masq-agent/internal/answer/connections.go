@@ -3,11 +3,8 @@ package answer
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
-	"strings"
-	"text/tabwriter"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft"
@@ -83,15 +80,13 @@ func NewConnection(e *conntrack.Entry, comparison *conntrack.Comparison, history
 	return c
 }
 
-// Behind sets the first line of the text to who is behind an address: the sources of the
-// connections.
+// Behind sets the first line of the text: the sources of the connections, which are in their order.
 func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
-	sources := map[netip.Addr]bool{}
+	var sources []netip.Addr
 	for i := range found {
-		sources[found[i].Original.Src.Addr()] = true
+		sources = append(sources, found[i].Original.Src.Addr())
 	}
-	c.behind = fmt.Sprintf("behind %s: %s\n", End(seenAs),
-		addressList(slices.SortedFunc(maps.Keys(sources), netip.Addr.Compare)))
+	c.behind = fmt.Sprintf("behind %s: %s", End(seenAs), listed(texts(slices.Compact(sources))))
 }
 
 // End returns an address without the port if there is none.
@@ -102,24 +97,25 @@ func End(a netip.AddrPort) string {
 	return a.String()
 }
 
-// String returns the answer as text: errors first, and notes last.
-func (c *Connections) String() string {
-	var b strings.Builder
-	write(&b, c.Errors)
-	b.WriteString(c.behind)
+// Print writes the answer as text: errors first, and notes last.
+func (c *Connections) Print(t cli.Text) {
+	t.Problems(c.Errors)
+	if c.behind != "" {
+		t.Line("%s", c.behind)
+	}
 	if c.Block != nil {
-		b.WriteString(c.Block.String() + "\n")
+		t.Line("%s", c.Block)
 	}
 	if c.Total > 0 {
-		b.WriteString(table("PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections, Connection.row))
+		cli.Table(t, "PROTO\tSOURCE\tDESTINATION\tSEEN AS\tSTATE\tTIMEOUT\tNOW", c.Connections)
 	} else if c.Block == nil && len(c.Errors) == 0 {
-		b.WriteString("no connections\n")
+		t.Line("no connections")
 	}
-	lines(&b, "", texts(c.Notes)...)
-	return b.String()
+	cli.Lines(t, "", c.Notes)
 }
 
-func (c Connection) row() string {
+// String returns the columns of a table.
+func (c Connection) String() string {
 	destination := c.Destination
 	if c.Requested != "" {
 		destination = c.Requested + " → " + c.Destination
@@ -133,16 +129,4 @@ func (c Connection) row() string {
 	}
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%ds\t%s", c.Protocol, c.Source, destination, c.SeenAs, cmp.Or(c.State, "-"),
 		c.Timeout, verdict)
-}
-
-// table aligns the columns of a list, which tabs separate.
-func table[T any](header string, rows []T, row func(T) string) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, header)
-	for _, v := range rows {
-		_, _ = fmt.Fprintln(w, row(v))
-	}
-	_ = w.Flush()
-	return b.String()
 }

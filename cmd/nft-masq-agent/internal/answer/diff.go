@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
@@ -212,18 +211,16 @@ func (c *ChangedCount) List() (counts []Changed) {
 // Changed reports whether anything changes for packets.
 func (d *Diff) Changed() bool { return len(d.Changes) > 0 }
 
-// String returns the output as text.
-func (d *Diff) String() string {
-	var b strings.Builder
-	lines(&b, "", texts(d.Changes)...)
-	lines(&b, "", texts(d.Open)...)
+// Print writes the output as text.
+func (d *Diff) Print(t cli.Text) {
+	cli.Lines(t, "", d.Changes)
+	cli.Lines(t, "", d.Open)
 	if d.Unjudged > 0 {
-		lines(&b, "", fmt.Sprintf("%s not judged", Plural(d.Unjudged, "open connection")))
+		t.Line("%s not judged", Plural(d.Unjudged, "open connection"))
 	}
 	if !d.Changed() {
-		b.WriteString("no change\n")
+		t.Line("no change")
 	}
-	lines(&b, "", texts(d.Notes)...)
-	fmt.Fprintf(&b, "%s → %s\n", cmp.Or(d.Before.Hash, "none"), d.After.Hash)
-	return b.String()
+	cli.Lines(t, "", d.Notes)
+	t.Line("%s → %s", cmp.Or(d.Before.Hash, "none"), d.After.Hash)
 }

@@ -59,7 +59,7 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := NewDiff(testPolicy(t, tt.before), testPolicy(t, tt.after))
-			lines := strings.Split(strings.TrimSpace(d.String()), "\n")
+			lines := strings.Split(strings.TrimSpace(text(t, &d)), "\n")
 			got := strings.Join(lines[:len(lines)-1], "\n")
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)

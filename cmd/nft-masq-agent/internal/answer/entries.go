@@ -6,7 +6,7 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/conntrack"
 )
 
 // An Entry is a value of a key of a policy, such as a CIDR of a list.
@@ -51,7 +51,7 @@ func entries(p nft.Policy) (list []Entry) {
 	}
 	for _, f := range p.Families {
 		for _, q := range f.Questions {
-			titles[q.Key] = familyName(f.IPv6) + " " + q.Key + ": " + q.Means
+			titles[q.Key] = conntrack.FamilyName(f.IPv6) + " " + q.Key + ": " + q.Means
 			if q.Asks == config.SentByNode {
 				add(q.Key, "", "false", "false", q.Pos)
 			}
@@ -83,13 +83,13 @@ func countEntries(p nft.Policy) int {
 func ruleText(r nft.SNATRule) string {
 	var parts []string
 	if len(r.Sources.CIDRs) > 0 {
-		parts = append(parts, "from "+addressList(judge.NewAddresses(r.Sources.Prefixes())))
+		parts = append(parts, "from "+listed(config.Texts(r.Sources.CIDRs)))
 	}
 	if len(r.Destinations.CIDRs) > 0 {
-		parts = append(parts, "to "+addressList(judge.NewAddresses(r.Destinations.Prefixes())))
+		parts = append(parts, "to "+listed(config.Texts(r.Destinations.CIDRs)))
 	}
 	if len(r.Interfaces) > 0 {
 		parts = append(parts, "by "+strings.Join(config.Names(r.Interfaces), ", "))
 	}
-	return strings.Join(append(parts, "leaves from "+addressList(judge.NewAddresses(r.Prefixes()))), " ")
+	return strings.Join(append(parts, "leaves from "+listed(config.Texts(r.CIDRs))), " ")
 }

@@ -63,8 +63,8 @@ const (
 )
 
 // placeOf returns the place of the first fault in a rejected config, or its path.
-func placeOf(rejected error, path string) string {
-	for _, p := range config.ProblemsOf(rejected) {
+func placeOf(files config.Problems, path string) string {
+	for _, p := range files.Faults() {
 		if p.Pos != nowhere {
 			return p.Pos.String()
 		}
@@ -90,16 +90,6 @@ func contradictions(c conntrack.Count) []conntrack.Example {
 	return slices.DeleteFunc(slices.Clone(c.Contradicting), stale)
 }
 
-// seenAs returns the addresses as which connections are seen.
-func seenAs(examples []conntrack.Example) (seen []netip.Addr) {
-	for _, x := range examples {
-		if !slices.Contains(seen, x.SeenAs.Addr()) {
-			seen = append(seen, x.SeenAs.Addr())
-		}
-	}
-	return seen
-}
-
 // SetEvidence sets what open connections show. It was asked about those from the source, and about those from
 // anywhere, which count if there are none from the source and that was not given.
 func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
@@ -118,16 +108,14 @@ type ExplainFacts struct {
 	Head   cli.Head
 	Config Config
 	Packet Packet
-	// Rejected is why the config is rejected, nil if it is not.
-	Rejected error
-	Kernel   KernelState
+	// Files is what is to be said about the files.
+	Files  config.Problems
+	Kernel KernelState
 	// Why says what the kernel has instead, or why it cannot be read.
 	Why string
 	// Policy that answers, nil if none is known: that in the kernel, or else that of the config.
 	Policy *nft.Policy
 	Route  routes.Route
-	// RouteError is why the route is unknown, nil if it is known.
-	RouteError error
 	// Kept is what the node does not forward of such packets, "" if it forwards them, and Remedy what changes that.
 	Kept, Remedy string
 	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
@@ -210,40 +198,6 @@ type Step struct {
 	Place config.Position `json:"place,omitzero"`
 }
 
-// code chooses the headline.
-func (f *ExplainFacts) code() Code {
-	if f.Rejected != nil {
-		return ConfigRejected
-	}
-	if f.Kernel == Absent {
-		return NotInstalled
-	}
-	if f.Kernel == Differs {
-		return OtherPolicy
-	}
-	if contradicting(f.ToAddress) > 0 {
-		return Contradicted
-	}
-	if f.RouteError == nil {
-		if f.Kept != "" && !f.Route.FromNode() {
-			return NotForwarded
-		}
-		if f.Route.Type == unix.RTN_UNSPEC || !f.Packet.Src.IsValid() {
-			return NoRoute
-		}
-	}
-	if f.connection().ToNode {
-		return LocalAddress
-	}
-	if f.ToAddress.Answered > 0 {
-		return Shown
-	}
-	if f.ToEntry.Answered > 0 && f.ToAddress.Agrees == 0 {
-		return ShownByEntry
-	}
-	return Should
-}
-
 // connection is what the policy is asked about.
 func (f *ExplainFacts) connection() nft.Connection {
 	dst := f.Packet.Dst.Addr()
@@ -256,8 +210,7 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Why: Why{f.code()}, Answers: []Answer{},
-		Others: f.Others,
+		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Answers: []Answer{}, Others: f.Others,
 		Open: OpenConnections{
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
 		},
@@ -279,38 +232,176 @@ func Explain(f ExplainFacts) Explanation {
 			x.ShouldSee = e.address.String()
 		}
 	}
-	seen := f.sees(x.Why.Code)
-	if seen.IsValid() {
-		x.Sees = seen.String()
+	found := f.conclude(e)
+	x.Why.Code = found.code
+	x.Headline = found.headline
+	x.Details = found.details
+	if found.sees.IsValid() {
+		x.Sees = found.sees.String()
 	}
-	x.Headline = f.headline(x.Why.Code, e)
-	x.Details = f.details(x.Why.Code, e)
-	if slices.Contains([]Code{ConfigRejected, NotInstalled, OtherPolicy}, x.Why.Code) {
-		problem := cli.Problem(config.Error, string(x.Why.Code), "%s", x.Headline)
-		problem.Details = strings.Join(x.Details, "\n")
+	if slices.Contains([]Code{ConfigRejected, NotInstalled, OtherPolicy}, found.code) {
+		problem := cli.Problem(config.Error, string(found.code), "%s", found.headline)
+		problem.Details = strings.Join(found.details, "\n")
 		x.Take(config.Problems{problem})
 	}
 	x.Take(f.notes(e))
 	return x
 }
 
-// sees returns the address that the destination sees of the next packet, as answered connections show it: all the same,
-// and none leads to another address. It is the zero address if they do not show it.
-func (f *ExplainFacts) sees(code Code) netip.Addr {
+// A conclusion is the headline, and what it goes on to say.
+type conclusion struct {
+	code     Code
+	headline string
+	details  []string
+	// sees is the address that the destination sees of the next packet, as answered connections show it: all the same,
+	// and none leads to another address. It is the zero address if they do not show it.
+	sees netip.Addr
+}
+
+// conclude chooses the first headline that applies.
+func (f *ExplainFacts) conclude(e expectation) conclusion {
+	destination := End(f.Packet.Dst)
+	if !f.Config.Accepted {
+		headline := "the config is rejected; " + cmp.Or(f.Why, "none of our rules are installed")
+		fix := "fix " + placeOf(f.Files, f.Config.Path)
+		return conclusion{code: ConfigRejected, headline: headline, details: append(f.inForce(e), fix)}
+	}
+	if f.Kernel == Absent {
+		c := conclusion{code: NotInstalled, headline: "None of this agent's rules are installed on this node."}
+		if e.words != "" {
+			c.details = []string{fmt.Sprintf("with the config, %s would see %s: %s", destination, e.words, e.policy)}
+		}
+		c.details = append(c.details, "nft-masq-agent status says what is wrong")
+		return c
+	}
+	if f.Kernel == Differs {
+		return conclusion{code: OtherPolicy, headline: f.Why + ".", details: f.inForce(e)}
+	}
+	if contradicting(f.ToAddress) > 0 {
+		return f.contradicted(e)
+	}
+	if f.Kept != "" && !f.Route.FromNode() {
+		c := conclusion{code: NotForwarded}
+		c.headline = fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
+		if f.Remedy != "" {
+			c.details = []string{f.Remedy}
+		}
+		return c
+	}
+	if !f.Packet.Src.IsValid() {
+		return conclusion{code: NoRoute, headline: fmt.Sprintf("This node has no route to %s.", destination)}
+	}
+	if f.Route.Type == unix.RTN_UNSPEC {
+		headline := fmt.Sprintf("This node has no route to %s for a packet from %s.", destination, f.Packet.Src)
+		return conclusion{code: NoRoute, headline: headline}
+	}
+	if f.connection().ToNode {
+		headline := fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.",
+			destination, f.Packet.Src)
+		return conclusion{code: LocalAddress, headline: headline}
+	}
+	if f.ToAddress.Answered > 0 {
+		return f.shown(e)
+	}
+	return f.should(e)
+}
+
+// inForce is the answer of the policy in force, if that is known.
+func (f *ExplainFacts) inForce(e expectation) []string {
+	if e.words == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("by the policy in force, %s should see %s: %s", End(f.Packet.Dst), e.words, e.policy)}
+}
+
+// contradicted is about open connections that contradict the policy.
+func (f *ExplainFacts) contradicted(e expectation) conclusion {
+	c := conclusion{code: Contradicted}
 	evidence := f.ToAddress
-	if len(evidence.Endpoints) > 0 {
-		return netip.Addr{}
-	}
-	if code == Shown && len(evidence.Seen) == 1 {
-		return evidence.Seen[0]
-	}
 	examples := contradictions(evidence)
-	answered := slices.ContainsFunc(examples, func(x conntrack.Example) bool { return x.Answered })
-	seen := seenAs(examples)
-	if code == Contradicted && len(seen) == 1 && answered && evidence.Agrees == 0 {
-		return seen[0]
+	var seen []netip.Addr
+	answered := false
+	for _, x := range examples {
+		answered = answered || x.Answered
+		if !slices.Contains(seen, x.SeenAs.Addr()) {
+			seen = append(seen, x.SeenAs.Addr())
+		}
+		c.details = append(c.details, fmt.Sprintf("%s %s to %s is seen as %s", x.Protocol, End(x.Source), End(x.Destination),
+			End(x.SeenAs)))
 	}
-	return netip.Addr{}
+	expected := e.words
+	if len(evidence.Endpoints) > 0 {
+		expected = "what the policy says of " + endpoints(evidence)
+	} else if len(seen) == 1 && answered && evidence.Agrees == 0 {
+		c.sees = seen[0]
+	}
+	n := contradicting(evidence)
+	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), End(f.Packet.Dst),
+		verb(n, "show"), listed(texts(seen)), expected, choose(evidence.Overruled == 0,
+			"they began before the policy, or another program decides", "another program decides"))
+	if evidence.Agrees > 0 {
+		c.details = append(c.details, Plural(evidence.Agrees, "open connection")+" to it "+verb(evidence.Agrees, "agree")+
+			" with the policy")
+	}
+	c.details = append(c.details, f.others()...)
+	return c
+}
+
+// shown is about answered connections, which agree with the policy. They need not show the address that it should be:
+// another program may have chosen that, or they lead to another address.
+func (f *ExplainFacts) shown(e expectation) conclusion {
+	c := conclusion{code: Shown}
+	evidence := f.ToAddress
+	destination := End(f.Packet.Dst)
+	n := evidence.Agrees
+	counted := Plural(n, "open connection") + " to it"
+	if len(evidence.Endpoints) == 0 && len(evidence.Seen) == 1 {
+		c.sees = evidence.Seen[0]
+	}
+	switch {
+	case len(evidence.Endpoints) > 0:
+		c.headline = fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another "+
+			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), endpoints(evidence), verb(n, "show"),
+			listed(texts(evidence.Seen)), verb(n, "agree"))
+	case c.sees.IsValid() && c.sees == e.address:
+		c.headline = fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(n, "agree"))
+		return c
+	default:
+		c.headline = fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", destination, listed(texts(evidence.Seen)),
+			counted, verb(n, "show"), e.words)
+	}
+	c.details = f.others()
+	return c
+}
+
+// endpoints lists the destinations to which connections to the address lead.
+func endpoints(evidence conntrack.Count) string {
+	var words []string
+	for _, a := range evidence.Endpoints {
+		words = append(words, End(a))
+	}
+	return strings.Join(words, ", ")
+}
+
+// should is the answer of the policy, which no connection to the address shows.
+func (f *ExplainFacts) should(e expectation) conclusion {
+	c := conclusion{code: Should, details: f.others()}
+	destination := End(f.Packet.Dst)
+	if e.words == "" {
+		c.headline = fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is "+
+			"known.", destination)
+		return c
+	}
+	shows := "no open connection shows it"
+	if n := f.ToAddress.Agrees; n > 0 {
+		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(n, "open connection"), verb(n, "agree"))
+	} else if n := f.ToEntry.Agrees; f.ToEntry.Answered > 0 {
+		c.code = ShownByEntry
+		shows = fmt.Sprintf("none is open to it, %s that the same entry decides %s", Plural(n, "open connection"),
+			verb(n, "agree"))
+	}
+	c.headline = fmt.Sprintf("%s should see %s: %s; %s.", destination, e.words, e.policy, shows)
+	return c
 }
 
 // An expectation is what the destination should see by the policy.
@@ -400,137 +491,7 @@ func explainStep(s judge.Step) Step {
 	return step
 }
 
-// headline writes the headline of a code.
-func (f *ExplainFacts) headline(code Code, e expectation) string {
-	destination := End(f.Packet.Dst)
-	src := f.Packet.Src
-	evidence := f.ToAddress
-	switch code {
-	case ConfigRejected:
-		return fmt.Sprintf("the config is rejected; %s", cmp.Or(f.Why, "none of our rules are installed"))
-	case NotInstalled:
-		return "None of this agent's rules are installed on this node."
-	case OtherPolicy:
-		return f.Why + "."
-	case Contradicted:
-		n := contradicting(evidence)
-		expected := e.words
-		if len(evidence.Endpoints) > 0 {
-			expected = "what the policy says of " + endpointList(evidence.Endpoints)
-		}
-		return fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), destination, verb(n, "show"),
-			addressList(seenAs(contradictions(evidence))), expected, choose(evidence.Overruled == 0,
-				"they began before the policy, or another program decides", "another program decides"))
-	case NoRoute:
-		if !src.IsValid() {
-			return fmt.Sprintf("This node has no route to %s.", destination)
-		}
-		return fmt.Sprintf("This node has no route to %s for a packet from %s.", destination, src)
-	case NotForwarded:
-		return fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
-	case LocalAddress:
-		return fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.",
-			destination, src)
-	case Shown:
-		return f.shown(e)
-	case ShownByEntry:
-		return fmt.Sprintf("%s should see %s: %s; none is open to it, %s that the same entry decides %s.",
-			destination, e.words,
-			e.policy, Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
-	case Should:
-	}
-	if e.words == "" {
-		return fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is known.",
-			destination)
-	}
-	shows := "no open connection shows it"
-	if evidence.Agrees > 0 {
-		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(evidence.Agrees, "open connection"),
-			verb(evidence.Agrees, "agree"))
-	}
-	return fmt.Sprintf("%s should see %s: %s; %s.", destination, e.words, e.policy, shows)
-}
-
-// shown is the headline about what answered connections show, which agree with the policy. They need not show the
-// address that it should be: another program may have chosen that, or they lead to another address.
-func (f *ExplainFacts) shown(e expectation) string {
-	evidence := f.ToAddress
-	destination := End(f.Packet.Dst)
-	counted := Plural(evidence.Agrees, "open connection") + " to it"
-	if len(evidence.Endpoints) > 0 {
-		n := evidence.Agrees
-		return fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another address.",
-			Plural(n, "open connection"), destination, verb(n, "lead"), endpointList(evidence.Endpoints), verb(n, "show"),
-			addressList(evidence.Seen), verb(n, "agree"))
-	}
-	if len(evidence.Seen) == 1 && evidence.Seen[0] == e.address {
-		return fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(evidence.Agrees, "agree"))
-	}
-	return fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", destination, addressList(evidence.Seen), counted,
-		verb(evidence.Agrees, "show"), e.words)
-}
-
-func endpointList(examples []netip.AddrPort) string {
-	var texts []string
-	for _, a := range examples {
-		texts = append(texts, End(a))
-	}
-	return strings.Join(texts, ", ")
-}
-
-// details are what the headline goes on to say: the answer by what is in force, what to do, what may interfere.
-func (f *ExplainFacts) details(code Code, e expectation) (lines []string) {
-	destination := End(f.Packet.Dst)
-	trace := "nft-masq-agent explain " + destination
-	if f.Packet.Src.IsValid() {
-		trace += " --from " + f.Packet.Src.String()
-	}
-	if f.Packet.Protocol != 0 {
-		trace += " --protocol " + conntrack.ProtocolName(f.Packet.Protocol)
-	}
-	trace += " --trace names each rule that the next connection meets"
-	switch code {
-	case ConfigRejected, OtherPolicy:
-		if e.words != "" {
-			lines = append(lines, fmt.Sprintf("by the policy in force, %s should see %s: %s", destination, e.words, e.policy))
-		}
-		if f.Rejected != nil {
-			lines = append(lines, "fix "+placeOf(f.Rejected, f.Config.Path))
-		}
-	case NotInstalled:
-		if e.words != "" {
-			lines = append(lines, fmt.Sprintf("with the config, %s would see %s: %s", destination, e.words, e.policy))
-		}
-		lines = append(lines, "nft-masq-agent status says what is wrong")
-	case NotForwarded:
-		if f.Remedy != "" {
-			lines = append(lines, f.Remedy)
-		}
-	case Contradicted:
-		for _, x := range contradictions(f.ToAddress) {
-			lines = append(lines, fmt.Sprintf("%s %s to %s is seen as %s", x.Protocol, End(x.Source), End(x.Destination),
-				End(x.SeenAs)))
-		}
-		if f.ToAddress.Agrees > 0 {
-			lines = append(lines, Plural(f.ToAddress.Agrees, "open connection")+" to it "+
-				verb(f.ToAddress.Agrees, "agree")+" with the policy")
-		}
-		lines = append(lines, f.others()...)
-		lines = append(lines, trace)
-	case Should, ShownByEntry:
-		lines = append(lines, f.others()...)
-		lines = append(lines, trace)
-	case Shown:
-		if f.sees(code) != e.address {
-			lines = append(lines, f.others()...)
-			lines = append(lines, trace)
-		}
-	case NoRoute, LocalAddress:
-	}
-	return lines
-}
-
-// others names what may interfere.
+// others names what may interfere, and the command that asks the kernel.
 func (f *ExplainFacts) others() (lines []string) {
 	const limit = 8
 	for i, o := range f.Others {
@@ -549,7 +510,14 @@ func (f *ExplainFacts) others() (lines []string) {
 	for _, table := range f.Legacy {
 		lines = append(lines, fmt.Sprintf("legacy ip_tables (%s) may decide, too: %s shows it", table, table.Command()))
 	}
-	return lines
+	trace := "nft-masq-agent explain " + End(f.Packet.Dst)
+	if f.Packet.Src.IsValid() {
+		trace += " --from " + f.Packet.Src.String()
+	}
+	if f.Packet.Protocol != 0 {
+		trace += " --protocol " + conntrack.ProtocolName(f.Packet.Protocol)
+	}
+	return append(lines, trace+" --trace names each rule that the next connection meets")
 }
 
 // notes are about the packet, and surprising answers.
@@ -560,9 +528,6 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	c := f.connection()
 	if f.Kernel == Unread {
 		add(config.Warning, "kernel-unread", "%s; the answer is from the config only", f.Why)
-	}
-	if f.RouteError != nil {
-		add(config.Note, "routes-unknown", "The routes of this node are unknown: %v.", f.RouteError)
 	}
 	if f.Packet.Chosen && c.Src.IsValid() {
 		whose := "a pod of this node"
@@ -579,34 +544,33 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	return notes
 }
 
-// String returns the output as text.
-func (x *Explanation) String() string {
-	var b strings.Builder
-	first(&b, x.Headline)
-	lines(&b, "  ", x.Details...)
-	write(&b, x.Warnings)
-	b.WriteString("\n")
-	for _, a := range x.Answers {
-		a.write(&b)
+// Print writes the answer as text.
+func (x *Explanation) Print(t cli.Text) {
+	t.Line("%s", x.Headline)
+	for _, line := range x.Details {
+		t.Line("  %s", line)
 	}
-	lines(&b, "", texts(x.Notes)...)
-	return b.String()
+	t.Problems(x.Warnings)
+	t.Line("")
+	for _, a := range x.Answers {
+		a.print(t)
+	}
+	cli.Lines(t, "", x.Notes)
 }
 
-func (a Answer) write(b *strings.Builder) {
-	lines(b, "", fmt.Sprintf("The policy, for a connection from %s:", a.Source))
-	b.WriteString("\n")
+func (a Answer) print(t cli.Text) {
+	t.Line("The policy, for a connection from %s:\n", a.Source)
 	width := 0
 	for _, s := range a.Steps {
 		width = max(width, len(s.Question))
 	}
 	for i, s := range a.Steps {
-		fmt.Fprintf(b, "  %d  %-*s  %s\n", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
+		t.Line("  %d  %-*s  %s", i+1, width, s.Question, s.reply(a.Verdict, i == len(a.Steps)-1))
 		if s.Match != "" || s.Place != nowhere {
-			fmt.Fprintf(b, "     %s\n", placeText(s.Place, s.Match))
+			t.Line("     %s", placeText(s.Place, s.Match))
 		}
 	}
-	b.WriteString("\n")
+	t.Line("")
 }
 
 func (s Step) reply(v nft.Verdict, decides bool) string {

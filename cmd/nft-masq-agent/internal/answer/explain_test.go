@@ -1,7 +1,6 @@
 package answer
 
 import (
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -37,7 +36,7 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 	t.Helper()
 	p := testPolicy(t, text, "198.51.100.7")
 	return &ExplainFacts{
-		Head: cli.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent"}, Policy: &p,
+		Head: cli.NewHead("explain"), Config: Config{Path: "/etc/config/ip-masq-agent", Accepted: true}, Policy: &p,
 		Packet: Packet{Src: netip.MustParseAddr("10.244.1.7"), Dst: netip.MustParseAddrPort(dst)},
 		Route: routes.Route{
 			Type: unix.RTN_UNICAST, Egress: routes.Interface{Name: "eth0"}, Address: netip.MustParseAddr("192.0.2.1"),
@@ -251,7 +250,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "the config is rejected", code: ConfigRejected, should: "192.0.2.1", errors: 1,
 			facts: func(f *ExplainFacts) {
-				f.Rejected = config.Problems{{Pos: config.Position{File: "/its/config", Line: 3, Col: 5}}}
+				f.Config.Accepted = false
+				f.Files = config.Problems{{Pos: config.Position{File: "/its/config", Line: 3, Col: 5}}}
 				f.Why = "the kernel enforces 12345678"
 				f.evidenceOf(overruled, agree)
 			},
@@ -279,7 +279,6 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) {
 				f.Kernel = Unread
 				f.Why = "no permission"
-				f.RouteError = errors.New("no route was read")
 			},
 			headline: "203.0.113.9:443 should see 192.0.2.1",
 		},
@@ -302,9 +301,9 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(strings.Join(x.Details, "\n"), tt.details) {
 				t.Errorf("headline and details:\n%s\n%s\nwant\n%s\n%s", x.Headline, x.Details, tt.headline, tt.details)
 			}
-			text := strings.Join(strings.Fields(x.String()), " ")
-			if !strings.HasPrefix(text, strings.Fields(x.Headline)[0]) {
-				t.Errorf("the first line is not the headline:\n%s", x.String())
+			shown := text(t, &x)
+			if !strings.HasPrefix(shown, x.Headline+"\n") {
+				t.Errorf("the first line is not the headline:\n%s", shown)
 			}
 		})
 	}

@@ -35,6 +35,16 @@ type Status struct {
 	verbose bool
 }
 
+// An Agent is a running agent.
+type Agent struct {
+	// PID is the agent's process, as the command sees it.
+	PID int `json:"pid"`
+	// Flags of the agent.
+	Flags []string `json:"flags"`
+	// Policy that the agent enforces; absent if it does not answer.
+	Policy *running.Policy `json:"policy,omitempty"`
+}
+
 // A Kernel is what the kernel has of this agent's rules.
 type Kernel struct {
 	// InSync means that the kernel has the rules of the config.
@@ -81,16 +91,10 @@ type EntryEvidence struct {
 type StatusFacts struct {
 	Head   cli.Head
 	Config Config
-	// Rejected is why the config is rejected, nil if it is not.
-	Rejected error
-	// Files are remarks about the files.
+	// Files is what is to be said about the files.
 	Files config.Problems
 	// Agent that runs here, as far as it is known; nil for none.
 	Agent *running.Report
-	// Others are flags of this command that the agent does not have.
-	Others string
-	// Guessed means that the flags of the agent are not known, nor was a config named.
-	Guessed bool
 	// Kernel is compared with the config.
 	Kernel Kernel
 	// Unknown is why no known policy is in force, a sentence without its end.
@@ -107,13 +111,11 @@ type StatusFacts struct {
 	TakeOver bool
 	// Evidence of open connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
-	// EvidenceError is why there is no evidence.
-	EvidenceError error
 	// Full is the destination with the largest share of its source ports in use, nil if all have enough.
 	Full *conntrack.PortUse
-	// PortsError is why the source ports in use are not known.
-	PortsError error
-	Verbose    bool
+	// ConnectionsError is why connections cannot be read.
+	ConnectionsError error
+	Verbose          bool
 }
 
 // weights are the problems, the most serious one first: it stands in the first line. Problems of the files have no ID
@@ -150,7 +152,6 @@ func NewStatus(f StatusFacts) Status {
 		s.Agent = &Agent{f.Agent.PID, append([]string{}, f.Agent.Args...), f.Agent.Policy}
 	}
 	s.setEvidence(f)
-	s.Take(f.Files)
 	s.Take(f.problems())
 	slices.SortStableFunc(s.Errors, func(a, b config.Problem) int { return cmp.Compare(rank(a), rank(b)) })
 	s.summary = f.summary()
@@ -177,13 +178,16 @@ func (f *StatusFacts) summary() [][2]string {
 		connections = fmt.Sprintf("%d tracked; %d of %d that the policy concerns agree with it", f.Evidence.Tracked,
 			agreeing, open)
 	}
-	addresses := strings.Join(NodeSNAT(f.Policy), "; ")
+	var addresses []netip.Addr
+	for _, family := range f.Policy.Families {
+		addresses = append(addresses, family.PresentAddresses()...)
+	}
 	return [][2]string{
 		{"agent", agent},
 		{"config", f.Config.Hash + ", from " + f.source()},
 		{"kernel", f.installed()},
 		{"connections", connections},
-		{"addresses", cmp.Or(addresses, "those of the interfaces")},
+		{"addresses", cmp.Or(listed(texts(addresses)), "those of the interfaces")},
 		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
 	}
 }
@@ -214,6 +218,7 @@ func exampleConnection(x conntrack.Example) Connection {
 
 // problems are everything that is wrong, and what is to be known.
 func (f *StatusFacts) problems() (found config.Problems) {
+	found = append(found, f.Files...)
 	found = append(found, f.ofAgent()...)
 	found = append(found, f.ofRules()...)
 	found = append(found, f.ofOtherAgents()...)
@@ -236,17 +241,16 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 		return config.Problems{statusProblem("no-agent", lost+
 			"kubectl -n kube-system get pods -o wide -l app.kubernetes.io/name=nft-masq-agent", "no agent runs on this node")}
 	}
+	process := running.Process(f.Agent.PID)
 	if f.Agent.Alive != "" {
 		found = append(found, statusProblem("agent-stuck", lost+
-			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s",
-			running.Process(f.Agent.PID), f.Agent.Alive))
+			"the kubelet restarts it when its liveness probe fails; see its log", "the agent is stuck (%s): %s", process,
+			f.Agent.Alive))
 	}
-	switch {
-	case f.Agent.Delayed:
+	if f.Agent.Delayed {
 		found = append(found, statusProblem("rules-delayed", "", "%s", f.Agent.Failure))
-	case f.Agent.Failure != "":
-		found = append(found, statusProblem("rules-not-written", f.Agent.Failure,
-			"the agent cannot write its rules"))
+	} else if f.Agent.Failure != "" {
+		found = append(found, statusProblem("rules-not-written", f.Agent.Failure, "the agent cannot write its rules"))
 	}
 	if f.Agent.Vanished != "" {
 		found = append(found, statusProblem("config-vanished", "write it again at "+f.Config.Path+"\n"+
@@ -254,7 +258,7 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 	}
 	if f.Agent.SecondAgent != 0 {
 		found = append(found, statusProblem("second-agent", "",
-			"2 agents run here (%s, %s) and overwrite each other: stop all but one", running.Process(f.Agent.PID),
+			"2 agents run here (%s, %s) and overwrite each other: stop all but one", process,
 			running.Process(f.Agent.SecondAgent)))
 	}
 	return append(found, f.Agent.Problems...)
@@ -262,35 +266,22 @@ func (f *StatusFacts) ofAgent() (found config.Problems) {
 
 // ofRules finds what is wrong with the config and our rules in the kernel.
 func (f *StatusFacts) ofRules() (found config.Problems) {
-	switch {
-	case f.Rejected != nil:
-		faults := config.ProblemsOf(f.Rejected)
-		found = append(found, statusProblem("config-rejected", "fix "+placeOf(f.Rejected, f.Config.Path),
+	if !f.Config.Accepted {
+		found = append(found, statusProblem("config-rejected", "fix "+placeOf(f.Files, f.Config.Path),
 			"config rejected; %s", f.enforced()))
-		found = append(found, faults...)
-	case !f.Kernel.InSync:
-		found = append(found, statusProblem("out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s",
-			f.Config.Hash, f.Config.Mode, f.source(), f.outOfSync()), "out of sync: %s", f.installed()))
+	} else if !f.Kernel.InSync {
+		remedy := "see its log; nft monitor shows which program changes them"
+		if f.Agent == nil {
+			remedy = "start it, or check that it runs with these flags"
+		}
+		found = append(found, statusProblem("out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s", f.Config.Hash,
+			f.Config.Mode, f.source(), remedy), "out of sync: %s", f.installed()))
 	}
 	if f.Unknown != "" && !f.InForce {
 		found = append(found, cli.Problem(config.Note, "stale-unknown", "%s: which connections are stale is unknown.",
 			f.Unknown))
 	}
 	return found
-}
-
-// outOfSync says what to do about rules that are not those of the config.
-func (f *StatusFacts) outOfSync() string {
-	switch {
-	case f.Agent == nil:
-		return "start it, or check that it runs with these flags"
-	case f.Others != "":
-		return "this command has another " + f.Others + " than the agent"
-	case f.Guessed:
-		return fmt.Sprintf("cannot read the flags of the agent (%s): give --config or --probe-socket",
-			running.Process(f.Agent.PID))
-	}
-	return "see its log; nft monitor shows which program changes them"
 }
 
 // enforced names what is enforced instead of a rejected config.
@@ -332,10 +323,11 @@ func (f *StatusFacts) source() string {
 // ofOtherAgents finds rules of iptables-based agents.
 func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 	if len(f.Older) > 0 {
-		found = append(found, statusProblem("older-agent", strings.Join(texts(f.Older),
-			"\n")+"\nstop that agent"+
-			choose(f.TakeOver, ": this one then removes its rules (--takeover), once the config is accepted",
-				", and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"),
+		remedy := "stop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"
+		if f.TakeOver {
+			remedy = "stop that agent: this one then removes its rules (--takeover), once the config is accepted"
+		}
+		found = append(found, statusProblem("older-agent", strings.Join(append(texts(f.Older), remedy), "\n"),
 			"rules of an iptables-based agent are also active"))
 	}
 	for _, line := range f.XTables {
@@ -346,39 +338,32 @@ func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
 
 // ofConnections finds connections that contradict the policy, and destinations that do not answer.
 func (f *StatusFacts) ofConnections() (found config.Problems) {
-	if f.EvidenceError != nil {
-		return config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
-			f.EvidenceError)}
+	if f.ConnectionsError != nil {
+		found = config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
+			f.ConnectionsError)}
 	}
 	if f.Evidence == nil {
-		return nil
+		return found
 	}
 	stale := 0
 	undated := 0
-	overruled := 0
 	for _, c := range f.Evidence.Counts {
 		stale += c.Stale
 		undated += c.Undated
-		overruled += c.Overruled
 	}
-	if overruled > 0 {
-		found = append(found, overruledProblem(overruled, f.Evidence.Counts))
-	} else if len(f.Evidence.Recent) > 0 { // they have ended within the last ten minutes
-		for _, c := range f.Evidence.Recent {
-			overruled += c.Overruled
+	// Recent ones have ended within the last ten minutes.
+	for _, counts := range [][]conntrack.Count{f.Evidence.Counts, f.Evidence.Recent} {
+		problem, overruled := overruledProblem(counts)
+		if overruled {
+			found = append(found, problem)
+			break
 		}
-		found = append(found, overruledProblem(overruled, f.Evidence.Recent))
 	}
 	for _, u := range f.Evidence.Unanswered {
-		found = append(found, statusProblem("destination-unanswered", fmt.Sprintf(
-			"force %s (%s), or check the way back to the pods; a dead host looks the same\n%s exempts it",
-			netip.PrefixFrom(u.To, u.To.BitLen()), config.KeyForceMasqueradeCIDRs, u.Entry),
-			"%s answered %d of %d connections that show the pod's IP", u.To, u.Answered, u.Answered+u.Silent))
+		found = append(found, statusProblem("destination-unanswered", u.Entry.String()+" exempts it", "%s", u.Text()))
 	}
 	for _, u := range f.Evidence.SilentUplinks {
-		found = append(found, statusProblem("uplink-silent",
-			"check the node's next hop, its address, and firewalls: masqueraded connections leave with the node's address",
-			"%d of %d masqueraded %s connections have no reply", u.Silent, u.Answered+u.Silent, familyName(u.Entry.IPv6)))
+		found = append(found, statusProblem("uplink-silent", "", "%s", u.UplinkText()))
 	}
 	if stale > 0 {
 		found = append(found, cli.Problem(config.Note, "stale-connections",
@@ -397,10 +382,13 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 	return found
 }
 
-// overruledProblem is about connections that began under the policy and contradict it, with an example.
-func overruledProblem(n int, counts []conntrack.Count) config.Problem {
+// overruledProblem is about connections that began under the policy and contradict it, if there are any, with an
+// example.
+func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
+	n := 0
 	details := ""
 	for _, c := range counts {
+		n += c.Overruled
 		for _, x := range c.Contradicting {
 			if details == "" && x.Age == conntrack.AgeOverruled {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
@@ -411,16 +399,13 @@ func overruledProblem(n int, counts []conntrack.Count) config.Problem {
 		}
 	}
 	return statusProblem("connections-overruled", details,
-		"%s that began under this policy %s it: another program decides", Plural(n, "connection"), verb(n, "contradict"))
+		"%s that began under this policy %s it: another program decides", Plural(n, "connection"),
+		verb(n, "contradict")), n > 0
 }
 
 // ofPorts finds the destination with the largest share of source ports in use, if new connections to it fail or
 // soon will.
 func (f *StatusFacts) ofPorts() config.Problems {
-	if f.PortsError != nil {
-		return config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read the source ports in use: %v",
-			f.PortsError)}
-	}
 	u := f.Full
 	if u == nil {
 		return nil
@@ -460,8 +445,8 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 		addresses := family.SNATAddresses()
 		if len(addresses.CIDRs) > 0 && len(addresses.Present) == 0 {
 			found = append(found, statusProblem("snat-missing", fmt.Sprintf("assign one of %s to this node: until then, %s "+
-				"connections of pods leave from the address of the interface", addressList(addresses.CIDRs),
-				familyName(family.IPv6)), "this node has none of %s", config.KeySNATAddresses))
+				"connections of pods leave from the address of the interface", listed(config.Texts(addresses.CIDRs)),
+				conntrack.FamilyName(family.IPv6)), "this node has none of %s", config.KeySNATAddresses))
 		}
 		for _, entry := range family.SNATRules() {
 			for _, pod := range f.Health.Pods {
@@ -470,7 +455,7 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 				}
 				found = append(found, statusProblem("snat-rule-missing", fmt.Sprintf(
 					"%s: it is for pods such as %s, whose connections leave from another address\nassign one of %s to this node",
-					entry.Pos, pod.Address, addressList(entry.Prefixes())),
+					entry.Pos, pod.Address, listed(config.Texts(entry.CIDRs))),
 					"this node has no address of entry %d of %s", entry.Place, config.KeySNATRules))
 				break
 			}
@@ -479,57 +464,56 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	return found
 }
 
-// String returns the report as text, starting with the problems.
-func (s *Status) String() string {
-	var b strings.Builder
-	write(&b, s.Errors)
+// Print writes the report as text, starting with the problems.
+func (s *Status) Print(t cli.Text) {
+	t.Problems(s.Errors)
 	if len(s.Errors) == 0 {
-		first(&b, fmt.Sprintf("in sync: %s is installed, mode %s", s.Kernel.Hash, s.Config.Mode))
+		t.Line("in sync: %s is installed, mode %s", s.Kernel.Hash, s.Config.Mode)
 	}
-	b.WriteString("\n")
+	t.Line("")
 	for _, part := range s.summary {
-		fmt.Fprintf(&b, "%-12s %s\n", part[0], part[1])
+		t.Line("%-12s %s", part[0], part[1])
 	}
-	s.writeCounters(&b)
-	s.writeEvidence(&b)
-	list(&b, "Differences:", s.Kernel.Differences)
-	list(&b, "Warnings:", texts(s.Warnings))
-	list(&b, "Notes:", texts(s.Notes))
-	return b.String()
+	s.printCounters(t)
+	if len(s.Evidence) > 0 {
+		t.Line("\nOpen connections by the entry that decides them:")
+		cli.Table(t, "  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence)
+	}
+	if len(s.Kernel.Differences) > 0 {
+		t.Line("\nDifferences:")
+	}
+	for _, line := range s.Kernel.Differences {
+		t.Line("  %s", line)
+	}
+	t.List("Warnings:", s.Warnings)
+	t.List("Notes:", s.Notes)
 }
 
-func (s *Status) writeEvidence(b *strings.Builder) {
-	if len(s.Evidence) == 0 {
-		return
-	}
-	b.WriteString("\nOpen connections by the entry that decides them:\n")
-	b.WriteString(table("  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence,
-		func(e EntryEvidence) string {
-			return fmt.Sprintf("  %s\t%s\t%s\t%d\t%d\t%d\t%d", e.Family, e.Entry, e.Verdict, e.Open, e.Stale, e.Overruled,
-				e.Undated)
-		}))
+// String returns the columns of a table.
+func (e EntryEvidence) String() string {
+	return fmt.Sprintf("  %s\t%s\t%s\t%d\t%d\t%d\t%d", e.Family, e.Entry, e.Verdict, e.Open, e.Stale, e.Overruled,
+		e.Undated)
 }
 
-func (s *Status) writeCounters(b *strings.Builder) {
+func (s *Status) printCounters(t cli.Text) {
 	if len(s.Counters) == 0 || s.Kernel.Hash == "" {
 		return
 	}
 	counted := slices.ContainsFunc(s.Counters, func(c Counter) bool { return c.Count > 0 })
 	if !counted && len(s.Evidence) == 0 {
-		b.WriteString("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses " +
-			"netfilter.\n")
+		t.Line("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses netfilter.")
 	}
 	if !counted && !s.verbose {
 		return
 	}
-	b.WriteString("\nConnections since the counters were created:\n")
+	t.Line("\nConnections since the counters were created:")
 	for _, c := range s.Counters {
 		text := ""
 		if c.Verdict == nft.Invalid {
 			text = " packets of pods without a connection, dropped (" + config.KeyDropInvalid + ")"
 		}
 		if c.Count > 0 || s.verbose {
-			fmt.Fprintf(b, "  %-5s %-12s %12d%s\n", c.Family, c.Verdict, c.Count, text)
+			t.Line("  %-5s %-12s %12d%s", c.Family, c.Verdict, c.Count, text)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "connections cannot be read", first: "in sync: ", note: health.Unchecked,
 			facts: func(f *StatusFacts) {
 				f.Evidence = nil
-				f.EvidenceError = errors.New("no module")
+				f.ConnectionsError = errors.New("no module")
 			},
 		},
 		{name: "no pods are known", first: "in sync: ", facts: func(f *StatusFacts) {
@@ -125,16 +125,18 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "a rejected config", id: "config-rejected",
 			first: "config rejected; an earlier config (12345678) is installed, mode nftables", details: "fix /its/config:3:5",
 			facts: func(f *StatusFacts) {
+				f.Config.Accepted = false
 				place := config.Position{File: "/its/config", Line: 3, Col: 5}
-				f.Rejected = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
+				f.Files = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 			},
 		},
 		{
 			name: "a rejected config, as older agents read it", id: "config-rejected",
 			first: "config rejected; the older agents' reading of it (12345678) is installed", facts: func(f *StatusFacts) {
+				f.Config.Accepted = false
 				place := config.Position{File: "/its/config", Line: 3, Col: 5}
-				f.Rejected = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
+				f.Files = config.Problems{{ID: "host-bits", Pos: place, Msg: "has host bits"}}
 				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
 				f.Agent.Source = "lenient"
 			},
@@ -142,7 +144,8 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "a rejected config and no rules", id: "config-rejected",
 			first: "config rejected; none of our rules are installed", facts: func(f *StatusFacts) {
-				f.Rejected = errors.New("it cannot be read")
+				f.Config.Accepted = false
+				f.Files = config.Problems{{ID: "config", Msg: "it cannot be read"}}
 				f.Kernel = Kernel{}
 			},
 		},
@@ -162,14 +165,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{name: "changed rules", id: "out-of-sync", facts: func(f *StatusFacts) {
 			f.Kernel.InSync = false
 			f.Kernel.Hash = f.Config.Hash
-		}, first: "out of sync: "},
-		{
-			name: "other flags than the agent's", id: "out-of-sync", first: "out of sync: none of our rules",
-			details: "this command has another --mode than the agent", facts: func(f *StatusFacts) {
-				f.Kernel = Kernel{}
-				f.Others = "--mode"
-			},
-		},
+		}, first: "out of sync: ", details: "nft monitor shows which program changes them"},
 		{
 			name: "rules of an older agent", id: "older-agent",
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
@@ -200,7 +196,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "nothing that is masqueraded is answered", id: "uplink-silent",
-			first: "19 of 20 masqueraded IPv4 connections have no reply", facts: func(f *StatusFacts) {
+			first: "1 of 20 masqueraded connections of IPv4 were answered", facts: func(f *StatusFacts) {
 				f.Evidence.SilentUplinks = []conntrack.Unanswered{{Entry: anything, Silent: 19, Answered: 1}}
 			},
 		},
@@ -296,9 +292,9 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 				tt.facts(f)
 			}
 			s := NewStatus(*f)
-			text := strings.Join(strings.Fields(s.String()), " ")
-			if !strings.HasPrefix(text, tt.first) || !strings.Contains(text, tt.details) {
-				t.Errorf("want %q and %q:\n%s", tt.first, tt.details, s.String())
+			shown := text(t, &s)
+			if !strings.HasPrefix(shown, tt.first) || !strings.Contains(shown, tt.details) {
+				t.Errorf("want %q and %q:\n%s", tt.first, tt.details, shown)
 			}
 			id := ""
 			if len(s.Errors) > 0 {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"flag"
-	"slices"
 	"strconv"
 )
 
@@ -20,9 +19,8 @@ func IsKlogFlag(name string) bool {
 func (o *Options) addKlogFlags(fs *flag.FlagSet) {
 	const nothing = "accepted, does nothing"
 	AddFlag(fs, &o.Verbosity, "v", "0", "log `LEVEL`: from 4 on, details too", strconv.Atoi)
-	fs.StringVar(&o.logFile, "log_file", "", nothing)
 	for _, name := range []string{
-		"alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file_max_size", "log_link", "logbuflevel",
+		"alsologtostderrthreshold", "log_backtrace_at", "log_dir", "log_file", "log_file_max_size", "log_link", "logbuflevel",
 		"stderrthreshold", "vmodule",
 	} {
 		fs.String(name, "", nothing)
@@ -33,13 +31,4 @@ func (o *Options) addKlogFlags(fs *flag.FlagSet) {
 	for _, name := range []string{"legacy_stderr_threshold_behavior", "logtostderr"} {
 		fs.Bool(name, true, nothing)
 	}
-}
-
-// IgnoredLogFile returns the path of --log_file if users might expect the log
-// there, otherwise "".
-func (o Options) IgnoredLogFile() string {
-	if slices.Contains([]string{"/dev/stdout", "/dev/stderr", "/dev/null"}, o.logFile) {
-		return ""
-	}
-	return o.logFile
 }

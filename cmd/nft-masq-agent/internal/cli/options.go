@@ -96,9 +96,8 @@ type Options struct {
 	given   *flag.FlagSet // the command line
 	operand bool          // the config is an operand of it, not a flag
 
-	// The flags of klog and glog that have an effect.
+	// The flag of klog and glog that has an effect.
 	Verbosity int
-	logFile   string
 
 	// For commands that read a config once; see ForCommand.
 	MustExist bool

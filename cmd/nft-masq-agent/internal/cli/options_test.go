@@ -24,8 +24,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 		n := o.NFT()
 		said := fmt.Sprintf("mode %s, random %t, ports %v, marks %+v, %+v\n", n.Layout.Mode(),
 			n.RandomFully, n.Ports, n.Marks, o.Defaults)
-		said += fmt.Sprintf("config %s, verbosity %d, ignored log file %q\n", o.ConfigPath, o.Verbosity,
-			o.IgnoredLogFile())
+		said += fmt.Sprintf("config %s, verbosity %d\n", o.ConfigPath, o.Verbosity)
 		c.Last().Say(said + strings.Join(cli.Warnings(fs), "\n"))
 	})
 }

@@ -2,84 +2,136 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"text/tabwriter"
 	"unicode"
 	"unicode/utf16"
-	"unicode/utf8"
+
+	"nft-masq-agent/config"
 )
 
-// Line returns an indented text as one line.
-func Line(text, indent string) string {
-	return indent + strings.Join(strings.Fields(text), " ") + "\n"
+// An Answer is what a command answers.
+type Answer interface {
+	// Begin returns what all answers begin with.
+	Begin() *Head
+	// Print writes the answer for people.
+	Print(t Text)
 }
 
-// Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines
-// are aligned with the beginning.
-func Fit(text string) string {
-	var b strings.Builder
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if len(line) <= 80 {
-			b.WriteString(line + "\n")
-			continue
-		}
-		words := strings.TrimLeft(line, " ")
-		b.WriteString(fill(words, line[:len(line)-len(words)]))
+// A Text is written line by line. An error, if any, is that of the last flush.
+type Text struct{ out *bufio.Writer }
+
+// Print writes a text, which is wrapped at 80 columns for a terminal.
+func Print(w io.Writer, terminal bool, text func(Text)) error {
+	var whole strings.Builder
+	out := bufio.NewWriter(w)
+	if terminal {
+		out = bufio.NewWriter(&whole)
 	}
-	return b.String()
-}
-
-func fill(text, indent string) string {
-	var b strings.Builder
-	column := 0
-	for _, word := range strings.Fields(text) {
-		if column > 0 && column+1+len(word) > 80 {
-			b.WriteString("\n")
-			column = 0
-		}
-		if column == 0 {
-			b.WriteString(indent + word)
-			column = len(indent) + len(word)
-			continue
-		}
-		b.WriteString(" " + word)
-		column += 1 + len(word)
+	text(Text{out})
+	err := out.Flush()
+	if terminal {
+		_, err = io.WriteString(w, Fit(whole.String()))
 	}
-	b.WriteString("\n")
-	return b.String()
-}
-
-// JSON writes an answer as one line of JSON.
-func JSON(w io.Writer, answer any) error {
-	buffered := bufio.NewWriter(w)
-	enc := json.NewEncoder(visible{buffered})
-	enc.SetEscapeHTML(false)
-	if err := errors.Join(enc.Encode(answer), buffered.Flush()); err != nil {
+	if err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	return nil
 }
 
-// visible escapes characters that a terminal does not show, as JSON escapes control characters: all of them
-// are in strings.
-type visible struct{ *bufio.Writer }
+// Line writes a line.
+func (t Text) Line(format string, args ...any) {
+	_, _ = fmt.Fprintf(t.out, format+"\n", args...)
+}
 
-// Write writes whole characters. The error, if any, is that of the next Flush.
-func (v visible) Write(text []byte) (int, error) {
-	for remaining := text; len(remaining) > 0; {
-		r, size := utf8.DecodeRune(remaining)
-		remaining = remaining[size:]
-		if r < 0x7f || unicode.IsPrint(r) {
-			_, _ = v.WriteRune(r)
-			continue
-		}
-		for _, unit := range utf16.AppendRune(nil, r) {
-			_, _ = fmt.Fprintf(v.Writer, `\u%04x`, unit)
+// Lines writes texts as a line each.
+func Lines[T fmt.Stringer](t Text, indent string, list []T) {
+	for _, v := range list {
+		t.Line("%s%s", indent, v)
+	}
+}
+
+// List writes problems below a title, and nothing if there are none.
+func (t Text) List(title string, list config.Problems) {
+	if len(list) > 0 {
+		t.Line("\n%s", title)
+		Lines(t, "  ", list)
+	}
+}
+
+// Problems writes each problem as a line, and below it its details.
+func (t Text) Problems(list config.Problems) {
+	for _, p := range list {
+		details := p.Details
+		p.Details = ""
+		t.Line("%s", p)
+		for line := range strings.Lines(details) {
+			t.Line("  %s", strings.TrimSuffix(line, "\n"))
 		}
 	}
-	return len(text), nil
+}
+
+// Table writes rows whose columns tabs separate.
+func Table[T fmt.Stringer](t Text, header string, rows []T) {
+	w := tabwriter.NewWriter(t.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, header)
+	for _, row := range rows {
+		_, _ = fmt.Fprintln(w, row)
+	}
+	_ = w.Flush()
+}
+
+// Fit wraps the lines of a text at 80 columns, for a terminal. Continuation lines are aligned with the
+// beginning.
+func Fit(text string) string {
+	const width = 80
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		indent := len(line) - len(strings.TrimLeft(line, " "))
+		for len(line) > width {
+			end := strings.LastIndex(line[indent:width+1], " ") + indent
+			if end < indent { // a long word
+				end = strings.Index(line[indent:], " ") + indent
+			}
+			if end < indent {
+				break
+			}
+			b.WriteString(strings.TrimRight(line[:end], " ") + "\n")
+			line = line[:indent] + strings.TrimLeft(line[end:], " ")
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.String()
+}
+
+// JSON writes an answer as one line of JSON. Characters that a terminal does not show are escaped, as JSON
+// escapes control characters: all of them are in strings.
+func JSON(w io.Writer, answer any) error {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(answer)
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return Print(w, false, func(t Text) {
+		for {
+			r, _, err := text.ReadRune()
+			if err != nil {
+				return
+			}
+			if r < 0x7f || unicode.IsPrint(r) {
+				_, _ = t.out.WriteRune(r)
+				continue
+			}
+			for _, unit := range utf16.AppendRune(nil, r) {
+				_, _ = fmt.Fprintf(t.out, `\u%04x`, unit)
+			}
+		}
+	})
 }

@@ -62,9 +62,6 @@ func TestLinesAreWrappedAtEightyColumns(t *testing.T) {
 			t.Errorf("%q (-want +got)\n%s", text, diff)
 		}
 	}
-	if got := Line(" a\n\tb ", "  "); got != "  a b\n" {
-		t.Errorf("the line is %q, want it indented, with one space for each gap", got)
-	}
 }
 
 func TestProblemsAreInTheListOfTheirLevel(t *testing.T) {

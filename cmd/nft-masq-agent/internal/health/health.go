@@ -170,7 +170,7 @@ func (f *Facts) legacy() (found config.Problems) {
 func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	masqueraded := judge.Masqueraded(family)
 	if masqueraded.Empty() {
-		return config.Problems{everything(family)}
+		return Exempt(family)
 	}
 	packet := nft.Connection{Dst: masqueraded.Dst[0].First}
 	for _, link := range f.Links {
@@ -220,16 +220,19 @@ func listed(q nft.Question) string {
 	return fmt.Sprintf("%s (%s)", q.Key, q.Pos)
 }
 
-// everything notes that a policy masquerades nothing of a family.
-func everything(family nft.FamilyPolicy) config.Problem {
+// Exempt notes that a policy masquerades nothing of a family.
+func Exempt(family nft.FamilyPolicy) config.Problems {
+	if !judge.Masqueraded(family).Empty() {
+		return nil
+	}
 	reason := ""
 	for _, c := range family.List(config.KeyNonMasqueradeCIDRs).CIDRs {
 		if c.Bits() == 0 {
 			reason = fmt.Sprintf(" (%s has %s, %s)", config.KeyNonMasqueradeCIDRs, c, c.Pos)
 		}
 	}
-	return problem(config.Note, Everything, "", "the config exempts every %s connection%s: nothing is masqueraded",
-		familyName(family.IPv6), reason)
+	return config.Problems{problem(config.Note, Everything, "",
+		"the config exempts every %s connection%s: nothing is masqueraded", familyName(family.IPv6), reason)}
 }
 
 // notExempt warns of pods of the node that are not exempt as a destination: pods of other nodes that connect to them
@@ -342,7 +345,7 @@ func (f *Facts) ipv6Pods(p nft.Policy) config.Problems {
 		return nil
 	}
 	return config.Problems{problem(config.Note, IPv6Pods, "",
-		"IPv6 is off: pods keep their IPv6 addresses (%d here, such as %s); set enableIPv6 to masquerade them",
+		"IPv6 is off: pods keep their IPv6 addresses (%d here, such as %s); set enableIPv6 or --enable-ipv6 to masquerade them",
 		len(pods), pods[0].Address)}
 }
 

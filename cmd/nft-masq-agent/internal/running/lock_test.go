@@ -99,7 +99,7 @@ func TestAnotherUserCannotAnswerForTheAgent(t *testing.T) {
 	if _, err := running.Ask(path); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("report: %v", err)
 	}
-	if _, err := running.Probe(path, "/readyz"); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := running.Probe("unix", path, "/readyz"); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("probe: %v", err)
 	}
 }

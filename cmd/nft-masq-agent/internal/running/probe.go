@@ -1,6 +1,7 @@
 package running
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,14 +58,14 @@ func second(r Report) int {
 	return pid
 }
 
-// Probe asks the agent on a unix socket by one of the paths for probes. The reason is
+// Probe asks an agent by one of the paths for probes, on a unix socket, or by tcp at a HOST:PORT. The reason is
 // "" if it answers yes.
-func Probe(socket, path string) (reason string, err error) {
-	_, status, text, err := get(socket, path, probeTimeout)
+func Probe(network, address, path string) (reason string, err error) {
+	_, status, text, err := get(network, address, path, probeTimeout)
 	if err != nil || status == http.StatusOK {
 		return "", err
 	}
-	return strings.TrimSpace(string(text)), nil
+	return cmp.Or(strings.TrimSpace(string(text)), http.StatusText(status)), nil
 }
 
 // Read asks the agent on a unix socket by a path, and reads its answer in JSON, such as the evidence about
@@ -75,7 +76,7 @@ func Read(socket, path string, answer any) error {
 }
 
 func read(socket, path string, answer any) (pid int, err error) {
-	pid, status, text, err := get(socket, path, askTimeout)
+	pid, status, text, err := get("unix", socket, path, askTimeout)
 	if err != nil {
 		return 0, err
 	}
@@ -89,11 +90,15 @@ func read(socket, path string, answer any) (pid int, err error) {
 	return pid, nil
 }
 
-func get(socket, path string, timeout time.Duration) (pid, status int, text []byte, err error) {
+// get returns the process of an agent on a unix socket, and its answer.
+func get(network, address, path string, timeout time.Duration) (pid, status int, text []byte, err error) {
 	client := http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, listener, err := dial(ctx, socket)
+			if network == "tcp" {
+				return new(net.Dialer).DialContext(ctx, network, address)
+			}
+			c, listener, err := dial(ctx, address)
 			if err == nil {
 				pid = int(listener.Pid)
 			}
@@ -114,7 +119,7 @@ func get(socket, path string, timeout time.Duration) (pid, status int, text []by
 	case errors.As(err, &op):
 		err = op.Err
 	}
-	return 0, 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(socket), err)
+	return 0, 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(address), err)
 }
 
 // dial connects to a unix socket that a process of root or of the caller's user

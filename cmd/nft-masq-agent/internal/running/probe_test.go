@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -119,16 +120,25 @@ func TestAnswersThatAreNoReportAreErrors(t *testing.T) {
 }
 
 func TestProbeSaysWhyNot(t *testing.T) {
-	socket := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" {
+	answers := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/readyz":
 			http.Error(w, "config rejected", http.StatusServiceUnavailable)
-			return
+		case "/startupz":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			_, _ = w.Write([]byte("ok"))
 		}
-		_, _ = w.Write([]byte("ok"))
 	})
-	for path, want := range map[string]string{"/readyz": "config rejected", "/healthz": ""} {
-		if reason, err := running.Probe(socket, path); err != nil || reason != want {
-			t.Errorf("%s: %q, %v", path, reason, err)
+	byTCP := httptest.NewServer(answers)
+	defer byTCP.Close()
+	for network, address := range map[string]string{"unix": serve(t, answers), "tcp": byTCP.Listener.Addr().String()} {
+		for path, want := range map[string]string{
+			"/readyz": "config rejected", "/startupz": "Service Unavailable", "/healthz": "",
+		} {
+			if reason, err := running.Probe(network, address, path); err != nil || reason != want {
+				t.Errorf("%s, %s: %q, %v", network, path, reason, err)
+			}
 		}
 	}
 }
@@ -136,7 +146,7 @@ func TestProbeSaysWhyNot(t *testing.T) {
 func TestWithoutAnAgentTheErrorNamesTheSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "socket")
 	want := "no agent answers at " + socket + ": connect: no such file or directory"
-	if _, err := running.Probe(socket, "/readyz"); err == nil || err.Error() != want {
+	if _, err := running.Probe("unix", socket, "/readyz"); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	if _, err := running.Ask(socket); err == nil || err.Error() != want {
@@ -150,7 +160,7 @@ func TestAgentThatDoesNotAnswerInTimeIsToldApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	_, err = running.Probe(l.Addr().String(), "/readyz")
+	_, err = running.Probe("unix", l.Addr().String(), "/readyz")
 	if !errors.Is(err, running.ErrNoAnswer) || err.Error() != "no answer from the agent within 1s" {
 		t.Errorf("%v", err)
 	}

@@ -17,15 +17,14 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 )
 
 // follow is what a command line makes of an agent's report.
-func follow(t *testing.T, r running.Report, args string) *asked {
+func follow(t *testing.T, r running.Report, args string) *session {
 	t.Helper()
 	fs := flag.NewFlagSet("diff", flag.ContinueOnError)
-	s := &asked{nodeFlags: addNodeFlags(fs), agent: &r, enforced: func() *nft.Ruleset { return nil }}
+	s := &session{nodeFlags: addNodeFlags(fs), agent: &r}
 	if err := fs.Parse(strings.Fields(args)); err != nil {
 		t.Fatal(err)
 	}
@@ -53,9 +52,8 @@ func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 		"--config x --to-ports 99-100": with + "), except --config, --to-ports",
 	} {
 		s := follow(t, agent, args)
-		_, others, _ := strings.Cut(want, ", except ")
-		if s.whose != want || s.others != others || (s.ConfigPath == "x") != strings.Contains(args, " x") {
-			t.Errorf("%q: %q, others %q, config %s; want %q", args, s.whose, s.others, s.ConfigPath, want)
+		if s.whose != want || (s.ConfigPath == "x") != strings.Contains(args, " x") {
+			t.Errorf("%q: %q, config %s; want %q", args, s.whose, s.ConfigPath, want)
 		}
 		if got := s.enforced(); got == nil || !got.Same(compiled) {
 			t.Errorf("%q: the agent has compiled %v", args, got)
@@ -139,7 +137,7 @@ func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
 		var stdout, stderr strings.Builder
 		e := testEnvironment(t, &stdout, &stderr)
 		e.addresses = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
-		code := dispatch(t.Context(), testCommands(), append(strings.Fields(command), "--config", path), e)
+		code := dispatch(t.Context(), commands(), append(strings.Fields(command), "--config", path), e)
 		if code != want || !strings.HasSuffix(stderr.String(), ": no netlink\n") {
 			t.Errorf("%s: exit code %d, want %d: %s%s", command, code, want, &stdout, &stderr)
 		}
@@ -157,7 +155,7 @@ func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 		var stdout, stderr strings.Builder
 		e := testEnvironment(t, &stdout, &stderr)
 		e.stdin = strings.NewReader("nonMasqueradeCIDRs: [10.0.0.0/9]\n")
-		code := dispatch(t.Context(), testCommands(), append([]string{"diff"}, operands[:]...), e)
+		code := dispatch(t.Context(), commands(), append([]string{"diff"}, operands[:]...), e)
 		if code != exitFailed || !strings.HasPrefix(stdout.String(), want) {
 			t.Errorf("%q: exit code %d: %s%s; want %s", operands, code, &stdout, &stderr, want)
 		}
@@ -219,7 +217,7 @@ func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var stdout, stderr strings.Builder
 	fs := flag.NewFlagSet("connections", flag.ContinueOnError)
-	f := &connectionsFlags{lookFlags: lookFlags{addNodeFlags(fs), theLook()}, stale: true, yes: true}
+	f := &connectionsFlags{nodeFlags: addNodeFlags(fs), stale: true, yes: true}
 	e := testEnvironment(t, &stdout, &stderr)
 	s, err := f.open(e)
 	if err != nil {
