@@ -25,8 +25,8 @@
 //   - Anything on the path may come and go: the file, its directory, any parent, any link,
 //     a file system mounted over any of them or unmounted. What inotify does not report is
 //     found within a second.
-//   - After a check that took a time of c, the next one begins at least 200·c later, so
-//     that they take at most 0.5 % of the time, whatever other programs do. Five seconds
+//   - After a check that took a processor time of c, the next one begins at least 200·c later,
+//     so that they take at most 0.5 % of a processor, whatever other programs do. Five seconds
 //     of such breaks are saved up, so that changes after a quiet time do not wait.
 //   - If a file system does not answer for five seconds, that is delivered as content.
 //     Once it answers, the path is followed again.

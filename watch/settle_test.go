@@ -45,6 +45,11 @@ func newFakePath() *fakePath {
 	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)},
 		func(err error) { replace(p.out, err.Error()) })
 	p.follower.check = p.check
+	p.follower.processor = func() time.Duration {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.spent
+	}
 	p.files = files{"/file": fileOf(1, "/file", time.Hour)}
 	return p
 }
@@ -381,6 +386,23 @@ func TestSlowChecksDelayOthersByAFewSecondsOnly(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A process that was stopped, or starved, follows the path at once when it goes on.
+func TestStalledCheckDelaysNoSwap(t *testing.T) {
+	for _, stall := range []int{50, 1000, 4900} {
+		t.Run(fmt.Sprintf("%d ms", stall), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				end := 20_000 + stall
+				got := newFakePath().play(t, []string{
+					"20000 hang", "20000 other", fmt.Sprintf("%d answer", end), fmt.Sprintf("%d swap two", end+100),
+				})
+				if want := []string{"0 one", fmt.Sprintf("%d two", end+100)}; !slices.Equal(got, want) {
+					t.Errorf("delivered %q, want %q", got, want)
+				}
+			})
+		})
+	}
 }
 
 // A slow check, on a busy machine, is followed by a pause of seconds. What was missing before it may be back by then:

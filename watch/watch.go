@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
 // Follow follows path until ctx is done. It calls read, one call at a time, to get the
@@ -60,7 +62,10 @@ type follower struct {
 	silent   func(error)
 	poll     time.Duration // between two checks without an event
 	silence  time.Duration // of a file system, after which that is delivered
-	share    int           // after a check, the next one is that many times as far away as it took
+	share    int           // after a check, the next one is that many times as far away as its processor time
+	// processor returns the processor time of the calling thread: a check takes long while the machine is busy, or a
+	// file system is slow, but that costs nothing.
+	processor func() time.Duration
 
 	next   time.Time // when a check is due
 	resume time.Time // until then it waits
@@ -71,7 +76,7 @@ func newFollower(o *observer, silent func(error)) *follower {
 	return &follower{
 		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second},
 		poll:    time.Second, silence: 5 * time.Second, share: 200,
-		observer: o, check: o.check, silent: silent, force: true,
+		observer: o, check: o.check, silent: silent, force: true, processor: threadTime,
 	}
 }
 
@@ -126,9 +131,13 @@ func (f *follower) due() {
 		f.silent(fmt.Errorf("its file system has not answered since %s", begin.Format(time.RFC3339)))
 		close(failed)
 	})
+	runtime.LockOSThread()
+	spent := f.processor()
 	r, deliver := f.check(f.force, f.settled.files)
+	cost := f.processor() - spent
+	runtime.UnlockOSThread()
 	end := time.Now()
-	f.pause(end, end.Sub(begin))
+	f.pause(end, cost)
 	f.force = false
 	f.next = end.Add(f.poll)
 	if !alarm.Stop() {
@@ -151,8 +160,16 @@ func (f *follower) due() {
 	}
 }
 
-// pause makes the next check wait after one that took some time.
-func (f *follower) pause(now time.Time, took time.Duration) {
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// pause makes the next check wait after one that cost some processor time.
+func (f *follower) pause(now time.Time, cost time.Duration) {
 	const (
 		longest = 10 * time.Second
 		saved   = 5 * time.Second // while there is nothing to check
@@ -160,5 +177,5 @@ func (f *follower) pause(now time.Time, took time.Duration) {
 	if f.resume.Before(now.Add(-saved)) {
 		f.resume = now.Add(-saved)
 	}
-	f.resume = f.resume.Add(min(time.Duration(f.share)*took, longest))
+	f.resume = f.resume.Add(min(time.Duration(f.share)*cost, longest))
 }

@@ -126,23 +126,24 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 
 // look reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree.
+// if two reads agree. What other agents left is looked for once.
 func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
 	diffs []nft.Difference, err error,
 ) {
 	var last []string
 	err = nfnetlink.Again(ctx, func() error {
-		s, err = k.read(ctx, want, depth, nil)
+		current, err := k.read(ctx, want, depth, s)
 		if err != nil {
 			return err
 		}
+		s = current
 		diffs = s.Differences()
 		if len(diffs) == 0 {
 			return nil
 		}
-		current, err := k.ended(diffs)
+		generation, err := k.ended(diffs)
 		found := texts(diffs)
-		if err == nil && current != s.generation && !slices.Equal(found, last) {
+		if err == nil && generation != s.generation && !slices.Equal(found, last) {
 			last = found
 			return nfnetlink.ErrInterrupted
 		}
@@ -200,6 +201,7 @@ func (c *change) try(ctx context.Context) error {
 			return nfnetlink.ErrInterrupted
 		}
 	}
+	c.state.written = true
 	if err := replacer.Replace(c.state.commit); err != nil {
 		return c.state.metOthers(err)
 	}

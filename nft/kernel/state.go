@@ -25,6 +25,7 @@ type State struct {
 	wanted     nft.KernelState   // nil: no rules are wanted
 	leftover   []older.Chain     // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
 	stale      bool              // leftover has changed since it was read
+	written    bool              // it was tried to write what is wanted
 }
 
 // A reader reads the rules of a mode.
@@ -38,27 +39,29 @@ func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With the one of an earlier attempt to write, it reads no rules and no
-// elements: they were compared then, or written.
-func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, staged *State) (*State, error) {
+// read reads the kernel's state. With an earlier one, what goes is not looked for again, unless it has changed: that
+// takes seconds if the tables are large. If it was tried to write that state, no rules and no elements are read, either:
+// they were compared then, or written.
+func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
 		return nil, err
 	}
-	if staged == nil {
+	staged := earlier != nil && earlier.written
+	if !staged {
 		if err := c.AwaitCommit(); err != nil {
 			return nil, err
 		}
 	}
 	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
-		var earlier, current nft.KernelState
-		if staged != nil {
-			earlier = staged.modes[i]
+		var previous, current nft.KernelState
+		if staged {
+			previous = earlier.modes[i]
 		}
 		if r.mode == want.Mode() || depth > nft.Contents {
-			current, err = r.read(c, want, k.right, depth, earlier)
+			current, err = r.read(c, want, k.right, depth, previous)
 			if err != nil {
 				return nil, err
 			}
@@ -70,11 +73,14 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, st
 	}
 	// In mode iptables-nft, a policy without IPv6 leaves the chain of one with it.
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
-	if depth > nft.Contents || depth == nft.Contents && withoutIPv6 {
-		if staged != nil && !staged.stale {
-			s.leftover = staged.leftover
-			return s, nil
+	switch {
+	case depth < nft.Contents, depth == nft.Contents && !withoutIPv6:
+	case earlier != nil && !earlier.stale:
+		s.leftover = earlier.leftover
+		if !staged {
+			s.generation = earlier.generation
 		}
+	default:
 		found, err := older.Find(c, want)
 		if err != nil {
 			return nil, err
@@ -153,6 +159,7 @@ func (s *State) metOthers(err error) error {
 
 // carryOut turns the state into the wanted one.
 func (s *State) carryOut(ctx context.Context) error {
+	s.written = true
 	if s.wanted != nil {
 		if err := s.wanted.Stage(ctx, s.commit); err != nil {
 			return err
