@@ -285,8 +285,12 @@ func (n *testNode) start(args ...string) *daemon {
 
 func (n *testNode) startIn(env []string, args ...string) *daemon {
 	n.t.Helper()
-	d := n.startCommand(n.command(env,
-		append([]string{"run", "--log-format", "json", "--config", n.path, "--probe-socket", n.socket}, args...)...))
+	cmd := n.command(env,
+		append([]string{"run", "--log-format", "json", "--config", n.path, "--probe-socket", n.socket}, args...)...)
+	if program := agent.Prebuilt(); env == nil && program != "" { // which starts sooner
+		cmd.Path = program
+	}
+	d := n.startCommand(cmd)
 	for { // it may report what it finds before
 		if line := d.await("listening"); !strings.Contains(line.Text("address"), ":") {
 			break

@@ -639,7 +639,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	for file, want := range tampered() {
-		for part := range slices.Chunk(script.Read(t, filepath.Join("testdata", "tamperings", file+".txt")), 20) {
+		for part := range slices.Chunk(script.Read(t, filepath.Join("testdata", "tamperings", file+".txt")), 10) {
 			t.Run(file, func(t *testing.T) {
 				t.Parallel()
 				n := modes.New(t, native.Read)
@@ -668,10 +668,10 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 							revert(t, n, s, odd)
 						}
 						n.Apply(t, want, nft.Contents)
-						if diff := cmp.Diff(before, listing(t, n)); diff != "" {
-							t.Errorf("listing (-before +after):\n%s", diff)
-						}
 					})
+				}
+				if diff := cmp.Diff(before, listing(t, n)); diff != "" {
+					t.Errorf("nft finds what is left of one of these attacks (-before +after):\n%s", diff)
 				}
 			})
 		}

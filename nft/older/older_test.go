@@ -189,17 +189,17 @@ func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const agents = `counter accept comment "ip-masq-agent: local traffic is not subject to MASQUERADE"`
+	tables := []string{
+		"ip nat", "ip6 nat", "inet nat", "inet firewall", "ip filter", "ip6 mangle", "arp filter", "bridge nat", "netdev nat",
+	}
+	ns, c := dialNS(t)
 	for _, name := range []string{"IP-MASQ", "NON-MASQUERADE-DAEMON", "ip-masq"} {
 		for _, rules := range []string{"counter drop", agents, agents + "; counter drop", ""} {
-			ns, c := dialNS(t)
-			tables := []string{
-				"ip nat", "ip6 nat", "inet nat", "inet firewall", "ip filter", "ip6 mangle", "arp filter", "bridge nat",
-				"netdev nat",
-			}
+			text := "flush ruleset\n"
 			for _, table := range tables {
-				nfttest.NFT(t, ns, fmt.Sprintf("table %s { chain %s { %s; }; chain other { counter drop; }; }", table, name,
-					rules), "-f", "-")
+				text += fmt.Sprintf("table %s { chain %s { %s; }; chain other { counter drop; }; }\n", table, name, rules)
 			}
+			nfttest.NFT(t, ns, text, "-f", "-")
 			var want []string
 			if name != "ip-masq" { // to which nothing of an agent's leads
 				want = []string{"ip nat", "ip6 nat"}

@@ -39,7 +39,7 @@ func query(source, destination string) others.Query {
 
 func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 	n := nfttest.NewNode(t)
-	for _, tt := range []struct {
+	all := []struct {
 		rule  string
 		named bool
 	}{
@@ -78,20 +78,31 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr vmap { 10.1.0.0 : accept, * : drop }", false},
 		{"ip protocol tcp accept", false},
 		{"ip6 daddr fd00::1 accept", false},
-	} {
-		nfttest.NFT(t, n, fmt.Sprintf(`flush ruleset
+	}
+	for part := range slices.Chunk(all, 12) { // so many are named
+		text := `flush ruleset
 			table inet x {
 				set plain { type ipv4_addr; elements = { 10.9.0.9, 10.9.0.7 }; }
 				set intervals { type ipv4_addr; flags interval; elements = { 10.9.0.0/30, 10.9.0.8/29 }; }
-				chain y { %s; }
-			}`, tt.rule), "-f", "-")
-		var want []others.Rule
-		got := find(t, n, query("10.244.1.2", "10.9.0.9"))
-		if tt.named && len(got) == 1 {
-			want = []others.Rule{{Table: "inet x", Chain: "y", Handle: got[0].Handle, Command: "nft -a list chain inet x y"}}
+		`
+		for i, tt := range part {
+			text += fmt.Sprintf("chain y%d { %s; }\n", i, tt.rule)
 		}
-		if !slices.Equal(got, want) || tt.named != (len(got) == 1 && got[0].Handle != 0) {
-			t.Errorf("%s: %v", tt.rule, got)
+		nfttest.NFT(t, n, text+"}", "-f", "-")
+		found := map[string]others.Rule{}
+		for _, r := range find(t, n, query("10.244.1.2", "10.9.0.9")) {
+			if _, twice := found[r.Chain]; twice || r.Handle == 0 {
+				t.Errorf("%+v is found twice, or has no handle", r)
+			}
+			found[r.Chain] = r
+		}
+		for i, tt := range part {
+			chain := fmt.Sprint("y", i)
+			got, named := found[chain]
+			want := others.Rule{Table: "inet x", Chain: chain, Handle: got.Handle, Command: "nft -a list chain inet x " + chain}
+			if named != tt.named || named && got != want {
+				t.Errorf("%s: found %t: %+v", tt.rule, named, got)
+			}
 		}
 	}
 }

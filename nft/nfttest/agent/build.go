@@ -18,7 +18,7 @@ const prebuilt = "NFT_MASQ_AGENT_TEST_PROGRAM"
 var builtIn string
 
 var build = sync.OnceValues(func() (program string, err error) {
-	if program = os.Getenv(prebuilt); program != "" {
+	if program = Prebuilt(); program != "" {
 		return program, nil
 	}
 	if builtIn, err = os.MkdirTemp("", "nft-masq-agent-test-"); err != nil {
@@ -33,6 +33,9 @@ var build = sync.OnceValues(func() (program string, err error) {
 	}
 	return program, nil
 })
+
+// Prebuilt returns the path of the program if it need not be built; "" otherwise.
+func Prebuilt() string { return os.Getenv(prebuilt) }
 
 // Program returns the path of the program, which is built as make does, once for
 // all tests of a package. Their TestMain calls [Main].
