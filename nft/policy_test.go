@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -223,6 +224,44 @@ func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
 		if diff := cmp.Diff(want(tt.removed), tt.before.Additions(tt.after, 5)); diff != "" {
 			t.Errorf("removed (-want +got):\n%s", diff)
 		}
+	}
+}
+
+// What has changed is found at less cost than a policy has, however long the lists are: until then the loop of the agent
+// does nothing else.
+func TestAdditionsCostLessThanThePolicy(t *testing.T) {
+	t.Parallel()
+	const entries, long = 64, 1850
+	with := func(changed byte) config.Config {
+		c := config.Config{}
+		for i := range entries {
+			r := config.SNATRule{Addresses: cases.CIDRs("198.51.100.1/32")}
+			for j := range long {
+				a := netip.AddrFrom4([4]byte{byte(100 + i), byte(j >> 7), byte(j << 1), 0})
+				r.To = append(r.To, config.CIDR{Prefix: netip.PrefixFrom(a, 24)})
+			}
+			c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, r.To...)
+			c.SNATRules = append(c.SNATRules, r)
+		}
+		one := config.CIDR{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{99, changed, 0, 0}), 24)}
+		c.NonMasqueradeCIDRs = append(c.NonMasqueradeCIDRs, one)
+		c.SNATRules[entries-1].To = append(c.SNATRules[entries-1].To, one)
+		return c
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := nft.NewPolicy(with(1), nft.Options{Layout: native.Layout{}})
+	begun := nfttest.ThreadTime()
+	after := nft.NewPolicy(with(2), nft.Options{Layout: native.Layout{}})
+	compiled := nfttest.ThreadTime()
+	found := after.Additions(before, 5)
+	compared := nfttest.ThreadTime()
+	want := nft.Entries{First: []string{"nonMasqueradeCIDRs: 99.2.0.0/24", "snatRules: entry 64"}, Count: 2}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("added (-want +got):\n%s", diff)
+	}
+	if compared-compiled > compiled-begun {
+		t.Errorf("the comparison cost %s, and the policy %s", compared-compiled, compiled-begun)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -219,11 +218,11 @@ func processor(t *testing.T, k *Kernel, want nft.Ruleset, depth nft.Depth) time.
 	const times = 5
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	begun := threadTime()
+	begun := nfttest.ThreadTime()
 	for range times {
 		apply(t, k, want, depth)
 	}
-	return ((threadTime() - begun) / times).Round(time.Microsecond * 10)
+	return ((nfttest.ThreadTime() - begun) / times).Round(time.Microsecond * 10)
 }
 
 // slowness returns how many times as long as on an idle machine something takes that only computes: other programs, and
@@ -232,14 +231,8 @@ func slowness() float64 {
 	const work = 10 * time.Millisecond
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	begun, used := time.Now(), threadTime()
-	for threadTime()-used < work {
+	begun, used := time.Now(), nfttest.ThreadTime()
+	for nfttest.ThreadTime()-used < work {
 	}
 	return max(1, time.Since(begun).Seconds()/work.Seconds())
-}
-
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	nfttest.Check(unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts))
-	return time.Duration(ts.Nano())
 }

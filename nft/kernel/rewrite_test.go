@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -113,6 +115,30 @@ func TestTableIsReplacedNextToAProgramThatCommitsAllTheTime(t *testing.T) {
 				t.Errorf("then there are %q, %v", left, err)
 			}
 		})
+	}
+}
+
+// A check next to a program that commits reads few rules, however many blocks there are: their number is in the list of
+// chains.
+func TestCheckReadsNoRulesOfBlocks(t *testing.T) {
+	t.Parallel()
+	var listed []string
+	k := (&faults{dial: dialIn(nfttest.NewNS(t, "node")), before: func(_ call, msgs []netlink.Message) {
+		m := msgs[0]
+		if isRequest(m, unix.NFT_MSG_GETRULE) {
+			listed = append(listed, nfnetlink.Attrs(m.Data[4:]).Str(unix.NFTA_RULE_CHAIN))
+		}
+	}}).open()
+	t.Cleanup(func() { _ = k.Close() })
+	want := withBlocks("", 250)
+	apply(t, k, want, nft.Contents)
+	for depth, chains := range map[nft.Depth][]string{
+		nft.Frame: {"node-ports", "pod-ports", "postrouting"}, nft.Contents: {""}, // all chains in one list
+	} {
+		listed = nil
+		if diffs := apply(t, k, want, depth); len(diffs) > 0 || !slices.Equal(listed, chains) {
+			t.Errorf("depth %d: differences %q, and the rules of %q are listed, want %q", depth, diffs, listed, chains)
+		}
 	}
 }
 
