@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -49,73 +50,58 @@ func (f *file) isManifest(root *yaml.Node) bool {
 	return true
 }
 
-// Unwrap returns the config in a ConfigMap manifest: its entry config or ip-masq-agent, or
-// else its only entry, and a note about it. If the entry is a block scalar, positions refer
-// to the manifest. Syntax errors are left to Parse.
+// Unwrap returns the config in a ConfigMap manifest: its entry config or ip-masq-agent, or else its
+// only entry, and a note about it. If the entry is a block scalar, positions refer to the manifest.
+// Syntax errors are left to Parse.
 func Unwrap(s Source) (config Source, note *Problem, err error) {
-	if countNodes(string(s.Data), maxNodes) > maxNodes {
-		return s, nil, nil
-	}
 	root, err := parseYAML(bytes.NewReader(s.Data))
 	if err != nil || root == nil {
 		return s, nil, nil //nolint:nilerr // Parse reports the error
 	}
 	var manifest struct {
 		Kind string
-		Data yaml.Node
+		Data map[string]yaml.Node
 	}
 	fail := func(n *yaml.Node, format string, args ...any) (Source, *Problem, error) {
-		position := Position{s.Name, max(n.Line, 1), max(n.Column, 1)}
+		position := Position{s.Name, n.Line, n.Column}
 		return s, nil, Problems{{ID: "manifest", Level: Error, Pos: position, Msg: fmt.Sprintf(format, args...)}}
 	}
 	if root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
 		return fail(root, "this is no ConfigMap manifest: leave --manifest out")
 	}
-	for i := 0; i < len(root.Content); i += 2 {
-		if key := root.Content[i]; knownKey(key.Value) != nil {
-			return fail(key, `%s is outside of the data of the ConfigMap: indent all of the config below "config: |"`, key.Value)
+	names := slices.Sorted(maps.Keys(manifest.Data))
+	for _, name := range names {
+		if value := manifest.Data[name]; value.Kind != yaml.ScalarNode || value.Tag != "!!str" {
+			return fail(&value, `the entry %s of the ConfigMap is %s, want a text: indent all of the config below "config: |"`,
+				Printable(name), kind(&value))
 		}
 	}
-	entries := manifest.Data.Content
-	var name, value *yaml.Node
-	for i := 0; i+1 < len(entries); i += 2 {
-		key := entries[i]
-		if v := entries[i+1]; v.Kind != yaml.ScalarNode || v.Tag != "!!str" {
-			return fail(v, `the entry %s of the ConfigMap is %s, want a text: indent all of the config below "config: |"`,
-				Printable(key.Value), kind(v))
+	if len(names) > 1 {
+		names = []string{"config", "ip-masq-agent"}
+	}
+	for _, name := range names {
+		value, found := manifest.Data[name]
+		if !found {
+			continue
 		}
-		if len(entries) == 2 || key.Value == "config" || key.Value == "ip-masq-agent" && name == nil {
-			name = key
-			value = entries[i+1]
+		config = Source{Name: s.Name, Data: []byte(value.Value)}
+		if value.Style&yaml.LiteralStyle != 0 {
+			config.Data = []byte(inPlace(value.Value, string(s.Data), value.Line))
 		}
+		note = &Problem{
+			ID: "configMap", Level: Note, Pos: Position{s.Name, value.Line, value.Column},
+			Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name)),
+		}
+		return config, note, nil
 	}
-	if name == nil {
-		return fail(&manifest.Data, "none of the %d entries of the ConfigMap is named config or ip-masq-agent",
-			len(entries)/2)
-	}
-	config = Source{Name: s.Name, Data: []byte(value.Value)}
-	if value.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 {
-		config.Data = block(string(s.Data), value.Line, name.Column)
-	}
-	note = &Problem{
-		ID: "configMap", Level: Note, Pos: Position{s.Name, value.Line, value.Column},
-		Msg: fmt.Sprintf("the entry %s of a ConfigMap is read", Printable(name.Value)),
-	}
-	return config, note, nil
+	return fail(root, "none of the %d entries of the ConfigMap is named config or ip-masq-agent", len(manifest.Data))
 }
 
-// block returns the text with every line blanked except those of the block scalar
-// that begins after a line and is indented by at least so many spaces, so that
-// positions stay the same.
-func block(text string, line, indent int) []byte {
-	lines := strings.Split(text, "\n")
-	ended := false
-	for i, l := range lines {
-		content := strings.TrimLeft(l, " ")
-		ended = ended || i >= line && strings.TrimSpace(content) != "" && len(l)-len(content) < indent
-		if i < line || ended {
-			lines[i] = ""
-		}
-	}
-	return []byte(strings.Join(lines, "\n"))
+// inPlace returns the value of a block scalar that begins after a line of a text, behind as many
+// empty lines and indented as there, so that positions stay the same.
+func inPlace(value, text string, line int) string {
+	block := strings.Join(strings.Split(text, "\n")[line:], "\n")
+	block = strings.TrimLeft(block, "\n")
+	indent := block[:len(block)-len(strings.TrimLeft(block, " "))]
+	return strings.Repeat("\n", line) + indent + strings.ReplaceAll(value, "\n", "\n"+indent)
 }

@@ -199,23 +199,16 @@ func scalar[T comparable](
 	}
 }
 
-// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2
-// would read it otherwise: it has no default list once there is a file, and reads
-// only names that begin with ip-masq.
+// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2 would read it
+// otherwise: it has no default list once there is a file, whose name begins with ip-masq.
 func (p *parser) checkDirectory(sources []Source) {
-	if len(sources) > 0 && !slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored }) {
+	read := slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored })
+	if p.joined && !read {
 		p.add(Warning, "nothingRead", Position{File: filepath.Dir(p.files[0].name)},
 			"no file in this directory is read: the built-in defaults apply")
 	}
 	_, listed := p.set[KeyNonMasqueradeCIDRs]
-	ofTheirs := func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") }
-	theirs := slices.IndexFunc(p.files, ofTheirs)
-	for i, f := range p.files {
-		if p.joined && theirs >= 0 && !ofTheirs(f) && !sources[i].Ignored {
-			p.add(Warning, "notTheirs", Position{File: f.name},
-				"ip-masq-agent-v2 does not read this file, because its name does not begin with ip-masq; this agent does")
-		}
-	}
+	theirs := slices.IndexFunc(p.files, func(f *file) bool { return strings.HasPrefix(filepath.Base(f.name), "ip-masq") })
 	if p.joined && !listed && theirs >= 0 {
 		p.add(Warning, "noList", Position{File: p.files[theirs].name},
 			"no file in this directory sets %s: its default applies, but ip-masq-agent-v2 exempts link-local "+

@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -71,8 +70,6 @@ type Problem struct {
 	Msg string `json:"message"`
 	// Details are the reason and what to do, one per line, if the message does not have them.
 	Details string `json:"details,omitempty"`
-
-	source string // the line; empty if too long or if nothing of the file may be quoted
 }
 
 // Pos is the position of a [Problem], whose JSON has the same fields.
@@ -93,22 +90,6 @@ func (p Problem) Error() string {
 	}
 	return text
 }
-
-// Caret returns the source line and, below it, a caret pointing at the problem,
-// or "" without a line. Unprintable characters are replaced.
-func (p Problem) Caret() string {
-	if p.source == "" {
-		return ""
-	}
-	line := []rune(unprintable.ReplaceAllString(string([]rune(p.source)), "\uFFFD"))
-	indent := line[:min(p.Pos.Col-1, len(line))]
-	return string(line) + "\n" + notTab.ReplaceAllString(string(indent), " ") + "^"
-}
-
-var (
-	unprintable = regexp.MustCompile(`[^\t \pL\pM\pN\pP\pS]`)
-	notTab      = regexp.MustCompile(`[^\t]`)
-)
 
 // Problems are ordered by file and position. As an error they are those of which
 // at least one is a fault.
@@ -177,9 +158,8 @@ func (r *report) add(level Level, id string, position Position, format string, a
 	}
 }
 
-// sorted returns the problems, ordered by file and position, with their source
-// lines, and without the duplicates that come from a mapping merged twice. Those not
-// kept are counted at the end.
+// sorted returns the problems, ordered by file and position, without the duplicates that
+// come from a mapping merged twice. Those not kept are counted at the end.
 func (p *parser) sorted() Problems {
 	order := map[string]int{}
 	for i, f := range p.files {
@@ -190,7 +170,7 @@ func (p *parser) sorted() Problems {
 	problems := slices.Compact(p.kept)
 	for i, problem := range problems {
 		if problem.Pos.Line > 0 {
-			problems[i] = p.files[order[problem.Pos.File]].show(problem)
+			problems[i].Pos = p.files[order[problem.Pos.File]].clamp(problem.Pos)
 		}
 	}
 	for i, n := range p.found {

@@ -120,23 +120,19 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 		f.report(Error, "invalidEntry", item, "an entry of %s has none of from, to and out: for all connections, use %s",
 			KeySNATRules, KeySNATAddresses)
 	}
-	for _, list := range [][]CIDR{r.From, r.To} {
-		for _, family := range []string{"IPv4", "IPv6"} {
-			isOfFamily := func(c CIDR) bool { return c.Addr().Is6() == (family == "IPv6") }
-			matched := slices.ContainsFunc(list, isOfFamily)
-			translated := slices.ContainsFunc(r.Addresses, isOfFamily)
-			if f.found[Error] != errorsBefore || len(list) == 0 || matched == translated {
-				continue
-			}
-			present, absent := "from or to", "addresses"
-			if translated {
-				present, absent = absent, present
-			}
-			f.report(Warning, "noEffect", item, "an entry of %s has %s in %s, but not in %s: it never matches that",
-				KeySNATRules, family, present, absent)
-		}
+	if f.found[Error] == errorsBefore && !r.matches(false) && !r.matches(true) {
+		f.report(Warning, "noEffect", item, "an entry of %s never matches: from, to and addresses have no family in common",
+			KeySNATRules)
 	}
 	return r
+}
+
+// matches reports whether connections of a family can match the entry.
+func (r SNATRule) matches(ipv6 bool) bool {
+	included := func(list []CIDR) bool {
+		return slices.ContainsFunc(list, func(c CIDR) bool { return c.Addr().Is6() == ipv6 })
+	}
+	return included(r.Addresses) && (len(r.From) == 0 || included(r.From)) && (len(r.To) == 0 || included(r.To))
 }
 
 func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {

@@ -72,6 +72,8 @@ func Read(path string) ([]Source, error) {
 // neither a file nor a directory.
 var ErrMissing = errors.New("no config file")
 
+const notRegular = "it is neither a file nor a directory"
+
 func missing(path, reason string) error {
 	return fmt.Errorf("%w at %s: %s", ErrMissing, Printable(path), reason)
 }
@@ -94,7 +96,7 @@ func readPath(path string) ([]Source, error) {
 		}
 		return sources, err
 	case !info.Mode().IsRegular():
-		return nil, notRegular(path, info)
+		return nil, missing(path, notRegular)
 	}
 	s, err := readRegular(path, maxSize)
 	if err != nil {
@@ -197,7 +199,7 @@ func readRegular(path string, limit int) (s Source, err error) {
 		return s, readError(err)
 	}
 	if !info.Mode().IsRegular() {
-		return s, notRegular(path, info)
+		return s, missing(path, notRegular)
 	}
 	var data bytes.Buffer
 	data.Grow(int(min(info.Size(), int64(limit))) + bytes.MinRead)
@@ -216,25 +218,6 @@ func tooLarge(name string, joined bool) Problem {
 		msg = "with this file, the files are larger than 4 MiB together"
 	}
 	return Problem{ID: "tooLarge", Pos: Position{name, 1, 1}, Msg: msg}
-}
-
-func notRegular(path string, info fs.FileInfo) error {
-	return missing(path, "not a regular file ("+fileType(info.Mode())+")")
-}
-
-// fileType names the type of a file that is neither regular nor a directory.
-func fileType(mode fs.FileMode) string {
-	switch {
-	case mode&fs.ModeNamedPipe != 0:
-		return "named pipe"
-	case mode&fs.ModeSocket != 0:
-		return "socket"
-	case mode&fs.ModeCharDevice != 0:
-		return "character device"
-	case mode&fs.ModeDevice != 0:
-		return "block device"
-	}
-	return mode.String()
 }
 
 // readError wraps an error of the operating system, with control characters escaped.

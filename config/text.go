@@ -18,10 +18,6 @@ type text struct {
 	s     string
 	json  bool
 	split []string // filled by lines
-
-	// Whether there is a key of a config, or a misspelled one. Nothing is quoted
-	// from any other text: it may be a Secret, mounted by mistake.
-	hasKey bool
 }
 
 func newText(s Source) *text {
@@ -41,7 +37,6 @@ func newText(s Source) *text {
 		breaks = jsonLineBreaks
 	}
 	t.s = breaks.Replace(strings.TrimPrefix(t.s, byteOrderMark))
-	t.hasKey = hasKey(t.s)
 	return t
 }
 
@@ -61,40 +56,13 @@ func (t *text) lines() []string {
 	return t.split
 }
 
-// maxLine is the longest line, in bytes, that a Problem shows, so that many
-// problems in one long line take no more than linear time.
-const maxLine = 500
-
-// show adds the source line to a problem, and clamps its position to the text:
-// yaml.v3 reports something missing at the end as after the last line.
-func (t *text) show(p Problem) Problem {
-	p.Pos.Line = min(p.Pos.Line, len(t.lines()))
-	if l := t.lines()[p.Pos.Line-1]; len(l) <= maxLine {
-		if t.hasKey {
-			p.source = l
-		}
-		p.Pos.Col = min(p.Pos.Col, utf8.RuneCountInString(l)+1)
-	}
+// clamp returns the position in the text that is nearest to one: yaml.v3 reports something
+// missing at the end as after the last line.
+func (t *text) clamp(p Position) Position {
+	p.Line = min(p.Line, len(t.lines()))
+	p.Col = min(p.Col, utf8.RuneCountInString(t.lines()[p.Line-1])+1)
 	return p
 }
-
-// hasKey reports whether there is a key of a config, or a misspelled one, before
-// one of the first thousand colons of a text.
-func hasKey(s string) bool {
-	for range 1000 {
-		name := keyName.FindStringSubmatchIndex(s)
-		if name == nil {
-			return false
-		}
-		if likelyKey(s[name[2]:name[3]]) != "" {
-			return true
-		}
-		s = s[name[1]:]
-	}
-	return false
-}
-
-var keyName = regexp.MustCompile(`([A-Za-z0-9_-]+)["' ]*:`)
 
 func (t *text) at(offset int) Position {
 	head := t.s[:offset]

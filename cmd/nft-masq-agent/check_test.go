@@ -2,15 +2,10 @@ package main
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
-
-	"nft-masq-agent/nft/nfttest"
 )
 
 // An environment without functions panics when the node is read.
@@ -62,34 +57,6 @@ func TestStandardInputCanBeTheConfig(t *testing.T) {
 				want == exitFailed && !strings.Contains(out.String(), "standard input:1:16: ") {
 				t.Errorf("%s, %q: exit code %d: %s", args, input, code, out.String())
 			}
-		}
-	}
-}
-
-func TestTerminalOutputShowsTheLineOfTheFile(t *testing.T) {
-	path, empty := filepath.Join(t.TempDir(), "c"), filepath.Join(t.TempDir(), "empty")
-	nfttest.Check(os.WriteFile(empty, nil, 0o644))
-	var notes strings.Builder
-	e := testEnvironment(t, io.Discard, &notes)
-	e.terminal = true
-	dispatch(t.Context(), commands(), []string{"render", empty}, e)
-	if strings.Count(notes.String(), "\n") != 1 {
-		t.Errorf("of an empty file: %q", notes.String())
-	}
-	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs:\n  - 10.0.0.1/8\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	message := path + `:2:5: "10.0.0.1/8" has host bits set: write "10.0.0.0/8"` + "\n"
-	for terminal, want := range map[bool]string{
-		false: message,
-		true:  message + "  - 10.0.0.1/8\n    ^\n",
-	} {
-		var stderr strings.Builder
-		e := testEnvironment(t, io.Discard, &stderr)
-		e.terminal = terminal
-		dispatch(t.Context(), commands(), []string{"check", "--config", path}, e)
-		if diff := cmp.Diff(want, stderr.String()); diff != "" {
-			t.Errorf("terminal %t (-want +got):\n%s", terminal, diff)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func thisProcess(socket string, stdout, stderr *strings.Builder) environment {
 	e.socket = socket
 	e.stdout = stdout
 	e.stderr = stderr
-	e.terminal, e.fit, e.person = false, false, false
+	e.fit, e.person = false, false
 	return e
 }
 

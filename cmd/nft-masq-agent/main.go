@@ -40,8 +40,7 @@ type environment struct {
 	command        string // its name
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	terminal       bool   // whether stderr is one
-	fit            bool   // whether stdout is one
+	fit            bool   // whether stdout is a terminal
 	person         bool   // whether a person has typed the command line, not in a pod
 	asks           bool   // whether stdin and stderr are terminals, so that a question can be answered
 	proc           string // mount point of procfs
@@ -59,7 +58,6 @@ func theEnvironment() environment {
 		stdin:     os.Stdin,
 		stdout:    os.Stdout,
 		stderr:    os.Stderr,
-		terminal:  err == nil,
 		fit:       noTerminal == nil,
 		asks:      err == nil && noInput == nil,
 		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",

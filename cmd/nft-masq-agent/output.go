@@ -51,7 +51,7 @@ func (e environment) reply(format string, a cli.Answer, files ...config.Problem)
 }
 
 // fail reports why a command failed: each problem of the files on a line that begins with its
-// position and, on a terminal, followed by the line of the file. As JSON it is an answer.
+// position. As JSON it is an answer.
 func (e environment) fail(asJSON bool, err error) {
 	problems := config.Problems{{ID: "failed", Msg: err.Error()}}
 	see := ""
@@ -80,9 +80,6 @@ func (e environment) printProblems(problems config.Problems) {
 			severity = p.Level.String() + ": "
 		}
 		_, _ = fmt.Fprintf(e.stderr, "%s%v\n", severity, p)
-		if caret := p.Caret(); e.terminal && caret != "" {
-			_, _ = fmt.Fprintln(e.stderr, caret)
-		}
 	}
 }
 

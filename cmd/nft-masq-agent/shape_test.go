@@ -45,8 +45,8 @@ func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
 		}
 		t.Setenv("KUBERNETES_SERVICE_HOST", strings.Repeat("1", i>>2))
 		e := theEnvironment()
-		got := [3]bool{e.terminal, e.fit, e.person}
-		if want := [3]bool{stderr, stdout, stdout && stderr && !pod}; got != want {
+		got := [2]bool{e.fit, e.person}
+		if want := [2]bool{stdout, stdout && stderr && !pod}; got != want {
 			t.Errorf("stdout %t, stderr %t, pod %t: %v, want %v", stdout, stderr, pod, got, want)
 		}
 	}
