@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
 )
@@ -62,11 +61,9 @@ func (o *opening) step(word, text string, enforce func(config string)) {
 	case "run":
 		nfttest.Run(o.t, o.NS, "", words[0], words[1:]...)
 	case "route": // the kernel adds that to an address of IPv6 later
-		for end := time.Now().Add(timeout); time.Now().Before(end); {
-			if strings.Contains(nfttest.Run(o.t, o.NS, "", "ip", "-6", "route", "show", "table", "local"), text) {
-				break
-			}
-		}
+		nfttest.Until(o.t, text, func() bool {
+			return strings.Contains(nfttest.Run(o.t, o.NS, "", "ip", "-6", "route", "show", "table", "local"), text)
+		})
 	case "from":
 		from, err := strconv.ParseUint(text, 10, 16)
 		o.check(err)

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
@@ -176,18 +175,18 @@ func (n trafficNode) temporary(network string) string {
 	}
 	nfttest.Run(n.t, n.top.Node, "", "ip", "address", "add", network, "dev", "eth0", "nodad", "mngtmpaddr")
 	within := netip.MustParsePrefix(network).Masked()
-	for begun := time.Now(); ; { // until it is usable
+	address := ""
+	nfttest.Until(n.t, "a temporary address that is usable", func() bool {
 		text := nfttest.Run(n.t, n.top.Node, "", "ip", "-6", "-o", "address", "show", "dev", "eth0", "temporary")
 		for word := range strings.FieldsSeq(text) {
 			p, err := netip.ParsePrefix(word)
 			if err == nil && within.Contains(p.Addr()) && !strings.Contains(text, "tentative") {
-				return p.Addr().String()
+				address = p.Addr().String()
 			}
 		}
-		if time.Since(begun) > timeout {
-			n.t.Fatalf("there is no temporary address: %s", text)
-		}
-	}
+		return address != ""
+	})
+	return address
 }
 
 // SNAT never uses a temporary address, masquerading does, also one of a list.

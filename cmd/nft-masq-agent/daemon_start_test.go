@@ -201,7 +201,11 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 	cmd.Stdout = write
 	p, err := n.Start(cmd)
 	n.check(err)
-	t.Cleanup(func() { _ = p.Kill() })
+	t.Cleanup(func() {
+		_ = p.Kill()
+		_ = read.Close()
+		<-p.Done()
+	})
 	lines := bufio.NewScanner(read)
 	if lines.Scan(); !strings.HasPrefix(lines.Text(), "waiting: ") ||
 		!strings.Contains(lines.Text(), "connection refused") {

@@ -221,6 +221,12 @@ func (n *testNode) holds(want nft.Ruleset) {
 	}
 }
 
+// comes waits for the wanted rules.
+func (n *testNode) comes(what string, want nft.Ruleset) {
+	n.t.Helper()
+	nfttest.Until(n.t, what, func() bool { return len(n.differences(want)) == 0 })
+}
+
 // optionsOf parses flags of run.
 func optionsOf(t testing.TB, args ...string) cli.Options {
 	t.Helper()
@@ -356,16 +362,14 @@ func (d *daemon) forgive(event string) {
 // until waits for something that the log does not show.
 func (d *daemon) until(what string, holds func() bool) {
 	d.t.Helper()
-	late := time.After(timeout)
-	for pause := time.Millisecond; !holds(); pause = min(2*pause, 50*time.Millisecond) {
+	nfttest.Until(d.t, what, func() bool {
 		select {
-		case <-time.After(pause):
 		case <-d.Done():
 			d.t.Fatalf("the agent ended before %s", what)
-		case <-late:
-			d.t.Fatalf("%s never comes", what)
+		default:
 		}
-	}
+		return holds()
+	})
 }
 
 // applied waits until the agent has written the wanted rules, and checks that the

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
@@ -76,11 +75,7 @@ func (u *updater) start(program string) *agent.Agent {
 
 func (u *updater) await(what string, so func() bool) {
 	u.t.Helper()
-	for end := time.Now().Add(time.Minute); !so(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			u.t.Fatalf("%s: not within a minute", what)
-		}
-	}
+	nfttest.Until(u.t, what, so)
 }
 
 // rules are all rules of the node, with handles: what is written again has others.

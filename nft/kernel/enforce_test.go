@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -241,13 +240,13 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 		{"at first", empty, true}, {"full", full.String() + "}", false}, {"flooded", empty, true}, {"later", empty, true},
 	} {
 		// The kernel still counts an element that it is about to free, which a flush does not find: ENFILE.
-		for end := time.Now().Add(nfttest.Patient(time.Minute)); ; {
-			if _, err := w.Node.Output(step.script, "nft", "-f", "-"); err == nil {
-				break
-			} else if time.Now().After(end) || !strings.Contains(err.Error(), "Too many open files in system") {
+		nfttest.Until(t, "room in the set", func() bool {
+			_, err := w.Node.Output(step.script, "nft", "-f", "-")
+			if err != nil && !strings.Contains(err.Error(), "Too many open files in system") {
 				t.Fatal(err)
 			}
-		}
+			return err == nil
+		})
 		if step.name == "flooded" {
 			spoof(t, w.Pod, nfttest.FullRounds(2_000, 70_000))
 		}
@@ -257,19 +256,16 @@ func TestFloodOfSourcesDelaysHairpinsAlone(t *testing.T) {
 			}
 		}
 		inSync(t, w.Node, want)
-		if !step.reaches && reachesItself() {
-			t.Errorf("%s: the pod reaches itself, so the set is not full", step.name)
+		if step.name == "flooded" {
+			nfttest.Until(t, "the pod's way to itself", reachesItself)
+		} else if step.reaches != reachesItself() {
+			t.Fatalf("%s: the pod reaches itself: %t", step.name, !step.reaches)
 		}
-		for end := time.Now().Add(nfttest.Patient(time.Minute)); step.reaches && !reachesItself(); {
-			if step.name != "flooded" || time.Now().After(end) {
-				t.Fatalf("%s: the pod does not reach itself", step.name)
-			}
-		}
-		for end := time.Now().Add(nfttest.Patient(time.Minute)); step.reaches && strings.Contains(
-			nfttest.NFT(t, w.Node, "", "list", "set", "inet", nft.TableName, "self-v4-a"), "elements"); {
-			if time.Now().After(end) {
-				t.Fatal("the set does not forget")
-			}
+		if step.reaches {
+			nfttest.Until(t, "an empty set", func() bool {
+				set := nfttest.NFT(t, w.Node, "", "list", "set", "inet", nft.TableName, "self-v4-a")
+				return !strings.Contains(set, "elements")
+			})
 		}
 	}
 }

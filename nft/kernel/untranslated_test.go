@@ -418,11 +418,7 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 					t.Fatal(err)
 				}
 				conn := connect(t, w.Node)
-				for end := time.Now().Add(within); dropped(t, conn, ipv6) == 0; {
-					if time.Now().After(end) {
-						t.Fatal("nothing is dropped")
-					}
-				}
+				nfttest.Until(t, "a dropped packet", func() bool { return dropped(t, conn, ipv6) > 0 })
 				_ = d.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 				if n, err := d.Read(make([]byte, 1)); err == nil {
 					t.Errorf("%d bytes come back through a connection whose packets are dropped, want none", n)

@@ -45,6 +45,18 @@ func Patient(d time.Duration) time.Duration {
 	return time.Duration(max(slow, busy)) * d
 }
 
+// Until waits for something that no event tells.
+func Until(tb testing.TB, what string, holds func() bool) {
+	tb.Helper()
+	end := time.Now().Add(Patient(15 * time.Second))
+	for pause := time.Millisecond; !holds(); pause = min(2*pause, 50*time.Millisecond) {
+		if time.Now().After(end) {
+			tb.Fatalf("%s: never comes", what)
+		}
+		time.Sleep(pause)
+	}
+}
+
 // Rounds returns how often a test repeats something: with -short, usually, and if
 // [Long].
 func Rounds(short, usual, most int) int {

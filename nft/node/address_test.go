@@ -195,15 +195,10 @@ address add 169.254.7.7/16 dev eth0
 address add 2001:db8::11/64 dev eth0 nodad mngtmpaddr
 address add 2001:db8::12/64 dev eth0 nodad preferred_lft 0
 address add 203.0.113.1/24 dev eth1`)
-	for begun := time.Now(); ; { // until a temporary address is usable, without which the test shows nothing
+	nfttest.Until(t, "a temporary address, without which the test shows nothing", func() bool {
 		text := nfttest.Run(t, ns, "", "ip", "-6", "address", "show", "dev", "eth0", "temporary")
-		if strings.Contains(text, "inet6 2001:db8:") && !strings.Contains(text, "tentative") {
-			break
-		}
-		if time.Since(begun) > 30*time.Second {
-			t.Fatalf("there is no temporary address:\n%s", text)
-		}
-	}
+		return strings.Contains(text, "inet6 2001:db8:") && !strings.Contains(text, "tentative")
+	})
 	want := "10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12"
 	if diff := cmp.Diff(want, texts(nfttest.In(t, ns, Addresses))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
