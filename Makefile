@@ -135,8 +135,9 @@ mutate: deps ## develop: Show what fast tests see of small changes (about an hou
 	nice -n 5 go run ./nft/nfttest/mutate $(MUTATE) $(MUTATED)
 
 .PHONY: demo
-demo: build ## use: Show the agent at work in separate network namespaces
+demo: ## use: Show the agent at work in separate network namespaces
 	$(call need,$(DEMO_DEPS))
+	@$(BUILD) -o bin/nft-masq-agent ./cmd/nft-masq-agent
 	@go run ./cmd/demo bin/nft-masq-agent manifests/agent-config/config
 
 .PHONY: run

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,15 +55,11 @@ type stage struct {
 	top    *nfttest.Topology
 	config string // the file that the agent follows
 	agent  *agent.Agent
-	quiet  atomic.Bool // whether its log is hidden
-	most   int         // bounds the reloads: in a minute an emulated machine makes fewer
+	most   int // bounds the reloads: in a minute an emulated machine makes fewer
 }
 
-// What is not shown: the comment lines of the config, and the counters of the table, which are empty.
-var (
-	comments = regexp.MustCompile(`(?m)^#.*\n`)
-	counters = regexp.MustCompile(`(?m)^\tcounter .*\n.*\n\t}\n\n`)
-)
+// comments are lines of the config that are not shown.
+var comments = regexp.MustCompile(`(?m)^#.*\n`)
 
 func demo(program, example string, reloads int) {
 	top := nfttest.Must(nfttest.OpenTopology())
@@ -76,25 +71,13 @@ func demo(program, example string, reloads int) {
 	s.swap(string(text))
 	say("The node starts the agent with this config:")
 	fmt.Print(indent(comments.ReplaceAllString(string(text), "")))
-	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6", "--log-format", "text")
-	cmd.Stdout = s
+	cmd := nfttest.Command(program, "run", "--config", s.config, "--enable-ipv6")
 	s.agent = nfttest.Must(agent.Start(top.Node, cmd))
 	defer func() {
 		_ = s.agent.Kill()
 		<-s.agent.Done()
 	}()
 	s.play(string(text))
-}
-
-// Write shows lines of the agent's log.
-func (s *stage) Write(lines []byte) (int, error) {
-	if s.quiet.Load() {
-		return len(lines), nil
-	}
-	for line := range strings.Lines(string(lines)) {
-		fmt.Print("  agent: ", line)
-	}
-	return len(lines), nil
 }
 
 // swap replaces the config by a rename, like the kubelet and careful editors.
@@ -135,19 +118,17 @@ func visits() []visit {
 
 func (s *stage) play(text string) {
 	s.await("config_applied")
-	say("The table as nft lists it on the node, without its counters:")
-	list := nfttest.Must(s.top.Node.Output("", "nft", "list", "table", "inet", "nft-masq-agent"))
-	fmt.Print(indent(counters.ReplaceAllString(list, "")))
 	edited := strings.Replace(text, "nonMasqueradeCIDRs:\n",
 		"nonMasqueradeCIDRs:\n  - 198.51.100.0/24\n  - 2001:db8:1::/48\n", 1)
 	seen := make([][]string, len(steps))
 	seen[0] = s.visit(0)
-	say("The file is swapped for one that also exempts 198.51.100.0/24 and 2001:db8:1::/48:")
 	s.apply(edited)
 	seen[1] = s.visit(1)
-	s.heal()
+	nfttest.Must(s.top.Node.Output("", "nft", "flush", "ruleset"))
+	s.await("rules_restored")
 	seen[2] = s.visit(2)
-	say("Who each destination saw when the pod (%s, %s) connected over TCP and UDP:", s.top.PodV4, s.top.PodV6)
+	say("Who each destination saw when the pod (%s, %s) connected over TCP and UDP: at first, after an edit that also "+
+		"exempts 198.51.100.0/24 and 2001:db8:1::/48, and after another program's nft flush ruleset:", s.top.PodV4, s.top.PodV6)
 	fmt.Printf("  %-16s %-16s %-16s %s\n", "destination", steps[0], steps[1], steps[2])
 	for i, v := range visits() {
 		fmt.Printf("  %-16s %-16s %-16s %s\n", v.dst, seen[0][i], seen[1][i], seen[2][i])
@@ -195,13 +176,6 @@ func (s *stage) sees(dst string) (who string) {
 	return who
 }
 
-// heal flushes the ruleset.
-func (s *stage) heal() {
-	say("Another program runs nft flush ruleset on the node, and the agent notices within 250 ms:")
-	nfttest.Must(s.top.Node.Output("", "nft", "flush", "ruleset"))
-	s.await("rules_restored")
-}
-
 // conflict has another program masquerade an exempt destination: explain names its
 // rule, and enforceNonMasquerade wins against it.
 func (s *stage) conflict(text string) {
@@ -215,8 +189,6 @@ func (s *stage) conflict(text string) {
 	fmt.Print(indent(headline))
 	fmt.Printf("  10.9.0.9 saw %s\n", who)
 	say("With enforceNonMasquerade: true and the pods' masqueradeSrcCIDRs:")
-	s.quiet.Store(true)
-	defer s.quiet.Store(false)
 	enforced := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\nenforceNonMasquerade: true\n"
 	s.apply(enforced)
 	kept := s.sees("10.9.0.9")
@@ -248,8 +220,6 @@ func (s *stage) leak(text string) {
 		Proto: nfttest.TCP, From: s.top.Pod, Dst: netip.MustParseAddrPort("203.0.113.9:7000"), Flags: fin,
 	}
 	sources := text + "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
-	s.quiet.Store(true)
-	defer s.quiet.Store(false)
 	s.apply(sources)
 	say("The pod sends a FIN that belongs to no connection. NAT does not translate it:")
 	saw := nfttest.Must(s.top.Send(segment))
@@ -271,8 +241,6 @@ func (s *stage) leak(text string) {
 // destinations that both treat alike.
 func (s *stage) reload(a, b string) (tally nfttest.Tally, reloads int) {
 	say("Up to %d reloads in a minute, with new connections in the meantime:", s.most)
-	s.quiet.Store(true)
-	defer s.quiet.Store(false)
 	hammer := nfttest.Must(s.top.StartHammer(
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("10.9.0.9")},
 		nfttest.Target{Proto: nfttest.UDP, Dst: netip.MustParseAddr("203.0.113.9"), Masqueraded: true},
