@@ -250,8 +250,8 @@ func (f *connectionsFlags) list(
 		r.Connections = append(r.Connections, answer.NewConnection(&listed[i], comparison, history))
 	}
 	if overruled > 0 {
-		r.Add(config.Note, "connections-overruled", "%s not listed, because they began under the policy and another program "+
-			"decided: explain ADDRESS --from SOURCE --trace names its rule", answer.Plural(overruled, "connection"))
+		r.Add(config.Note, "connections-overruled", "%s not listed: another program decided under this policy; explain "+
+			"ADDRESS --from SOURCE --trace names its rule", answer.Plural(overruled, "connection"))
 	}
 	if f.stale && r.Total == 0 {
 		r.Add(config.Note, "none-stale", "no connection is stale")

@@ -529,12 +529,8 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	if f.Kernel == Unread {
 		add(config.Warning, "kernel-unread", "%s; the answer is from the config only", f.Why)
 	}
-	if f.Packet.Chosen && c.Src.IsValid() {
-		whose := "a pod of this node"
-		if c.FromNode {
-			whose = "this node itself"
-		}
-		add(config.Note, "packet", "The packet is from %s, %s: --from asks about another.", c.Src, whose)
+	if f.Packet.Chosen && c.FromNode && c.Src.IsValid() {
+		add(config.Note, "packet", "The packet is from %s, this node itself: --from asks about another.", c.Src)
 	}
 	notes = append(notes, e.notes...)
 	if n := f.ToAddress.Stale; n > 0 {
