@@ -128,7 +128,8 @@ func (s *stage) play(text string) {
 	s.await("rules_restored")
 	seen[2] = s.visit(2)
 	say("Who each destination saw when the pod (%s, %s) connected over TCP and UDP: at first, after an edit that also "+
-		"exempts 198.51.100.0/24 and 2001:db8:1::/48, and after another program's nft flush ruleset:", s.top.PodV4, s.top.PodV6)
+		"exempts 198.51.100.0/24 and 2001:db8:1::/48, and after another program's nft flush ruleset:", s.top.PodV4,
+		s.top.PodV6)
 	fmt.Printf("  %-16s %-16s %-16s %s\n", "destination", steps[0], steps[1], steps[2])
 	for i, v := range visits() {
 		fmt.Printf("  %-16s %-16s %-16s %s\n", v.dst, seen[0][i], seen[1][i], seen[2][i])

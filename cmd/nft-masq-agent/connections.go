@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
@@ -284,15 +282,12 @@ func contradicting(comparison *conntrack.Comparison, e *conntrack.Entry) bool {
 }
 
 // confirm asks a person whether the listed connections are to be deleted. Without a terminal, --yes is the answer.
-func (f *connectionsFlags) confirm(r *answer.Connections, e environment, resets int) error {
+func (f *connectionsFlags) confirm(r *answer.Connections, e environment) error {
 	if f.yes {
 		return nil
 	}
-	deletion := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source",
-		answer.Plural(len(r.Connections), "connection"))
-	if resets > 0 {
-		deletion += fmt.Sprintf(", and destinations reset the %d of TCP", resets)
-	}
+	deletion := fmt.Sprintf("delete %s: the next packet of each begins a new one with the right source, and destinations "+
+		"reset those of TCP", answer.Plural(len(r.Connections), "connection"))
 	if !e.asks {
 		return fmt.Errorf("give --yes to %s", deletion)
 	}
@@ -319,14 +314,10 @@ func (f *connectionsFlags) delete(
 		return nil
 	}
 	keys := map[conntrack.Key]bool{}
-	resets := 0
 	for _, c := range listed {
 		keys[c.Key] = true
-		if c.Original.Protocol == unix.IPPROTO_TCP {
-			resets++
-		}
 	}
-	err := f.confirm(r, s.environment, resets)
+	err := f.confirm(r, s.environment)
 	if err != nil {
 		return err
 	}
@@ -345,11 +336,7 @@ func (f *connectionsFlags) delete(
 	}
 	err = d.Run(ctx)
 	r.Deleted = d.Deleted
-	text := "deleted " + answer.Plural(d.Deleted, "connection")
-	if resets > 0 {
-		text += fmt.Sprintf("; TCP connections among them, at most %d, are reset by their destination", resets)
-	}
-	r.Add(config.Note, "deleted", "%s", text)
+	r.Add(config.Note, "deleted", "deleted %s; destinations reset those of TCP", answer.Plural(d.Deleted, "connection"))
 	if err != nil {
 		r.Add(config.Error, "failed", "%v", err)
 	}

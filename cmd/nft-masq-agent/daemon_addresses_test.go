@@ -73,9 +73,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			if r.Place == 0 { // that of snatAddresses
 				continue
 			}
-			place := strings.TrimPrefix(r.Pos.String(), "config")
-			says := fmt.Sprintf("Entry %d of snatRules (%s%s) matches, but this node has no address of it", r.Place, n.path,
-				place)
+			says := fmt.Sprintf("This node has no address of entry %d of snatRules", r.Place)
 			if len(r.Present) > 0 {
 				says = fmt.Sprintf("by entry %d of snatRules", r.Place)
 			}

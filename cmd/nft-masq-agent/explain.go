@@ -15,10 +15,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
@@ -106,9 +103,6 @@ func parseSource(s string) (netip.Addr, error) {
 func parseAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
-		if p, notCIDR := netip.ParsePrefix(s); notCIDR == nil {
-			return netip.Addr{}, fmt.Errorf("is a CIDR; use one address, such as %s", p.Addr())
-		}
 		return netip.Addr{}, errors.New("is not an IP address")
 	}
 	return a.WithZone("").Unmap(), nil
@@ -168,7 +162,7 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 		facts.Policy = &s.Ruleset.Policy
 	}
 	var err error
-	facts.Packet.Src, err = f.choose(facts.Policy, dst.Addr())
+	facts.Packet.Src, err = f.choose(dst.Addr())
 	if err != nil {
 		return facts, err
 	}
@@ -188,9 +182,9 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
-// choose returns the source of the packet to explain: without --from a pod of this node, of the policy's if that is
-// known. It is the zero address if there is none: then the packet is the node's own.
-func (f *explainFlags) choose(policy *nft.Policy, dst netip.Addr) (netip.Addr, error) {
+// choose returns the source of the packet to explain: without --from a pod of this node. It is the zero address if
+// there is none: then the packet is the node's own.
+func (f *explainFlags) choose(dst netip.Addr) (netip.Addr, error) {
 	if f.source.IsValid() {
 		return f.source, nil
 	}
@@ -198,14 +192,8 @@ func (f *explainFlags) choose(policy *nft.Policy, dst netip.Addr) (netip.Addr, e
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	var family nft.FamilyPolicy
-	enabled := false
-	if policy != nil {
-		family, enabled = policy.Family(dst.Is6())
-	}
 	for _, pod := range pods {
-		packet := nft.Connection{Src: pod.Address, Dst: dst, InInterface: pod.Interface}
-		if pod.Address != dst && (policy == nil || enabled && judge.IsPod(family, packet)) {
+		if pod.Address != dst {
 			return pod.Address, nil
 		}
 	}
@@ -223,15 +211,10 @@ func (f *explainFlags) route(src netip.Addr, dst netip.AddrPort) (routes.Route, 
 
 // gatherOthers reads what open connections to the destination show, and what else may decide. Connections need a
 // privilege of their own: without it, nothing is known of them.
-func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answer.ExplainFacts) error {
-	tables, err := older.LegacyTables(s.proc + "/thread-self/net")
+func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answer.ExplainFacts) (err error) {
+	facts.Legacy, err = older.LegacyTables(s.proc + "/thread-self/net")
 	if err != nil {
 		return err
-	}
-	for _, table := range tables {
-		if (table.Family == nfnetlink.IPv6) == facts.Packet.Dst.Addr().Is6() {
-			facts.Legacy = append(facts.Legacy, table)
-		}
 	}
 	facts.Others, err = others.Find(ctx, s.kernel.In(ctx), others.Query{
 		Source: facts.Packet.Src, Destination: facts.Packet.Dst.Addr(),

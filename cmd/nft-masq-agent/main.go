@@ -51,19 +51,23 @@ type environment struct {
 }
 
 func theEnvironment() environment {
-	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
-	_, noTerminal := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS)
-	_, noInput := unix.IoctlGetTermios(int(os.Stdin.Fd()), unix.TCGETS)
+	terminal := isTerminal(os.Stderr)
+	fit := isTerminal(os.Stdout)
 	return environment{
 		stdin:     os.Stdin,
 		stdout:    os.Stdout,
 		stderr:    os.Stderr,
-		fit:       noTerminal == nil,
-		asks:      err == nil && noInput == nil,
-		person:    err == nil && noTerminal == nil && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
+		fit:       fit,
+		asks:      terminal && isTerminal(os.Stdin),
+		person:    terminal && fit && os.Getenv("KUBERNETES_SERVICE_HOST") == "",
 		proc:      "/proc",
 		socket:    cli.DefaultProbeSocket,
 		kernel:    kernel.Open(),
 		addresses: node.Addresses,
 	}
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }

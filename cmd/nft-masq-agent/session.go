@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -70,20 +69,14 @@ func (f *nodeFlags) ask(e environment) *session {
 
 // follow uses the flags of the agent.
 func (s *session) follow() {
-	agent := fmt.Sprintf("the running agent (pid %d)", s.agent.PID)
-	if s.Verbosity > 0 {
-		agent = s.agent.String()
-	}
-	options, others, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
+	options, err := s.Follow(s.agent.Args, s.agent.ConfigPath)
 	if err != nil {
-		s.whose = fmt.Sprintf("without the flags of %s: %v", agent, err)
+		s.whose = fmt.Sprintf("without the flags of %s: %v", s.agent, err)
 		return
 	}
 	s.agentOptions = &options
-	if len(others) > 0 {
-		s.whose = "with the flags of " + agent + ", except " + strings.Join(others, ", ")
-	} else if s.Verbosity > 0 {
-		s.whose = "with the flags of " + agent
+	if s.Verbosity > 0 {
+		s.whose = fmt.Sprintf("with the flags of %s, unless others are given", s.agent)
 	}
 }
 

@@ -2,7 +2,6 @@ package answer
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -10,8 +9,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/judge"
 )
 
 // A Check is the output of check. With --strict a config with warnings is still accepted;
@@ -35,8 +32,6 @@ type meaning struct {
 	// Entries of the keys: first those that control source address translation, then the
 	// conditions of each family in the order in which they are asked.
 	Entries []Entry `json:"entries"`
-
-	masqueraded []string // families of which a destination is masqueraded, although no entry has it
 }
 
 // NewCheck reports a config, which is not accepted if there is an error.
@@ -92,12 +87,6 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 			})
 		}
 	}
-	for _, f := range p.Families {
-		exempt := judge.NewAddresses(f.List(config.KeyNonMasqueradeCIDRs).Prefixes())
-		if len(judge.AllAddresses(f.IPv6).Subtract(exempt)) > 0 {
-			m.masqueraded = append(m.masqueraded, conntrack.FamilyName(f.IPv6))
-		}
-	}
 	return m
 }
 
@@ -105,9 +94,6 @@ func sourcePorts(p nft.Policy) string {
 	text := choose(p.RandomFully, "fully random", "kept if free")
 	if len(p.Ports) > 0 {
 		text += "; tcp, udp, sctp: " + portRanges(p.Ports)
-		if slices.ContainsFunc(p.Ports, func(r config.PortRange) bool { return r.Min <= 32767 && r.Max >= 30000 }) {
-			text += ", with the default NodePorts (30000-32767)"
-		}
 	}
 	b := p.PortBlocks(false)
 	if b.Count() == 0 {
@@ -142,9 +128,6 @@ func (r *Check) Print(t cli.Text) {
 			t.Line("\n%s", title)
 		}
 		t.Line("  %-*s  %s", width, e.Value, placeText(e.Place, e.Value))
-	}
-	for _, family := range m.masqueraded {
-		t.Line("\nAny other %s destination is masqueraded.", family)
 	}
 	t.List("Warnings:", r.Warnings)
 	t.List("Notes:", r.Notes)

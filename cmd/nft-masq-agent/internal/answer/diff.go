@@ -87,14 +87,8 @@ func NewDiff(oldPolicy, newPolicy nft.Policy) Diff {
 	_, hadIPv6 := oldPolicy.Family(true)
 	_, hasIPv6 := newPolicy.Family(true)
 	d.value("enableIPv6", fmt.Sprint(hadIPv6), fmt.Sprint(hasIPv6))
-	policies := []nft.Policy{oldPolicy, newPolicy}
-	if hadIPv6 != hasIPv6 { // all entries of the family come or go with it
-		for i := range policies {
-			policies[i].Families = policies[i].Families[:1]
-		}
-	}
-	old := entries(policies[0])
-	current := entries(policies[1])
+	old := entries(oldPolicy)
+	current := entries(newPolicy)
 	added := subtract(current, old)
 	removed := subtract(old, current)
 	for _, e := range added {
@@ -203,7 +197,7 @@ func (c *ChangedCount) List() (counts []Changed) {
 		counts = append(counts, *change)
 	}
 	slices.SortFunc(counts, func(a, b Changed) int {
-		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Entry, b.Entry), cmp.Compare(a.Before, b.Before))
+		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Entry, b.Entry))
 	})
 	return counts
 }

@@ -38,7 +38,7 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 			"enableIPv6: true\nmasqueradeOutInterfaces: [\"eth*\"]",
 			"masqueradeOutInterfaces: added eth*\nmasqueradeOutInterfaces: removed eth0",
 		},
-		{"IPv6", "enableIPv6: false", "enableIPv6: true", "enableIPv6: false → true"},
+		{"IPv6", "enableIPv6: false", "enableIPv6: true", "enableIPv6: false → true\nnonMasqueradeCIDRs: added fe80::/10"},
 		{"values", "dropInvalid: false", "masqueradeSrcCIDRs: [10.244.0.0/16]\ndropInvalid: true\nenforceNonMasquerade: " +
 			"true\n" +
 			"toPorts: 2000-2999", "dropInvalid: false → true\nenforceNonMasquerade: added true, except for marks []\n" +

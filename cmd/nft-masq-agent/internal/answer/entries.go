@@ -31,7 +31,6 @@ func entries(p nft.Policy) (list []Entry) {
 	for _, row := range config.Translations() {
 		titles[row.Key] = row.Key + ": " + row.Means
 	}
-	list = make([]Entry, 0, countEntries(p)) // there can be hundreds of thousands
 	add := func(key, family, value, id string, place config.Position) {
 		list = append(list, Entry{key, family, value, place, titles[key], id})
 	}
@@ -67,16 +66,12 @@ func entries(p nft.Policy) (list []Entry) {
 	return list
 }
 
-// countEntries returns an upper bound of the entries of a policy, with one of each key that has no list.
-func countEntries(p nft.Policy) int {
-	n := len(config.Translations())
-	for _, f := range p.Families {
-		n += len(f.SNATAddresses().CIDRs) + len(f.SNAT)
-		for _, q := range f.Questions {
-			n += 1 + len(q.Interfaces) + len(q.CIDRs)
-		}
+// entryName names an entry of snatRules, or snatAddresses, which is one without conditions.
+func entryName(r nft.SNATRule) string {
+	if r.Place == 0 {
+		return config.KeySNATAddresses
 	}
-	return n
+	return fmt.Sprintf("entry %d of %s", r.Place, config.KeySNATRules)
 }
 
 // ruleText describes an entry of snatRules, with the first of its addresses.

@@ -460,18 +460,12 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 		e.address = chosen
 	}
 	for _, entry := range entries {
-		present := len(entry.Present) > 0
-		switch {
-		case present && entry.Place == 0:
-			e.words = fmt.Sprintf("%s, one of %s", chosen, config.KeySNATAddresses)
-		case present:
-			e.words = fmt.Sprintf("%s, by entry %d of %s", chosen, entry.Place, config.KeySNATRules)
-		case entry.Place == 0:
-			e.words += " (it has none of " + config.KeySNATAddresses + ")"
-		default:
-			e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
-				"Entry %d of %s (%s) matches, but this node has no address of it.", entry.Place, config.KeySNATRules, entry.Pos))
+		if len(entry.Present) > 0 {
+			e.words = chosen.String() + ", " + choose(entry.Place == 0, "one of ", "by ") + entryName(entry)
+			continue
 		}
+		e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
+			"This node has no address of %s, which is for this connection.", entryName(entry)))
 	}
 }
 

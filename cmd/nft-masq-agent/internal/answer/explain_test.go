@@ -104,8 +104,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "none of snatAddresses", config: file + "snatAddresses: [198.51.100.8]\n", code: Should, should: "192.0.2.1",
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0 (it has none of snatAddresses): masqueraded " +
-				"by this agent; no open connection shows it.",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; " +
+				"no open connection shows it.",
 		},
 		{
 			name: "snatRules", code: Should, should: "198.51.100.7",

@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/routes"
 )
 
 // A Status is the output of status.
@@ -442,22 +443,23 @@ func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
 // but have no address here.
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, family := range f.Policy.Families {
-		addresses := family.SNATAddresses()
-		if len(addresses.CIDRs) > 0 && len(addresses.Present) == 0 {
-			found = append(found, statusProblem("snat-missing", fmt.Sprintf("assign one of %s to this node: until then, %s "+
-				"connections of pods leave from the address of the interface", listed(config.Texts(addresses.CIDRs)),
-				conntrack.FamilyName(family.IPv6)), "this node has none of %s", config.KeySNATAddresses))
-		}
-		for _, entry := range family.SNATRules() {
-			for _, pod := range f.Health.Pods {
-				if pod.Address.Is6() != family.IPv6 || !judge.MissesAddress(entry, family.SNATRules(), pod.Address) {
-					continue
-				}
-				found = append(found, statusProblem("snat-rule-missing", fmt.Sprintf(
-					"%s: it is for pods such as %s, whose connections leave from another address\nassign one of %s to this node",
-					entry.Pos, pod.Address, listed(config.Texts(entry.CIDRs))),
-					"this node has no address of entry %d of %s", entry.Place, config.KeySNATRules))
-				break
+		for _, entry := range family.SNAT {
+			misses := func(pod routes.Pod) bool {
+				return pod.Address.Is6() == family.IPv6 && judge.MissesAddress(entry, family.SNAT, pod.Address)
+			}
+			id := "snat-rule-missing"
+			text := "this node has no address of "
+			missing := slices.ContainsFunc(f.Health.Pods, misses)
+			if entry.Place == 0 {
+				id = "snat-missing"
+				text = "this node has none of "
+				missing = len(entry.Present) == 0
+			}
+			if missing {
+				found = append(found, statusProblem(id, fmt.Sprintf(
+					"assign one of %s to this node: until then, %s connections of its pods leave from another address",
+					listed(config.Texts(entry.CIDRs)), conntrack.FamilyName(family.IPv6)),
+					"%s", text+entryName(entry)))
 			}
 		}
 	}
@@ -500,9 +502,6 @@ func (s *Status) printCounters(t cli.Text) {
 		return
 	}
 	counted := slices.ContainsFunc(s.Counters, func(c Counter) bool { return c.Count > 0 })
-	if !counted && len(s.Evidence) == 0 {
-		t.Line("\nNo connection has been counted yet. If pods do connect, a data plane such as eBPF bypasses netfilter.")
-	}
 	if !counted && !s.verbose {
 		return
 	}

@@ -17,7 +17,6 @@ func (o *Options) UseFile(operands []string) error {
 	case o.Given("config"):
 		return fmt.Errorf("%q and --config both name the config: omit one", operands[0])
 	}
-	o.operand = true
 	return o.given.Set("config", operands[0])
 }
 

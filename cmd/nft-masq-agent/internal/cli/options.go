@@ -39,34 +39,22 @@ func Parse(fs *flag.FlagSet, args []string) (operands []string, err error) {
 }
 
 // Follow returns the options of an agent that runs with these flags and the config at an
-// absolute path, and uses them for all flags that the command line does not have. It names
-// those for which the command line has another value.
-func (o *Options) Follow(args []string, path string) (agentOptions Options, others []string, err error) {
+// absolute path, and uses them for all flags that the command line does not have.
+func (o *Options) Follow(args []string, path string) (agentOptions Options, err error) {
 	theirFlags := flag.NewFlagSet("run", flag.ContinueOnError)
 	theirFlags.SetOutput(io.Discard)
 	t := AddRunFlags(theirFlags)
 	if err := errors.Join(theirFlags.Parse(args), theirFlags.Set("config", path)); err != nil {
-		return Options{}, nil, err
+		return Options{}, err
 	}
 	agentOptions = *t
 	// Flags that run does not have are not set.
-	o.given.Visit(func(f *flag.Flag) {
-		agentFlag := theirFlags.Lookup(f.Name)
-		if agentFlag == nil {
-			return
-		}
-		value := f.Value.String()
-		if value != "" && value != agentFlag.Value.String() && f.Name != "probe-socket" && f.Name != "v" &&
-			(f.Name != "config" || !o.operand) {
-			others = append(others, "--"+f.Name)
-		}
-		_ = theirFlags.Set(f.Name, value)
-	})
+	o.given.Visit(func(f *flag.Flag) { _ = theirFlags.Set(f.Name, f.Value.String()) })
 	t.MustExist = o.MustExist
 	t.Input = o.Input
 	t.given = o.given
 	*o = *t
-	return agentOptions, others, nil
+	return agentOptions, nil
 }
 
 // Formats of the log.
@@ -93,8 +81,7 @@ type Options struct {
 	ProbeSocket       string // "": off
 	LogFormat         string
 
-	given   *flag.FlagSet // the command line
-	operand bool          // the config is an operand of it, not a flag
+	given *flag.FlagSet // the command line
 
 	// The flag of klog and glog that has an effect.
 	Verbosity int
@@ -319,9 +306,6 @@ func parseChain(s string) (string, error) { return s, xtables.CheckChain(s) }
 // parseSeconds parses --resync-interval. Azure's agent accepts any number.
 func parseSeconds(s string) (time.Duration, error) {
 	n, err := strconv.ParseInt(s, 0, 64)
-	if d, notNumber := time.ParseDuration(s); err != nil && notNumber == nil && d >= time.Second {
-		return 0, fmt.Errorf("is not a whole number of seconds; write %d", int64(d/time.Second))
-	}
 	switch {
 	case err != nil:
 		return 0, errors.New("is not a whole number of seconds")
@@ -349,16 +333,13 @@ func parsePorts(s string) ([]nft.PortRange, error) {
 	return ranges, nil
 }
 
-// parseInterval parses seconds, or a duration; 0 is off.
+// parseInterval parses seconds; 0 is off.
 func parseInterval(s string) (time.Duration, error) {
-	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
-		return time.Duration(n) * time.Second, nil
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 || d > 0 && d < time.Second {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
 		return 0, errors.New("is not a number of seconds")
 	}
-	return d, nil
+	return time.Duration(n) * time.Second, nil
 }
 
 // ParseHTTPAddress checks a HOST:PORT; "" is off.
