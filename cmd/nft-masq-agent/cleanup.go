@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 type cleanupFlags struct {
@@ -127,7 +127,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 // legacyIPTables describes the tables of legacy ip_tables with rules of iptables-based
 // agents.
 func legacyIPTables(proc string) []string {
-	tables, err := older.XTables(proc + "/thread-self/net")
+	tables, err := xtables.OlderTables(proc + "/thread-self/net")
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -70,20 +70,19 @@ func TestPackagesDependOneWay(t *testing.T) {
 	mayImport := map[string][]string{
 		"nft/node":          {"nft/nfnetlink"},
 		"nft/routes":        {"nft/node"},
-		"nft/older":         {"nft", "nft/nfnetlink"},
 		"nft":               {"config", "nft/nfnetlink"},
 		"nft/judge":         {"config", "nft", "nft/nfnetlink"},
 		"nft/conntrack":     {"config", "nft", "nft/judge", "nft/nfnetlink", "nft/routes"},
 		"nft/native":        {"config", "nft", "nft/nfnetlink"},
-		"nft/xtables":       {"config", "nft", "nft/older", "nft/nfnetlink"},
-		"nft/kernel":        {"nft", "nft/native", "nft/xtables", "nft/older", "nft/nfnetlink"},
-		"nft/nftrace":       {"nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink", "nft/older"},
+		"nft/xtables":       {"config", "nft", "nft/nfnetlink"},
+		"nft/kernel":        {"nft", "nft/native", "nft/xtables", "nft/nfnetlink"},
+		"nft/nftrace":       {"nft", "nft/conntrack", "nft/kernel", "nft/nfnetlink", "nft/xtables"},
 		"nft/others":        {"config", "nft", "nft/nfnetlink", "nft/nftrace"},
 		"nft/nfttest":       {"nft/nfttest/netns"},
 		"nft/nfttest/agent": {"nft/nfttest"},
 		"nft/nfttest/loop": {
 			"config", "nft", "nft/kernel", "nft/nfnetlink", "nft/nfttest", "nft/nfttest/cases",
-			"nft/nfttest/logged", "nft/nfttest/script", "nft/node", "nft/older",
+			"nft/nfttest/logged", "nft/nfttest/script", "nft/node", "nft/xtables",
 		},
 		"nft/nfttest/mutate": {"nft/nfttest"},
 		"nft/nfttest/modes":  {"nft", "nft/nfnetlink", "nft/nfttest"},
@@ -95,17 +94,17 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"cmd/nft-masq-agent/internal/observe": {
 			"cmd/nft-masq-agent/internal/agent", "cmd/nft-masq-agent/internal/answer", "cmd/nft-masq-agent/internal/cli",
 			"cmd/nft-masq-agent/internal/health", "config", "nft", "nft/conntrack", "nft/judge", "nft/kernel",
-			"nft/routes", "nft/older",
+			"nft/routes", "nft/xtables",
 		},
 		"cmd/nft-masq-agent/internal/cli":     {"config", "nft", "nft/native", "nft/xtables"},
 		"cmd/nft-masq-agent/internal/running": {"config"},
 		"cmd/nft-masq-agent/internal/answer": {
 			"config", "nft", "nft/judge", "nft/conntrack", "nft/others",
 			"nft/routes", "cmd/nft-masq-agent/internal/cli", "cmd/nft-masq-agent/internal/running",
-			"nft/older", "cmd/nft-masq-agent/internal/health",
+			"nft/xtables", "cmd/nft-masq-agent/internal/health",
 		},
 		"cmd/nft-masq-agent/internal/health": {
-			"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/older",
+			"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/xtables",
 		},
 	}
 	all := allPackages(t)

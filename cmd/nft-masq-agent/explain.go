@@ -16,9 +16,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 type explainFlags struct {
@@ -212,7 +212,7 @@ func (f *explainFlags) route(src netip.Addr, dst netip.AddrPort) (routes.Route, 
 // gatherOthers reads what open connections to the destination show, and what else may decide. Connections need a
 // privilege of their own: without it, nothing is known of them.
 func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answer.ExplainFacts) (err error) {
-	facts.Legacy, err = older.LegacyTables(s.proc + "/thread-self/net")
+	facts.Legacy, err = xtables.LegacyTables(s.proc + "/thread-self/net")
 	if err != nil {
 		return err
 	}

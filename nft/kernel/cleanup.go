@@ -7,7 +7,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Removal selects what Cleanup removes.
@@ -71,7 +71,7 @@ func (k *Kernel) removable(ctx context.Context, removal Removal, earlier *State)
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
 	if err == nil && removal == LegacyOnly {
 		s.modes = make([]nft.KernelState, len(s.modes))
-		s.leftover = slices.DeleteFunc(s.leftover, func(l older.Chain) bool { return l.Ours })
+		s.leftover = slices.DeleteFunc(s.leftover, func(l xtables.OlderChain) bool { return l.Ours })
 	}
 	return s, err
 }
@@ -98,15 +98,15 @@ func (k *Kernel) Installed(ctx context.Context) (found nft.Installed, ok bool, e
 
 // XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
 // changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]older.LegacyTable, error) { return k.xtables() }
+func (k *Kernel) XTables() ([]xtables.LegacyTable, error) { return k.xtables() }
 
 // Older finds the chains of iptables-based agents that are not ours by the wanted ruleset.
-func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []older.Chain, err error) {
+func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
 	err = nfnetlink.Again(ctx, func() error {
-		found, err = older.Find(k.In(ctx), want)
+		found, err = xtables.FindOlder(k.In(ctx), want)
 		return err
 	})
-	return slices.DeleteFunc(found, func(l older.Chain) bool { return l.Ours }), err
+	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Ours }), err
 }
 
 // OlderDecides reports whether packets reach rules of an iptables-based agent.
@@ -116,12 +116,12 @@ func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
 		return len(tables) > 0, err
 	}
 	found, err := k.Older(ctx, nft.Ruleset{})
-	return slices.ContainsFunc(found, older.Chain.Decides), err
+	return slices.ContainsFunc(found, xtables.OlderChain.Decides), err
 }
 
 // Kept returns the chains of iptables-based agents that Cleanup does not remove, because they
 // may be another program's.
-func (k *Kernel) Kept(ctx context.Context) ([]older.Chain, error) {
+func (k *Kernel) Kept(ctx context.Context) ([]xtables.OlderChain, error) {
 	found, err := k.Older(ctx, nft.Ruleset{})
-	return slices.DeleteFunc(found, func(l older.Chain) bool { return l.Kept == "" }), err
+	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Kept == "" }), err
 }

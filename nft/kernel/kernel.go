@@ -11,7 +11,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -20,7 +19,7 @@ import (
 // any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
-	xtables        func() ([]older.LegacyTable, error) // of the thread's namespace
+	xtables        func() ([]xtables.LegacyTable, error) // of the thread's namespace
 	// right is the ruleset that the last Apply left in the kernel, none after one that failed.
 	right nft.Ruleset
 }
@@ -29,13 +28,13 @@ type Kernel struct {
 // made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.xtables = func() ([]older.LegacyTable, error) { return older.XTables("/proc/thread-self/net") }
+	k.xtables = func() ([]xtables.LegacyTable, error) { return xtables.OlderTables("/proc/thread-self/net") }
 	return k
 }
 
 // New uses the caller's connection, and reads nothing else.
 func New(c *nfnetlink.Conn) *Kernel {
-	noTables := func() ([]older.LegacyTable, error) { return nil, nil }
+	noTables := func() ([]xtables.LegacyTable, error) { return nil, nil }
 	return &Kernel{conn: c, scraping: c.Another(), xtables: noTables}
 }
 

@@ -21,7 +21,6 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/script"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -407,7 +406,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 					t.Fatalf("rules of others (-before +after):\n%s", diff)
 				}
 				left, err := k.Older(t.Context(), want)
-				if err != nil || depth == nft.TakeOver && len(older.Removable(left)) > 0 {
+				if err != nil || depth == nft.TakeOver && len(xtables.Removable(left)) > 0 {
 					t.Fatalf("chains of older agents that are left: %v, %v", left, err)
 				}
 			}

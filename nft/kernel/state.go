@@ -10,7 +10,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
 
@@ -21,11 +20,11 @@ type State struct {
 	depth      nft.Depth
 	conn       *nfnetlink.Conn
 	generation uint32
-	modes      []nft.KernelState // those of the readers, nil if not read
-	wanted     nft.KernelState   // nil: no rules are wanted
-	leftover   []older.Chain     // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
-	stale      bool              // leftover has changed since it was read
-	written    bool              // it was tried to write what is wanted
+	modes      []nft.KernelState    // those of the readers, nil if not read
+	wanted     nft.KernelState      // nil: no rules are wanted
+	leftover   []xtables.OlderChain // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
+	stale      bool                 // leftover has changed since it was read
+	written    bool                 // it was tried to write what is wanted
 }
 
 // A reader reads the rules of a mode.
@@ -81,11 +80,11 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 			s.generation = earlier.generation
 		}
 	default:
-		found, err := older.Find(c, want)
+		found, err := xtables.FindOlder(c, want)
 		if err != nil {
 			return nil, err
 		}
-		s.leftover = slices.DeleteFunc(found, func(l older.Chain) bool {
+		s.leftover = slices.DeleteFunc(found, func(l xtables.OlderChain) bool {
 			return !l.Ours && (depth < nft.TakeOver || l.Kept != "")
 		})
 	}
@@ -172,7 +171,7 @@ func (s *State) carryOut(ctx context.Context) error {
 			m.Switch(first, second)
 		}
 	}
-	older.Remove(s.leftover, first)
+	xtables.RemoveOlder(s.leftover, first)
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A reader reads the chains and rules that events name. One that was deleted meanwhile has its name only.
@@ -43,7 +43,7 @@ func (r reader) rule(e event) Rule {
 	result.Comment = rule.Comment()
 	if rule.Signed() {
 		result.Owner = Agent
-	} else if result.Owner != Agent && older.Wrote(rule) {
+	} else if result.Owner != Agent && xtables.IsOlder(rule) {
 		result.Owner = Older
 	}
 	if statement := r.action(rule, e.code); statement != "" {

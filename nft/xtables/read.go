@@ -41,7 +41,7 @@ type chain struct {
 const slack = 5_000
 
 // Read reads what has the name of the wanted chain. What we left under other names is
-// the matter of package older.
+// the matter of [FindOlder].
 func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ nft.Depth, _ nft.KernelState) (nft.KernelState, error) {
 	s := &State{}
 	if want.Mode() != nft.ModeIPTables {

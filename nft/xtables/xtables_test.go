@@ -91,7 +91,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if _, ok := s.Installed(); ok {
 			t.Errorf("%s: iptables' rules are ours", c.Name)
 		}
-		if len(want.Tables) == 1 { // what is left of IPv6 is a matter of package older
+		if len(want.Tables) == 1 { // what is left of IPv6 is a matter of FindOlder
 			n.Load(t, "table ip6 nat\ndelete table ip6 nat")
 		}
 		n.Apply(t, want, nft.Everything)

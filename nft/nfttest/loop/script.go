@@ -24,7 +24,7 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/node"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // Play plays the scripts of a file. Each step is followed by what it leads to: lines of the log, writes, what is enforced,
@@ -239,13 +239,13 @@ var steps = Steps{
 }
 
 // OlderChains returns the chains of an older agent: none, idle ones that no packet reaches, or active ones.
-func OlderChains(what string) []older.Chain {
-	c := older.Chain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Use: 2}, Rules: 2}
+func OlderChains(what string) []xtables.OlderChain {
+	c := xtables.OlderChain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Use: 2}, Rules: 2}
 	switch what {
 	case "none":
 		return nil
 	case "active":
 		c.Use++
 	}
-	return []older.Chain{c}
+	return []xtables.OlderChain{c}
 }

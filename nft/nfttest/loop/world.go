@@ -27,7 +27,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfttest/logged"
 	"nft-masq-agent/nft/node"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // An Agent is the loop.
@@ -55,7 +55,7 @@ type World struct {
 	Writes    []string
 	Rejects   error
 	Left      *nft.Installed // by a previous run
-	Older     []older.Chain
+	Older     []xtables.OlderChain
 	Listed    []netip.Addr // addresses of the node, unless Unlisted is an error
 	Unlisted  error
 	Counts    []nft.Counts
@@ -177,7 +177,7 @@ func (w *World) Installed(context.Context) (left nft.Installed, found bool, err 
 func (w *World) OlderDecides(context.Context) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.Older, older.Chain.Decides), w.Rejects
+	return slices.ContainsFunc(w.Older, xtables.OlderChain.Decides), w.Rejects
 }
 
 // Counters is that of a [kernel.Kernel].

@@ -14,9 +14,9 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Code is what the headline of explain says.
@@ -121,7 +121,7 @@ type ExplainFacts struct {
 	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
 	ToAddress, ToEntry conntrack.Count
 	Others             []others.Rule
-	Legacy             []older.LegacyTable
+	Legacy             []xtables.LegacyTable
 }
 
 // An Explanation is the output of explain.

@@ -15,9 +15,9 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest/cases"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // testPolicy is that of a file, on a node with some addresses.
@@ -128,7 +128,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					{Table: "ip nat", Chain: "x", Handle: 7, Command: "nft -a list"},
 					{Table: "ip t;touch", Chain: "post", Command: "nft -a list 't;touch'"},
 				}
-				f.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
+				f.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 			},
 			headline: "203.0.113.9:443 should see",
 			details: "rule ip nat x handle 7 of another program names it: nft -a list\n" +

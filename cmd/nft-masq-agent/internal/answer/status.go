@@ -14,8 +14,8 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Status is the output of status.
@@ -107,7 +107,7 @@ type StatusFacts struct {
 	Health  health.Facts
 	// Older are chains of iptables-based agents, XTables lines about such agents in legacy ip_tables, and TakeOver
 	// whether the agent removes the former.
-	Older    []older.Chain
+	Older    []xtables.OlderChain
 	XTables  []string
 	TakeOver bool
 	// Evidence of open connections; nil without a policy in force.

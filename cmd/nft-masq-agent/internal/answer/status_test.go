@@ -17,8 +17,8 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // healthy are the facts of a node of which nothing is wrong.
@@ -81,7 +81,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			note: health.PodsNotExempt,
 		},
 		{name: "legacy filter", first: "in sync: ", note: health.LegacyFilter, facts: func(f *StatusFacts) {
-			f.Health.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
+			f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 		}},
 		{name: "something cannot be read", first: "in sync: ", note: health.Unchecked, facts: func(f *StatusFacts) {
 			f.Health.Unread = []health.Unread{{What: "the interfaces", Err: unix.EPERM}}
@@ -169,7 +169,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "rules of an older agent", id: "older-agent",
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
-				f.Older = []older.Chain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
+				f.Older = []xtables.OlderChain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
 			},
 		},
 		{
@@ -224,7 +224,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "legacy nat", id: health.LegacyTables,
 			first: "rules in legacy ip_tables (ip nat) translate, too", details: "iptables-legacy -t nat -S shows them",
 			facts: func(f *StatusFacts) {
-				f.Health.Legacy = []older.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat"}}
+				f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat"}}
 			},
 		},
 		{

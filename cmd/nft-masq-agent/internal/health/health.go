@@ -15,8 +15,8 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 // IDs of the problems that [Facts.Problems] finds, by weight.
@@ -62,7 +62,7 @@ type Facts struct {
 	Path   string // of the config
 	Pods   []routes.Pod
 	Links  []routes.Interface
-	Legacy []older.LegacyTable
+	Legacy []xtables.LegacyTable
 	// NotForwarding are the interfaces of pods whose packets the node does not forward, for each family.
 	NotForwarding []NotForwarded
 	Tracked       conntrack.Stats
@@ -99,7 +99,7 @@ func (n *Node) Read(ctx context.Context, path string) Facts {
 	var err error
 	f.Links, err = n.Interfaces()
 	f.unread("the interfaces", err)
-	f.Legacy, err = older.LegacyTables(filepath.Join(n.Proc, "thread-self/net"))
+	f.Legacy, err = xtables.LegacyTables(filepath.Join(n.Proc, "thread-self/net"))
 	f.unread("legacy ip_tables", err)
 	f.NotForwarding = n.notForwarding(f.Pods)
 	if len(f.Pods) > 0 {

@@ -10,16 +10,16 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // A Host is what observers read, next to the loop, which does not wait for it: a [Node], or
 // a fake in tests.
 type Host interface {
 	// Older finds chains of iptables-based agents.
-	Older(context.Context, nft.Ruleset) ([]older.Chain, error)
+	Older(context.Context, nft.Ruleset) ([]xtables.OlderChain, error)
 	// XTables finds those in legacy ip_tables, and is fast.
-	XTables() ([]older.LegacyTable, error)
+	XTables() ([]xtables.LegacyTable, error)
 	// Note remembers which connections contradict a policy that has come into force.
 	Note(context.Context, *period) (*conntrack.Noted, error)
 	// Gather compares the connections with a policy.
@@ -45,7 +45,7 @@ func (h *Node) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.P
 }
 
 // Older implements [Host].
-func (h *Node) Older(ctx context.Context, want nft.Ruleset) (found []older.Chain, err error) {
+func (h *Node) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
 	defer agent.GiveBack()
 	k := h.Another()
 	defer func() { _ = k.Close() }()

@@ -31,7 +31,7 @@ import (
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/observers.txt")
@@ -44,8 +44,8 @@ type world struct {
 	agent *agent.Agent
 	all   []agent.Observer
 
-	older      []older.Chain
-	xtables    []older.LegacyTable
+	older      []xtables.OlderChain
+	xtables    []xtables.LegacyTable
 	searches   int           // for older agents that began
 	searching  int           // that are running
 	searchCost time.Duration // how long one takes
@@ -85,7 +85,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	}, func(*loop.World) { test(w.T, w) })
 }
 
-func (w *world) XTables() (found []older.LegacyTable, err error) {
+func (w *world) XTables() (found []xtables.LegacyTable, err error) {
 	w.Locked(func() { found = w.xtables })
 	return found, nil
 }
@@ -150,7 +150,7 @@ func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begu
 	return deleted, 0, err
 }
 
-func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []older.Chain, err error) {
+func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []xtables.OlderChain, err error) {
 	var cost time.Duration
 	w.Locked(func() {
 		w.searches++

@@ -11,7 +11,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
-	"nft-masq-agent/nft/older"
+	"nft-masq-agent/nft/xtables"
 )
 
 // searchInterval is the least time between two searches for older agents' rules.
@@ -71,7 +71,7 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 	s.done = v
 	s.began = time.Now()
 	chains, err := s.host.Older(ctx, *v.Installed)
-	var tables []older.LegacyTable
+	var tables []xtables.LegacyTable
 	if err == nil {
 		tables, err = s.host.XTables()
 	}
@@ -122,7 +122,7 @@ func (s *olderAgents) isNew(known *[]string, found []string, event, text string)
 }
 
 // logTables logs what --takeover cannot remove.
-func (s *olderAgents) logTables(tables []older.LegacyTable) {
+func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
 	if !s.isNew(&s.tables, namesOf(tables), "xtables_rules_gone",
 		"the rules of iptables-based agents in legacy ip_tables are gone") {
 		return
@@ -132,7 +132,7 @@ func (s *olderAgents) logTables(tables []older.LegacyTable) {
 			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", s.tables)
 }
 
-func (s *olderAgents) logChains(chains []older.Chain) {
+func (s *olderAgents) logChains(chains []xtables.OlderChain) {
 	if !s.isNew(&s.chains, namesOf(chains), "legacy_rules_gone", "the rules of iptables-based agents are gone") {
 		return
 	}
@@ -141,11 +141,11 @@ func (s *olderAgents) logChains(chains []older.Chain) {
 	if want := s.Current().Want; want != nil {
 		random = want.Policy.RandomFully
 	}
-	if slices.ContainsFunc(chains, func(c older.Chain) bool { return c.RandomFully }) && !random {
+	if slices.ContainsFunc(chains, func(c xtables.OlderChain) bool { return c.RandomFully }) && !random {
 		fields = append(fields, "note", "it uses random source ports, but this agent does not: see --random-fully")
 	}
 	switch {
-	case !s.o.TakeOver, len(older.Removable(chains)) == 0: // the text says why
+	case !s.o.TakeOver, len(xtables.Removable(chains)) == 0: // the text says why
 		s.Log(zap.WarnLevel, "legacy_rules_active",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
 			fields...)

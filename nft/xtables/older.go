@@ -1,8 +1,4 @@
-// Package older finds and removes chains of masquerade agents in tables that all programs share:
-// those that iptables-based agents, which this one replaces, left there, and our own of mode
-// iptables-nft that are no longer wanted. It exists so that taking over needs nothing of what
-// interprets other programs' rules.
-package older
+package xtables
 
 import (
 	"fmt"
@@ -13,12 +9,6 @@ import (
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
-)
-
-// The table and the base chain of iptables in which the agents' rules are.
-const (
-	natTable    = "nat"
-	postrouting = "POSTROUTING"
 )
 
 // agentChains are the default chains of iptables-based masquerade agents: of
@@ -46,8 +36,8 @@ func leads(r nfnetlink.Rule) bool {
 	return jumps && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
 }
 
-// A Chain is a chain that a masquerade agent left behind, and the jumps to it.
-type Chain struct {
+// A OlderChain is a chain that a masquerade agent left behind, and the jumps to it.
+type OlderChain struct {
 	nfnetlink.Chain
 	// Ours means that it has our signature: an agent of this program wrote it.
 	Ours bool
@@ -66,25 +56,25 @@ type Chain struct {
 	jumps []uint64 // those of the agent's rules in POSTROUTING that lead to it
 }
 
-// Find finds the chains of masquerade agents that the wanted ruleset does not own, in the tables nat of
+// FindOlder finds the chains of masquerade agents that the wanted ruleset does not own, in the tables nat of
 // iptables: those with an agent's name, and those to which an agent's jump leads, which are certainly an
 // agent's only if all of their rules have an agent's comment. Base chains are never an agent's.
 //
 // Other programs may write meanwhile. What Find has missed then, a later call finds.
-func Find(c *nfnetlink.Conn, want nft.Ruleset) ([]Chain, error) {
-	var all []Chain
+func FindOlder(c *nfnetlink.Conn, want nft.Ruleset) ([]OlderChain, error) {
+	var all []OlderChain
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		found, err := findIn(c, family, want)
 		if err != nil && !nfnetlink.IsNotExist(err) {
-			return nil, fmt.Errorf("search for older agents: table %s %s: %w", family, natTable, err)
+			return nil, fmt.Errorf("search for older agents: table %s %s: %w", family, NATTable, err)
 		}
 		all = append(all, found...)
 	}
 	return all, nil
 }
 
-func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Chain, error) {
-	table, err := c.Table(family, natTable)
+func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]OlderChain, error) {
+	table, err := c.Table(family, NATTable)
 	if err != nil {
 		return nil, err
 	}
@@ -94,9 +84,9 @@ func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Cha
 	}
 	names := slices.Concat(agentChains, slices.Collect(maps.Keys(jumps)))
 	slices.Sort(names)
-	var found []Chain
+	var found []OlderChain
 	for _, name := range slices.Compact(names) {
-		if want.Owns(nfnetlink.Chain{Family: family, Table: natTable, Name: name}) {
+		if want.Owns(nfnetlink.Chain{Family: family, Table: NATTable, Name: name}) {
 			continue
 		}
 		chain, err := readChain(c, table, name, jumps[name])
@@ -117,7 +107,7 @@ func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Cha
 }
 
 // isOnlyOurs reports whether a table has nothing but these chains of ours, POSTROUTING, and jumps from it.
-func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []Chain) bool {
+func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []OlderChain) bool {
 	jumps := 0
 	for _, l := range found {
 		if !l.Ours {
@@ -125,14 +115,14 @@ func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []Chain) bool {
 		}
 		jumps += len(l.jumps)
 	}
-	post, err := c.Chain(table.Family, table.Name, postrouting)
+	post, err := c.Chain(table.Family, table.Name, Postrouting)
 	return err == nil && int(post.Use) == jumps && int(table.Use) == len(found)+1
 }
 
 // readJumps returns the handles of the agents' rules in POSTROUTING, by the chains to which they jump.
 func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, error) {
 	jumps := map[string][]uint64{}
-	err := c.EachRule(table.Family, table.Name, postrouting, func(r nfnetlink.Rule) error {
+	err := c.EachRule(table.Family, table.Name, Postrouting, func(r nfnetlink.Rule) error {
 		if target, _ := r.Target(); leads(r) {
 			jumps[target] = append(jumps[target], r.Handle)
 		}
@@ -145,8 +135,8 @@ func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, e
 }
 
 // readChain reads a chain, which may be an agent's, to which its jumps lead.
-func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []uint64) (Chain, error) {
-	chain := Chain{table: table, jumps: jumps}
+func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []uint64) (OlderChain, error) {
+	chain := OlderChain{table: table, jumps: jumps}
 	head, err := c.Chain(table.Family, table.Name, name)
 	chain.Chain = head
 	if err != nil || head.Hook != nil {
@@ -174,7 +164,7 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 
 // isAgents reports whether something of an agent is in the chain, or leads to it. What others refer to stays
 // when it was emptied, and is no agent's then.
-func (l Chain) isAgents() bool {
+func (l OlderChain) isAgents() bool {
 	if l.Hook != nil {
 		return false
 	}
@@ -182,17 +172,17 @@ func (l Chain) isAgents() bool {
 }
 
 // Removable returns the chains that are certainly an agent's.
-func Removable(all []Chain) []Chain {
-	return slices.DeleteFunc(slices.Clone(all), func(l Chain) bool { return l.Kept != "" })
+func Removable(all []OlderChain) []OlderChain {
+	return slices.DeleteFunc(slices.Clone(all), func(l OlderChain) bool { return l.Kept != "" })
 }
 
-// Remove deletes chains, as they were found, with the agents' jumps to them, and nothing else:
+// RemoveOlder deletes chains, as they were found, with the agents' jumps to them, and nothing else:
 // the batch is right as long as they are as they were found. A chain to which others refer stays, empty.
-func Remove(chains []Chain, b *nfnetlink.Batch) {
+func RemoveOlder(chains []OlderChain, b *nfnetlink.Batch) {
 	for _, l := range chains {
 		b.Require(l)
 		for _, handle := range l.jumps {
-			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: postrouting, Handle: handle})
+			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: Postrouting, Handle: handle})
 		}
 		for _, handle := range l.rules {
 			b.DelRule(nfnetlink.Rule{Family: l.Family, Table: l.Table, Chain: l.Name, Handle: handle})
@@ -201,7 +191,7 @@ func Remove(chains []Chain, b *nfnetlink.Batch) {
 			b.DelChain(l.ID())
 		}
 		if l.last {
-			b.DelChain(nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: postrouting})
+			b.DelChain(nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: Postrouting})
 			b.DelEmptyTable(l.table)
 		}
 	}
@@ -210,7 +200,7 @@ func Remove(chains []Chain, b *nfnetlink.Batch) {
 // Check implements [nfnetlink.Condition]: the chain and the jumps to it are those that were found. Its rules, of which
 // there can be thousands, are not read again: the transaction names those that were found, and the kernel rejects it
 // if one of them is gone, or if another one holds the chain. A rule that was replaced in place goes with the chain.
-func (l Chain) Check(c *nfnetlink.Conn) error {
+func (l OlderChain) Check(c *nfnetlink.Conn) error {
 	if err := c.SameTable(l.table); err != nil {
 		return err
 	}
@@ -225,7 +215,7 @@ func (l Chain) Check(c *nfnetlink.Conn) error {
 		return nfnetlink.ErrInterrupted
 	}
 	for _, handle := range l.jumps {
-		r, err := c.Rule(l.Family, l.Table, postrouting, handle)
+		r, err := c.Rule(l.Family, l.Table, Postrouting, handle)
 		if err != nil {
 			return err
 		}
@@ -237,16 +227,16 @@ func (l Chain) Check(c *nfnetlink.Conn) error {
 }
 
 // Jumps returns how many rules, and elements of maps, lead to the chain.
-func (l Chain) Jumps() int { return max(int(l.Use)-l.Rules, 0) }
+func (l OlderChain) Jumps() int { return max(int(l.Use)-l.Rules, 0) }
 
 // Reached reports whether packets may reach its rules.
-func (l Chain) Reached() bool { return l.Rules > 0 && l.Jumps() > 0 }
+func (l OlderChain) Reached() bool { return l.Rules > 0 && l.Jumps() > 0 }
 
 // Decides reports whether packets may reach rules that are certainly an iptables-based agent's.
-func (l Chain) Decides() bool { return !l.Ours && l.Kept == "" && l.Reached() }
+func (l OlderChain) Decides() bool { return !l.Ours && l.Kept == "" && l.Reached() }
 
 // String returns the name of the chain and, unless it is ours, what exists of it.
-func (l Chain) String() string {
+func (l OlderChain) String() string {
 	text := fmt.Sprintf("chain %s in table %s %s", nfnetlink.Printable(l.Name), l.Family, nfnetlink.Printable(l.Table))
 	if l.Ours {
 		return text
@@ -267,10 +257,10 @@ func (l Chain) String() string {
 	return text
 }
 
-// Wrote reports whether a rule is one of an iptables-based masquerade agent: by its comment, or by the
+// IsOlder reports whether a rule is one of an iptables-based masquerade agent: by its comment, or by the
 // name of its chain in a table nat of iptables.
-func Wrote(r nfnetlink.Rule) bool {
-	ofIPTables := r.Table == natTable && (r.Family == nfnetlink.IPv4 || r.Family == nfnetlink.IPv6)
+func IsOlder(r nfnetlink.Rule) bool {
+	ofIPTables := r.Table == NATTable && (r.Family == nfnetlink.IPv4 || r.Family == nfnetlink.IPv6)
 	text := comment(r)
 	return ofIPTables && slices.Contains(agentChains, r.Chain) || agentJump.MatchString(text) ||
 		agentRule.MatchString(text)

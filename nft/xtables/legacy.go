@@ -1,4 +1,4 @@
-package older
+package xtables
 
 import (
 	"bytes"
@@ -46,7 +46,7 @@ func LegacyTables(dir string) (found []LegacyTable, err error) {
 			if len(entries) == 0 {
 				continue
 			}
-			older := table == natTable && slices.ContainsFunc(agentChains, func(chain string) bool {
+			older := table == NATTable && slices.ContainsFunc(agentChains, func(chain string) bool {
 				return bytes.Contains(entries, []byte("\x00"+chain+"\x00"))
 			})
 			found = append(found, LegacyTable{Family: family, Table: table, Older: older})
@@ -55,8 +55,8 @@ func LegacyTables(dir string) (found []LegacyTable, err error) {
 	return found, nil
 }
 
-// XTables returns those of [LegacyTables] that have rules of an iptables-based agent.
-func XTables(dir string) ([]LegacyTable, error) {
+// OlderTables returns those of [LegacyTables] that have rules of an iptables-based agent.
+func OlderTables(dir string) ([]LegacyTable, error) {
 	all, err := LegacyTables(dir)
 	return slices.DeleteFunc(all, func(t LegacyTable) bool { return !t.Older }), err
 }

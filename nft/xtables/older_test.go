@@ -1,4 +1,4 @@
-package older_test
+package xtables_test
 
 import (
 	"fmt"
@@ -17,13 +17,8 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
 	"nft-masq-agent/nft/nfttest/script"
-	"nft-masq-agent/nft/older"
 	"nft-masq-agent/nft/xtables"
 )
-
-func TestMain(m *testing.M) {
-	os.Exit(nfttest.Main(m))
-}
 
 // dialNS connects to a new namespace.
 func dialNS(t *testing.T) (*nfttest.NS, *nfnetlink.Conn) {
@@ -41,19 +36,19 @@ func install(t *testing.T, ns *nfttest.NS, name string) {
 }
 
 // remove removes chains, if they have not changed since.
-func remove(t *testing.T, c *nfnetlink.Conn, chains []older.Chain) {
+func remove(t *testing.T, c *nfnetlink.Conn, chains []xtables.OlderChain) {
 	t.Helper()
 	var b nfnetlink.Batch
-	older.Remove(chains, &b)
+	xtables.RemoveOlder(chains, &b)
 	if err := c.Commit(&b); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // find returns what was found.
-func find(t *testing.T, c *nfnetlink.Conn) []older.Chain {
+func find(t *testing.T, c *nfnetlink.Conn) []xtables.OlderChain {
 	t.Helper()
-	found, err := older.Find(c, nft.Ruleset{})
+	found, err := xtables.FindOlder(c, nft.Ruleset{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +167,7 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 				for _, l := range found {
 					lines = append(lines, fmt.Sprintf("%s; %d jumps, decides %t", l, l.Jumps(), l.Decides()))
 				}
-				remove(t, c, older.Removable(found))
+				remove(t, c, xtables.Removable(found))
 				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
 				got := strings.Join(lines, "\n") + "\n" + strings.TrimSuffix(left, "COMMIT\n")
 				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(got, "handle N")
@@ -215,7 +210,7 @@ func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("chain %s { %s }: found in %q, want %q", name, rules, got, want)
 			}
-			remove(t, c, older.Removable(found))
+			remove(t, c, xtables.Removable(found))
 			left := nfttest.ListRuleset(t, ns)
 			if n := strings.Count(left, "chain other {\n\t\tcounter packets 0 bytes 0 drop\n"); n != len(tables) {
 				t.Errorf("chain %s { %s }: of %d other chains, %d are left:\n%s", name, rules, len(tables), n, left)
@@ -277,7 +272,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 			nfttest.NFT(t, ns, change, "-f", "-")
 			before := nfttest.ListRuleset(t, ns)
 			var b nfnetlink.Batch
-			older.Remove(found, &b)
+			xtables.RemoveOlder(found, &b)
 			if err := c.Commit(&b); err == nil {
 				t.Error("the kernel took it")
 			}
@@ -299,8 +294,8 @@ func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-A", "IP-MASQ", "-j", "RETURN")
 	install(t, n.NS, "ip-masq-agent-two-jumps")
 	for ours, others := range map[string]string{"IP-MASQ": "IP-MASQ-AGENT", "IP-MASQ-AGENT": "IP-MASQ"} {
-		found, err := older.Find(n.Conn, of(ours))
-		isOurs := func(c older.Chain) bool { return c.Name != others }
+		found, err := xtables.FindOlder(n.Conn, of(ours))
+		isOurs := func(c xtables.OlderChain) bool { return c.Name != others }
 		if err != nil || len(found) == 0 || slices.ContainsFunc(found, isOurs) {
 			t.Errorf("found %v, %v, want %s", found, err, others)
 		}
@@ -316,17 +311,17 @@ func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 		if err := prepare(filepath.Join(dir, "ip_tables_names")); err != nil {
 			t.Fatal(err)
 		}
-		if found, err := older.LegacyTables(dir); len(found) > 0 || err != nil {
+		if found, err := xtables.LegacyTables(dir); len(found) > 0 || err != nil {
 			t.Errorf("%s: %v, %v", name, found, err)
 		}
 	}
 	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := older.LegacyTables(dir); err == nil {
+	if _, err := xtables.LegacyTables(dir); err == nil {
 		t.Error("no error for unreadable files")
 	}
-	if _, err := older.XTables(dir); err == nil {
+	if _, err := xtables.OlderTables(dir); err == nil {
 		t.Error("no error for unreadable files, when looking for agents")
 	}
 }
@@ -337,7 +332,7 @@ func TestLegacyIPTablesAndAgentsThereAreFound(t *testing.T) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		ns := nfttest.NewNS(t, "node")
 		const dir = "/proc/thread-self/net"
-		program := strings.TrimSuffix(older.LegacyTable{Family: family, Table: "nat"}.Command(), " -t nat -S")
+		program := strings.TrimSuffix(xtables.LegacyTable{Family: family, Table: "nat"}.Command(), " -t nat -S")
 		for _, step := range []struct {
 			words        string
 			found, agent bool
@@ -348,15 +343,15 @@ func TestLegacyIPTablesAndAgentsThereAreFound(t *testing.T) {
 			{"-N IP-MASQ", true, true},
 		} {
 			nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, strings.Fields(step.words)...)...)
-			var want []older.LegacyTable
+			var want []xtables.LegacyTable
 			if step.found {
-				want = append(want, older.LegacyTable{Family: family, Table: "nat", Older: step.agent})
+				want = append(want, xtables.LegacyTable{Family: family, Table: "nat", Older: step.agent})
 			}
-			all := nfttest.In(t, ns, func() ([]older.LegacyTable, error) { return older.LegacyTables(dir) })
+			all := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.LegacyTables(dir) })
 			if !slices.Equal(all, want) {
 				t.Errorf("%s, after %s: %v, want %v", family, step.words, all, want)
 			}
-			found := nfttest.In(t, ns, func() ([]older.LegacyTable, error) { return older.XTables(dir) })
+			found := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.OlderTables(dir) })
 			if len(found) > 0 != step.agent {
 				t.Errorf("%s, after %s: of agents are %v", family, step.words, found)
 			}
@@ -377,10 +372,10 @@ func TestLegacyTablesThatDecideAreFound(t *testing.T) {
 			ns := nfttest.NewNS(t, "node")
 			of, _, _ := strings.Cut(table, " ")
 			program := family.String() + "tables-legacy"
-			check := func(when string, want ...older.LegacyTable) {
+			check := func(when string, want ...xtables.LegacyTable) {
 				t.Helper()
-				found := nfttest.In(t, ns, func() ([]older.LegacyTable, error) {
-					return older.LegacyTables("/proc/thread-self/net")
+				found := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) {
+					return xtables.LegacyTables("/proc/thread-self/net")
 				})
 				if !slices.Equal(found, want) {
 					t.Errorf("%s, %s, %s: %v, want %v", family, table, when, found, want)
@@ -390,7 +385,7 @@ func TestLegacyTablesThatDecideAreFound(t *testing.T) {
 			nfttest.Run(t, ns, "", program, "-t", of, "-S")
 			check("empty")
 			nfttest.Run(t, ns, "", program, append([]string{"-t", of}, strings.Fields(words)...)...)
-			check("in use", older.LegacyTable{Family: family, Table: of})
+			check("in use", xtables.LegacyTable{Family: family, Table: of})
 		}
 	}
 }
