@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 )
 
@@ -26,6 +27,8 @@ func parseAddress(s string) (netip.Prefix, string) {
 
 const notCIDR = `%s is not a CIDR: write one such as "10.0.0.0/8"`
 
+var placeholder = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
+
 // parseCIDR parses a CIDR. The message explains what is wrong and what to write
 // instead; it is empty if the CIDR is valid.
 func parseCIDR(s string) (netip.Prefix, string) {
@@ -36,6 +39,10 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	address, length, network := strings.Cut(s, "/")
 	a, addressErr := netip.ParseAddr(address)
 	switch {
+	case quotable(s) && placeholder.MatchString(s):
+		return p, quote(s) + " is a placeholder that nothing has replaced: render the file before it is mounted"
+	case quotable(s) && strings.Contains(s, ","):
+		return p, quote(s) + " is more than one CIDR: write each as an entry of its own"
 	case !quotable(s), addressErr != nil, a.Zone() != "", strings.Trim(length, "0123456789") != "":
 		return p, fmt.Sprintf(notCIDR, quote(s))
 	case a.Is4In6():

@@ -69,6 +69,11 @@ func Unwrap(s Source) (config Source, note *Problem, err error) {
 	if root.Decode(&manifest) != nil || manifest.Kind != "ConfigMap" {
 		return fail(root, "this is no ConfigMap manifest: leave --manifest out")
 	}
+	for i := 0; i < len(root.Content); i += 2 {
+		if key := root.Content[i]; knownKey(key.Value) != nil {
+			return fail(key, `%s is outside of the data of the ConfigMap: indent all of the config below "config: |"`, key.Value)
+		}
+	}
 	names := slices.Sorted(maps.Keys(manifest.Data))
 	for _, name := range names {
 		if value := manifest.Data[name]; value.Kind != yaml.ScalarNode || value.Tag != "!!str" {
