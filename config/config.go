@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -278,45 +277,10 @@ func get[T any](r Row, c Config) (value T) {
 	return value
 }
 
-// A Value is an entry of a key's list in a config, or an explicit true or false.
-type Value struct {
-	Text string
-	Pos  Position
-}
-
-// Values returns the key's values in a config.
-func (r Row) Values(c Config) (values []Value) {
-	switch field := r.in(&c).(type) {
-	case *[]CIDR:
-		for _, entry := range *field {
-			text := entry.String()
-			if r.entryKind == &addresses {
-				text = entry.Text()
-			}
-			values = append(values, Value{text, entry.Pos})
-		}
-	case *[]Interface:
-		for _, entry := range *field {
-			values = append(values, Value{entry.Name, entry.Pos})
-		}
-	case *[]SNATRule:
-		for _, entry := range *field {
-			values = append(values, Value{entry.String(), entry.Pos})
-		}
-	case **Position:
-		if *field != nil {
-			values = append(values, Value{strconv.FormatBool(r.explicit), **field})
-		}
-	case *PodPorts:
-		if field.Size > 0 {
-			values = append(values, Value{strconv.Itoa(field.Size), field.Pos})
-		}
-	case *Stale:
-		if *field != StaleKeep {
-			values = append(values, Value{string(*field), c.given[r.Key]})
-		}
-	}
-	return values
+// Given returns the position at which the files of a config set a key, and whether they do.
+func (c Config) Given(key string) (Position, bool) {
+	position, given := c.given[key]
+	return position, given
 }
 
 // Defaults are the values that command-line flags set for keys missing from the file.

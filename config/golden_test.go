@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -94,16 +95,60 @@ func meaning(c Config, problems Problems) string {
 		}
 	}
 	for _, t := range Translations() {
-		for i, given := range t.Values(c) {
+		for i, given := range valuesOf(t, c) {
 			if i == 0 {
 				fmt.Fprintf(&b, "%s:\n", t.Key)
 			}
-			fmt.Fprintf(&b, "  %-18s %s\n", given.Text, given.Pos)
+			fmt.Fprintf(&b, "  %-18s %s\n", given.text, given.pos)
 		}
 	}
 	fmt.Fprintf(&b, "masqLinkLocal: %t\nmasqLinkLocalIPv6: %t\nenableIPv6: %t\nresyncInterval: %s\n",
 		c.MasqLinkLocal, c.MasqLinkLocalIPv6, c.EnableIPv6, c.ResyncInterval)
 	return b.String() + lines(problems)
+}
+
+// A given is an entry of a key's list in a config, or another value that is set.
+type given struct {
+	text string
+	pos  Position
+}
+
+// valuesOf returns the key's values in a config.
+func valuesOf(r Row, c Config) (values []given) {
+	switch field := r.in(&c).(type) {
+	case *[]CIDR:
+		for _, entry := range *field {
+			values = append(values, given{entry.Text(), entry.Pos})
+		}
+	case *[]SNATRule:
+		for _, entry := range *field {
+			values = append(values, given{entryText(entry), entry.Pos})
+		}
+	case **Position:
+		if *field != nil {
+			values = append(values, given{strconv.FormatBool(r.explicit), **field})
+		}
+	case *PodPorts:
+		if field.Size > 0 {
+			values = append(values, given{strconv.Itoa(field.Size), field.Pos})
+		}
+	}
+	return values
+}
+
+// entryText returns an entry of snatRules as flow-style YAML.
+func entryText(r SNATRule) string {
+	var parts []string
+	add := func(name string, texts []string) {
+		if len(texts) > 0 {
+			parts = append(parts, name+": ["+strings.Join(texts, ", ")+"]")
+		}
+	}
+	add("from", Texts(r.From))
+	add("to", Texts(r.To))
+	add("out", Names(r.Out))
+	add("addresses", Texts(r.Addresses))
+	return "{" + strings.Join(parts, ", ") + "}"
 }
 
 // changed prints the keys of a Config that differ from the defaults.

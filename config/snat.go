@@ -20,21 +20,6 @@ type SNATRule struct {
 // maxSNATRules is the most entries of snatRules.
 const maxSNATRules = 64
 
-// String returns the entry as flow-style YAML.
-func (r SNATRule) String() string {
-	var parts []string
-	add := func(name string, texts []string) {
-		if len(texts) > 0 {
-			parts = append(parts, name+": ["+strings.Join(texts, ", ")+"]")
-		}
-	}
-	add("from", Texts(r.From))
-	add("to", Texts(r.To))
-	add("out", Names(r.Out))
-	add("addresses", Texts(r.Addresses))
-	return "{" + strings.Join(parts, ", ") + "}"
-}
-
 // Texts returns the [CIDR.Text] of each CIDR.
 func Texts(list []CIDR) (texts []string) {
 	for _, c := range list {

@@ -2,6 +2,7 @@ package answer
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -77,14 +78,17 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 		SourcePorts: sourcePorts(p), ResyncSeconds: c.ResyncInterval.Seconds(), EnableIPv6: c.EnableIPv6,
 		Entries: entries(p),
 	}
+	values := map[string]string{} // that the policy has without their places
+	if p.DropInvalid {
+		values[config.KeyDropInvalid] = "true"
+	}
+	if p.PortsPerPod > 0 {
+		values[config.KeyPortsPerPod] = strconv.Itoa(p.PortsPerPod)
+	}
 	for _, row := range config.Translations() {
-		if row.Key != config.KeyPortsPerPod && row.Key != config.KeyDropInvalid {
-			continue // the policy has them
-		}
-		for _, given := range row.Values(c) {
-			m.Entries = append(m.Entries, Entry{
-				Key: row.Key, Value: given.Text, Place: given.Pos, title: row.Key + ": " + row.Means,
-			})
+		if value, set := values[row.Key]; set {
+			place, _ := c.Given(row.Key)
+			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: value, Place: place, title: row.Key + ": " + row.Means})
 		}
 	}
 	return m

@@ -3,7 +3,6 @@ package answer
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 
 	"nft-masq-agent/config"
@@ -49,25 +48,15 @@ func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err err
 	return string(b) + "\n", omitted, err
 }
 
-// checkWindows returns an error for what a list of exceptions cannot express.
+// checkWindows returns an error for each key that a list of exceptions cannot express.
 func checkWindows(c config.Config) error {
 	var problems config.Problems
-	unsupported := func(key string, values []config.Value) {
-		for _, given := range values {
-			problems = append(problems, config.Problem{Pos: given.Pos, Msg: fmt.Sprintf(
-				"%s: %s is not supported by win-bridge, which can only exempt destinations", key, given.Text)})
+	for _, row := range slices.Concat(config.Conditions(), config.Translations()) {
+		if position, given := c.Given(row.Key); given && !row.WinBridge {
+			problems = append(problems, config.Problem{
+				Pos: position, Msg: row.Key + " is not supported by win-bridge, which can only exempt destinations",
+			})
 		}
 	}
-	for _, row := range slices.Backward(config.Conditions()) {
-		if !row.WinBridge {
-			unsupported(row.Key, row.Values(c))
-		}
-	}
-	for _, t := range config.Translations() {
-		unsupported(t.Key, t.Values(c))
-	}
-	if len(problems) > 0 {
-		return problems
-	}
-	return nil
+	return problems.Err()
 }
