@@ -156,7 +156,7 @@ func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
 	}
 }
 
-func TestFollowDeliversContentAndWarnings(t *testing.T) {
+func TestFollowDeliversContent(t *testing.T) {
 	s := newPlayer(t)
 	for _, line := range []string{"write /source one", "write /file", "bind /source /file"} {
 		args := strings.Fields(line)
@@ -165,15 +165,12 @@ func TestFollowDeliversContentAndWarnings(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	reads := make(chan struct{}, 100)
-	content, warnings, reread := Follow(ctx, s.path("/file"), func() (string, string, int) {
+	content, reread := Follow(ctx, s.path("/file"), func() (string, string, int) {
 		reads <- struct{}{}
 		return reader(s.path("/file"))()
 	}, error.Error)
 	if got := <-content; got != "one" {
 		t.Errorf("delivered %q, want %q of the mounted file", got, "one")
-	}
-	if warning := <-warnings; !strings.Contains(warning.Error(), "mounted as a single file") {
-		t.Errorf("warning %v, want that the file is mounted as a single one", warning)
 	}
 	check(t, os.WriteFile(s.path("/source"), []byte("two"), 0o644))
 	if got := <-content; got != "two" {
@@ -184,15 +181,4 @@ func TestFollowDeliversContentAndWarnings(t *testing.T) {
 	}
 	reread()
 	<-reads
-}
-
-func TestUnreadWarningsDelayNothing(t *testing.T) {
-	o := newObserver("", nil, make(chan string, 1))
-	for i := range 100 {
-		o.warn(fmt.Errorf("warning %d", i/2))
-	}
-	first, second := <-o.warnings, <-o.warnings
-	if first.Error() != "warning 0" || second.Error() != "warning 1" {
-		t.Errorf("got %v, then %v", first, second)
-	}
 }

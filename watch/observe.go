@@ -1,8 +1,6 @@
 package watch
 
 import (
-	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,8 +16,6 @@ type observer struct {
 	inotify  *fsnotify.Watcher     // nil if it could not be opened
 	events   <-chan fsnotify.Event // of inotify
 	requests chan struct{}         // to read the content
-	warnings chan error
-	warned   map[string]bool
 }
 
 func (o *observer) reread() {
@@ -54,10 +50,7 @@ type file struct {
 // event, unless inotify does not report it.
 func (o *observer) check(read bool, known files) (r reading, deliver func()) {
 	r.files = o.resolve()
-	if err := o.watch(r.files); err != nil {
-		o.warn(fmt.Errorf("inotify: %w: changes are found within a second, not at once "+
-			"(fs.inotify.max_user_instances, fs.inotify.max_user_watches and the number of open files are limits)", err))
-	}
+	o.watch(r.files)
 	if read || !maps.Equal(r.files, known) {
 		deliver, r.id, r.present = o.read()
 	}
@@ -82,10 +75,6 @@ func (o *observer) resolve() files {
 		if f.stat.Mode&unix.S_IFMT == unix.S_IFDIR {
 			continue
 		}
-		if f.stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 { // reported since Linux 5.8
-			o.warn(fmt.Errorf("%q: mounted as a single file (a subPath or file bind mount): "+
-				"it keeps showing the old file when the source is replaced; mount its directory instead", path))
-		}
 		found[path] = f
 	}
 	return found
@@ -108,10 +97,11 @@ func fileAt(path string) (f file) {
 	return f
 }
 
-// watch makes inotify watch the path, its directory, and those of the files. A watch
+// watch makes inotify watch the path, its directory, and those of the files, as far as they exist and the
+// kernel's limits (fs.inotify.*) allow: the next check tries again. A watch
 // belongs to an inode and vanishes with it, so each check adds all of them. Watches of
 // other directories remain until there are too many.
-func (o *observer) watch(found files) (err error) {
+func (o *observer) watch(found files) {
 	const (
 		limit     = 2 * maxEntries
 		unhandled = 100 // events; the kernel queues more
@@ -120,9 +110,10 @@ func (o *observer) watch(found files) (err error) {
 		o.close()
 	}
 	if o.inotify == nil {
+		var err error
 		o.inotify, err = fsnotify.NewBufferedWatcher(unhandled)
 		if err != nil {
-			return err
+			return
 		}
 		o.events = o.inotify.Events
 		failures := o.inotify.Errors
@@ -141,23 +132,7 @@ func (o *observer) watch(found files) (err error) {
 	}
 	delete(paths, "")
 	for path := range paths {
-		// Other errors are expected: the path may not exist.
-		if failed := o.inotify.Add(path); errors.Is(failed, unix.ENOSPC) {
-			err = failed
-		}
-	}
-	return err
-}
-
-// warn sends each warning once, unless too many are unread.
-func (o *observer) warn(err error) {
-	if o.warned[err.Error()] {
-		return
-	}
-	o.warned[err.Error()] = true
-	select {
-	case o.warnings <- err:
-	default:
+		_ = o.inotify.Add(path)
 	}
 }
 

@@ -107,10 +107,6 @@ func (r *lastReader) catchUp() error {
 		select {
 		case r.last = <-r.content:
 			r.any = true
-		case warning := <-r.observer.warnings:
-			if !strings.Contains(warning.Error(), "single file") {
-				return warning
-			}
 		case <-timeout:
 			return fmt.Errorf("last delivered %q, but the content is %q", r.last, want)
 		}

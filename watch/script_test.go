@@ -145,13 +145,6 @@ func (s *player) command(ctx context.Context, name, rest string) error {
 			}
 			return nil
 		})
-	case "expect-warning":
-		return receive(s, s.observer.warnings, func(got error) error {
-			if !strings.Contains(got.Error(), rest) {
-				return fmt.Errorf("got %q", got)
-			}
-			return nil
-		})
 	case "watches":
 		got := s.observer.inotify.WatchList()
 		for i := range got {

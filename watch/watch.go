@@ -20,24 +20,21 @@ import (
 // system that does not answer.
 //
 // The first content is delivered, and then each one that has settled; a slow receiver
-// gets the last one. Each warning is delivered once: that inotify's limits are exhausted,
-// and that a file is a mount point, which does not follow its source. Warnings need not be
-// received. Neither channel is ever closed. Calling reread makes Follow read the content
+// gets the last one. The channel is never closed. Calling reread makes Follow read the content
 // now, even if the files seem unchanged; the call does not wait for that.
 func Follow[T any](
 	ctx context.Context, path string, read func() (T, string, int), silent func(error) T,
-) (content <-chan T, warnings <-chan error, reread func()) {
+) (content <-chan T, reread func()) {
 	c := make(chan T, 1)
 	o := newObserver(path, read, c)
 	go newFollower(o, func(err error) { replace(c, silent(err)) }).run(ctx)
-	return c, o.warnings, o.reread
+	return c, o.reread
 }
 
 // newObserver returns an observer whose checks deliver what read returns.
 func newObserver[T any](path string, read func() (T, string, int), content chan T) *observer {
-	const unread = 8
 	return &observer{
-		path: path, requests: make(chan struct{}, 1), warnings: make(chan error, unread), warned: map[string]bool{},
+		path: path, requests: make(chan struct{}, 1),
 		read: func() (func(), string, int) {
 			next, fingerprint, present := read()
 			return func() { replace(content, next) }, "content " + fingerprint, max(present, unknown)

@@ -80,7 +80,7 @@ func run(ctx context.Context, o cli.Options, e environment) (int, error) {
 func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.Logger, hangup <-chan os.Signal,
 	lostLines func() uint64,
 ) <-chan struct{} {
-	files, warnings, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string, int) {
+	files, reread := watch.Follow(ctx, o.ConfigPath, func() (agent.Files, string, int) {
 		sources, err := config.Read(o.ConfigPath)
 		read := agent.Files{Sources: sources, Err: err}
 		return read, fingerprint(sources, err), read.Count()
@@ -91,7 +91,7 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 	own, observe := observed(ctx, k, o)
 	loop := agent.New(
 		agent.Inputs{
-			Files: files, Warnings: warnings, Reread: reread, Hangup: hangup,
+			Files: files, Reread: reread, Hangup: hangup,
 			Generation: generations.Generation, Processor: agent.ProcessorTime,
 			Addresses: node.Addresses, Follow: node.Follow,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder, Latecomer: running.Latecomer,

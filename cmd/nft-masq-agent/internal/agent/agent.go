@@ -29,10 +29,9 @@ type Kernel interface {
 
 // Inputs are the events that the loop waits for, and what it reads besides rules.
 type Inputs struct {
-	Files    <-chan Files // files that are missing for a moment are no content
-	Warnings <-chan error // from the watcher
-	Reread   func()       // makes the watcher read the files now
-	Hangup   <-chan os.Signal
+	Files  <-chan Files // files that are missing for a moment are no content
+	Reread func()       // makes the watcher read the files now
+	Hangup <-chan os.Signal
 
 	Generation func() (uint32, error) // of the ruleset
 	Processor  func() time.Duration   // processor time of this process, as by ProcessorTime
@@ -183,8 +182,6 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 			if e, due := a.compare(v); due {
 				return e, true
 			}
-		case err := <-a.in.Warnings:
-			a.Log(zap.WarnLevel, "watch_failed", "cannot watch the config", "error", err)
 		}
 	}
 }
