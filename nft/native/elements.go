@@ -19,50 +19,42 @@ const fewDiffs = 10
 // compare reads the elements of a set and returns how they differ from the wanted ones. Those
 // that rules add are not compared.
 func compare(c *nfnetlink.Conn, s nfnetlink.Set, w nft.Set) (diffs []string, err error) {
-	limit := w.Len() + slack
-	var conditional int
-	var exceeded bool
-	switch {
-	case w.Learned:
+	if w.Learned {
 		return nil, nil
-	case w.Mappings == nil:
-		bounds := make([]nfnetlink.Bound, 0, 2*w.Len()+1)
-		err = c.EachElement(s.Family, s.Table, s.Name, func(e nfnetlink.Element) error {
-			addr, _ := netip.AddrFromSlice(e.Key) // the catch-all element * has none
-			if !e.End || !addr.IsUnspecified() {  // nft adds an extra bound before the first interval
-				bounds = append(bounds, nfnetlink.Bound{Addr: addr, End: e.End})
-			}
-			if e.Conditional {
-				conditional++
-			}
-			exceeded = len(bounds) > 2*limit
-			if exceeded {
-				return nfnetlink.ErrEnough
-			}
-			return nil
-		})
+	}
+	limit := w.Len() + slack
+	bounds := make([]nfnetlink.Bound, 0, 2*w.Len()+1)
+	var mappings []nfnetlink.Mapping
+	conditional := 0
+	exceeded := false
+	err = c.EachElement(s.Family, s.Table, s.Name, func(e nfnetlink.Element) error {
+		key, isKey := netip.AddrFromSlice(e.Key) // the catch-all element * has none
+		value, isValue := netip.AddrFromSlice(e.Value)
+		switch {
+		case e.Conditional, w.Mappings != nil && (!isKey || !isValue && e.Code != unix.NFT_JUMP):
+			conditional++
+		case w.Mappings != nil:
+			mappings = append(mappings, nfnetlink.Mapping{Key: key, Value: value, Chain: e.Chain})
+		case !e.End || !key.IsUnspecified(): // nft adds an extra bound before the first interval
+			bounds = append(bounds, nfnetlink.Bound{Addr: key, End: e.End})
+		}
+		exceeded = len(bounds) > 2*limit || len(mappings) > limit
+		if exceeded {
+			return nfnetlink.ErrEnough
+		}
+		return nil
+	})
+	if w.Mappings == nil {
 		diffs = differences(s.Name, w.Prefixes, nfnetlink.Ranges(bounds), func(p netip.Prefix, r nfnetlink.Range) int {
 			return cmp.Or(p.Addr().Compare(r.First), nfnetlink.PrefixRange(p).Last.Compare(r.Last))
 		})
-	default:
-		var elements []nfnetlink.Element
-		elements, exceeded, err = c.Elements(s.Family, s.Table, s.Name, limit)
+	} else {
 		order := func(a, b nfnetlink.Mapping) int {
 			return cmp.Or(a.Key.Compare(b.Key), a.Value.Compare(b.Value), strings.Compare(a.Chain, b.Chain))
 		}
-		var existing []nfnetlink.Mapping
-		for _, e := range elements {
-			key, isKey := netip.AddrFromSlice(e.Key)
-			value, isValue := netip.AddrFromSlice(e.Value)
-			if e.Conditional || !isKey || !isValue && e.Code != unix.NFT_JUMP {
-				conditional++
-			} else {
-				existing = append(existing, nfnetlink.Mapping{Key: key, Value: value, Chain: e.Chain})
-			}
-		}
-		slices.SortFunc(existing, order)
-		existing = slices.Compact(existing) // while a map grows, the kernel lists some twice
-		diffs = differences(s.Name, w.Mappings, existing, order)
+		slices.SortFunc(mappings, order)
+		mappings = slices.Compact(mappings) // while a map grows, the kernel lists some twice
+		diffs = differences(s.Name, w.Mappings, mappings, order)
 	}
 	if exceeded {
 		diffs = []string{fmt.Sprintf("set %s has more than %d elements instead of %d", s.Name, limit, w.Len())}

@@ -179,8 +179,7 @@ func TestMissingObjectsAreReported(t *testing.T) {
 		"chain": func() error { _, err := c.Chain(nfnetlink.Inet, "t", "c"); return err },
 		"sets":  func() error { _, err := c.Sets(nfnetlink.Inet, "t"); return err },
 		"elements": func() error {
-			_, _, err := c.Elements(nfnetlink.Inet, "t", "s", 1)
-			return err
+			return c.EachElement(nfnetlink.Inet, "t", "s", func(nfnetlink.Element) error { return nil })
 		},
 	} {
 		if err := ask(); !nfnetlink.IsNotExist(err) {
@@ -254,20 +253,17 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
 		}
 	}`, "nft", "-f", "-")
-	elements, more, err := c.Elements(nfnetlink.Inet, "t", "m", 10)
-	must(t, err)
 	got := map[string]bool{}
-	for _, e := range elements {
+	err := c.EachElement(nfnetlink.Inet, "t", "m", func(e nfnetlink.Element) error {
 		got[fmt.Sprint(e.Key, e.Value)] = e.Conditional
-	}
+		return nil
+	})
+	must(t, err)
 	want := map[string]bool{
 		"[0 0 0 0] [198 51 100 11]": false, "[0 0 0 7] [198 51 100 12]": true, "[0 0 0 8] [198 51 100 13]": false,
 	}
-	if diff := cmp.Diff(want, got); diff != "" || more {
-		t.Errorf("more %t; elements with a timeout (-want +got):\n%s", more, diff)
-	}
-	if _, more, err := c.Elements(nfnetlink.Inet, "t", "m", 2); err != nil || !more {
-		t.Errorf("three of at most two elements: more %t, %v", more, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("elements with a timeout (-want +got):\n%s", diff)
 	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)

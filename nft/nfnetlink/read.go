@@ -187,20 +187,6 @@ func parseSet(f Family, a Attrs) Set {
 	return s
 }
 
-// Elements reads up to limit elements of a set or map, like [Conn.EachElement]; more reports
-// that there are others.
-func (c *Conn) Elements(family Family, table, set string, limit int) (elements []Element, more bool, err error) {
-	err = c.EachElement(family, table, set, func(e Element) error {
-		more = len(elements) == limit
-		if more {
-			return ErrEnough
-		}
-		elements = append(elements, e)
-		return nil
-	})
-	return elements, more, err
-}
-
 // EachElement calls do for each element of a set or map, and for each bound of an interval
 // set. The kernel does not report if a transaction interrupted such a dump: compare the
 // generation before and after, and act on a difference only if a second read confirms it.
