@@ -19,7 +19,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/watch"
 )
@@ -87,12 +86,11 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 	}, func(err error) agent.Files {
 		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
-	generations := nfnetlink.DialGeneration()
 	own, observe := observed(ctx, k, o)
 	loop := agent.New(
 		agent.Inputs{
 			Files: files, Reread: reread, Hangup: hangup,
-			Generation: generations.Generation, Processor: agent.ProcessorTime,
+			Generation: k.Generation, Processor: agent.ProcessorTime,
 			Addresses: node.Addresses, Follow: node.Follow,
 			Lock: running.Lock, Later: running.Later, Holder: running.Holder, Latecomer: running.Latecomer,
 		},
@@ -117,7 +115,6 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 	ended := make(chan struct{})
 	go func() {
 		parts.Wait()
-		_ = generations.Close()
 		close(ended)
 	}()
 	return ended

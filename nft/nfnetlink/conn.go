@@ -43,14 +43,6 @@ type socket struct {
 // the first request, which returns the error if that fails.
 func Dial() *Conn { return New(dial) }
 
-// DialGeneration returns a connection for [Conn.Generation] only, which uses
-// little memory per call.
-func DialGeneration() *Conn {
-	return New(func() (*netlink.Conn, error) {
-		return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: 1024})
-	})
-}
-
 // New returns a connection that uses the given dialer, which is called again
 // whenever the socket has failed.
 func New(dial func() (*netlink.Conn, error)) *Conn {
