@@ -74,7 +74,8 @@ func (s *stalled) text(first int) string {
 // agent does delays them for ever.
 func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset) {
 	s.t.Helper()
-	for begun := time.Now(); ; {
+	begun := time.Now()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 400*time.Millisecond) { // reading may cost a lot
 		k := s.kernel()
 		state, err := k.Read(s.t.Context(), want, nft.Contents)
 		_ = k.Close()
@@ -86,7 +87,7 @@ func (s *stalled) comes(what string, within time.Duration, want nft.Ruleset) {
 			s.t.Fatalf("%s: not after %v; differences: %q", what, time.Since(begun), s.differences(want))
 		}
 		select {
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(pause):
 		case <-s.Done():
 			s.t.Fatalf("%s: the agent ended", what)
 		}

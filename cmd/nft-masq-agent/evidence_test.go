@@ -106,10 +106,13 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 	}
 	agreed, contradicted := 0, 0
 	for i, dir := range dirs {
-		for _, config := range []string{plain, pods[i%len(pods)]} {
-			n.empty()
+		n.flush()
+		for j, config := range []string{plain, pods[i%len(pods)]} {
+			n.forget()
 			want := n.enforce(config)
-			nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
+			if j == 0 {
+				nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
+			}
 			history := n.noted(want.Policy)
 			sent := n.sendNext(want.Policy, addresses)
 			var questions []conntrack.Question

@@ -44,6 +44,13 @@ func TestCommandsThatLookSayWhatTheyFind(t *testing.T) {
 // empty deletes all connections and rules.
 func (n trafficNode) empty() {
 	n.t.Helper()
+	n.forget()
+	n.flush()
+}
+
+// forget deletes all connections.
+func (n trafficNode) forget() {
+	n.t.Helper()
 	nl, err := nfttest.DialNetfilter(n.NS)
 	n.check(err)
 	defer nl.Close()
@@ -52,7 +59,6 @@ func (n trafficNode) empty() {
 		Header: netlink.Header{Type: deletes, Flags: netlink.Request | netlink.Acknowledge}, Data: make([]byte, 4),
 	})
 	n.check(err)
-	n.flush()
 }
 
 // flush deletes all tables.

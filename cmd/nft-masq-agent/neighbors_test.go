@@ -89,7 +89,8 @@ type lab struct {
 	pods    string // their interface, as masqueradeSrcInterfaces has it
 	another *nfttest.NS
 	own     *nfttest.NS
-	sent    uint16 // connections, each of which explain is asked about
+	sent    uint16 // connections
+	asked   int    // policies, under each of which explain is asked about every other connection
 }
 
 // connect makes a host that is behind an interface of the node, with the addresses at; the
@@ -282,6 +283,9 @@ func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 	if err != nil || s.Seen.Addr() != w.want {
 		t.Errorf("%s%s: %s sees %s of %s, want %s: %v", p.config, w.name, w.dst, s.Seen, w.src, w.want, err)
 	}
+	if (int(l.sent)+l.asked)%2 > 0 && !nfttest.Long() {
+		return
+	}
 	var x answer.Explanation
 	l.here(&x, "explain", flow.Dst.String(), "--from", w.src.String(), "--config", l.path)
 	if x.Sees != "" && x.Sees != w.want.String() {
@@ -310,6 +314,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 					l := newLab(t, plugin, nb)
 					for _, p := range l.policies(plugin, nb.rules != "") {
 						l.enforce(p.config)
+						l.asked++
 						if p.apart {
 							l.check(l.top.Node.Sysctl("net.bridge.bridge-nf-call-iptables", "0"))
 							l.check(l.top.Node.Sysctl("net.bridge.bridge-nf-call-ip6tables", "0"))
