@@ -1,6 +1,9 @@
 package nft
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+)
 
 // Verdict is the decision about a new connection.
 type Verdict string
@@ -21,6 +24,17 @@ type Connection struct {
 	FromNode, ToNode          bool
 	InInterface, OutInterface string
 }
+
+// FamilyName returns the name of an address family in texts.
+func FamilyName(ipv6 bool) string {
+	if ipv6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// FamilyKey returns the name of an address family as a label or a value.
+func FamilyKey(ipv6 bool) string { return strings.ToLower(FamilyName(ipv6)) }
 
 // Counts is the number of connections of a family with a verdict, or of packets that are
 // [Invalid], since the counters were created.

@@ -186,24 +186,11 @@ func (f *connectionsFlags) policy(ctx context.Context, s *session) (*nft.Policy,
 	return nil, nil //nolint:nilnil // it is not needed
 }
 
-// newComparison compares connections with a policy; nil without one.
-func newComparison(policy *nft.Policy) (*conntrack.Comparison, error) {
-	if policy == nil {
-		return nil, nil //nolint:nilnil // nothing is compared then
-	}
-	host, err := conntrack.ReadNode()
-	if err != nil {
-		return nil, err
-	}
-	return conntrack.NewComparison(*policy, host), nil
-}
-
 // history returns which connections contradicted the policy in force when it came into force, as the agent knows.
-func (s *session) history(policy *nft.Policy) conntrack.History {
-	if policy == nil || s.agent == nil {
+func (s *session) history(policy nft.Policy) (h conntrack.History) {
+	if s.agent == nil {
 		return conntrack.History{}
 	}
-	var h conntrack.History
 	err := running.Read(s.socket, observe.HistoryPath, &h)
 	if err != nil || h.Hash != policy.Hash() {
 		return conntrack.History{} // nothing is known
@@ -215,11 +202,15 @@ func (s *session) history(policy *nft.Policy) conntrack.History {
 func (f *connectionsFlags) list(
 	ctx context.Context, r *answer.Connections, s *session, policy *nft.Policy,
 ) (listed []conntrack.Entry, err error) {
-	comparison, err := newComparison(policy)
+	var comparison *conntrack.Comparison
+	var history conntrack.History
+	if policy != nil {
+		comparison, err = conntrack.ReadComparison(*policy)
+		history = s.history(*policy)
+	}
 	if err != nil {
 		return nil, err
 	}
-	history := s.history(policy)
 	overruled := 0
 	begin := func() {
 		listed = nil
@@ -325,18 +316,15 @@ func (f *connectionsFlags) delete(
 	if err != nil {
 		return err
 	}
-	comparison, err := newComparison(policy)
+	comparison, err := conntrack.ReadComparison(*policy)
 	if err != nil {
 		return err
 	}
-	d := conntrack.Deletion{
-		Tracker: conntrack.Open(),
-		Doomed:  func(e *conntrack.Entry) bool { return keys[e.Key] && contradicting(comparison, e) },
-		Begun:   func() {},
-	}
-	err = d.Run(ctx)
-	r.Deleted = d.Deleted
-	r.Add(config.Note, "deleted", "deleted %s; destinations reset those of TCP", answer.Plural(d.Deleted, "connection"))
+	deleted, err := conntrack.Open().Delete(ctx, func(e *conntrack.Entry) bool {
+		return keys[e.Key] && contradicting(comparison, e)
+	})
+	r.Deleted = deleted
+	r.Add(config.Note, "deleted", "deleted %s; destinations reset those of TCP", answer.Plural(deleted, "connection"))
 	if err != nil {
 		r.Add(config.Error, "failed", "%v", err)
 	}

@@ -121,11 +121,11 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 
 // countOpen counts the open connections that two policies translate differently.
 func countOpen(ctx context.Context, d *answer.Diff, older, newer nft.Policy) error {
-	old, err := newComparison(&older)
+	old, err := conntrack.ReadComparison(older)
 	if err != nil {
 		return err
 	}
-	current, err := newComparison(&newer)
+	current, err := conntrack.ReadComparison(newer)
 	if err != nil {
 		return err
 	}

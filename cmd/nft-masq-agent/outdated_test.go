@@ -80,8 +80,8 @@ func (o *opening) changes(which config.Stale) {
 		for line["connections"] == 0.0 { // it may be said first of what contradicted the policy at the start
 			line = d.await("stale_connections")
 		}
-		if line["connections"] != float64(len(left)) {
-			o.t.Errorf("%v, want %d", line, len(left))
+		if n, _ := line["connections"].(float64); n < float64(len(left)) { // others contradicted the policy before, too
+			o.t.Errorf("%v, want at least %d", line, len(left))
 		}
 	}
 	if got, want := o.tracked(), sorted(append(left, o.left...)); !slices.Equal(got, want) {

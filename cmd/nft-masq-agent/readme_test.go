@@ -289,9 +289,9 @@ func TestReadmeListsTheProblems(t *testing.T) {
 	text, ids := readDocument(t, "cmd/nft-masq-agent/README.md"), map[string]bool{}
 	const id = `"([a-z]+(?:-[a-z]+)*)"`
 	pattern := regexp.MustCompile(`(?:config\.(?:Error|Warning|Note), |warn\()` + id + `|` + id + `,\s+"[A-Z]`)
-	for _, id := range append(slices.Clone(health.IDs), health.IPv6Pods, health.Unchecked, health.PodsNotExempt,
+	for _, id := range append(slices.Clone(health.IDs), health.Unchecked, health.PodsNotExempt,
 		health.Everything,
-		health.LegacyFilter, health.InterfaceMissing) {
+		health.LegacyFilter) {
 		ids[id] = true
 	}
 	for _, dir := range []string{".", "internal/answer"} {

@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/observe"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
@@ -116,12 +115,14 @@ func (s *session) runningAgent() *running.Report {
 
 // gatherConnections compares open connections with the policy in force, and counts source ports.
 func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
-	evidence, err := s.evidence(ctx, f.Policy)
+	history := s.history(f.Policy)
+	evidence, err := s.evidence(ctx, f.Policy, history)
 	if err != nil {
 		f.ConnectionsError = err
 		return
 	}
 	f.Evidence = &evidence
+	f.Recent = history.Recent
 	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
 	var tally conntrack.Tally
 	begin := func() { tally = conntrack.Tally{} }
@@ -133,21 +134,14 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	f.Full = answer.FullestPorts(tally)
 }
 
-// evidence compares open connections with the policy in force. The agent knows which of them are older than that;
-// without one, or if it is too late to ask it, that is not known.
-func (s *session) evidence(ctx context.Context, p nft.Policy, questions ...conntrack.Question) (
+// evidence compares open connections with the policy in force. The agent knows which of them are older than that; without
+// one, that is not known.
+func (s *session) evidence(ctx context.Context, p nft.Policy, h conntrack.History, questions ...conntrack.Question) (
 	found conntrack.Evidence, err error,
 ) {
-	if s.agent != nil {
-		path := observe.EvidencePath + "?" + conntrack.Query(questions).Encode()
-		err = running.Read(s.socket, path, &found)
-		if err == nil && found.Hash == p.Hash() && len(found.Answers) == len(questions) {
-			return found, nil
-		}
-	}
-	host, err := conntrack.ReadNode()
+	c, err := conntrack.ReadComparison(p)
 	if err != nil {
 		return conntrack.Evidence{}, err
 	}
-	return conntrack.Open().Gather(ctx, conntrack.NewComparison(p, host), conntrack.History{}, questions...)
+	return conntrack.Open().Gather(ctx, c, h, questions...)
 }

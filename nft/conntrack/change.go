@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -41,62 +40,26 @@ func (c Change) Outdated(e *Entry) bool {
 	return agreed
 }
 
-// A Deletion deletes connections in one pass, and asks about each one again right before that. Their next packets start
-// new connections, to which the current rules apply.
-type Deletion struct {
-	Tracker *Tracker
-	// Doomed reports whether to delete an entry.
-	Doomed func(*Entry) bool
-	// Begun is called before the first one is deleted.
-	Begun func()
-
-	Deleted int // connections
-	// Busy counts those that the kernel did not delete: before Linux 6.4, those in a flowtable.
-	Busy int
-}
-
-// At most 10,000 connections are deleted per second, in steps.
-const (
-	deletionRate = 10_000
-	deletionStep = 100
-)
-
-// Run deletes at most 10,000 connections per second. It ends with the context. After an error it may be
-// called again.
-func (d *Deletion) Run(ctx context.Context) error {
-	tick := time.NewTicker(deletionStep * time.Second / deletionRate)
-	defer tick.Stop()
-	c := d.Tracker.dial()
+// Delete deletes the doomed connections in one pass, and asks about each one again right before that. Their next packets
+// start new connections, to which the current rules apply. It ends with the context, and returns how many it deleted.
+func (t *Tracker) Delete(ctx context.Context, doomed func(*Entry) bool) (deleted int, err error) {
+	c := t.dial()
 	defer func() { _ = c.Close() }()
-	d.Busy = 0
-	return d.Tracker.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
-		if !d.Doomed(e) {
+	err = t.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
+		if !doomed(e) {
 			return nil
 		}
-		if d.Deleted+d.Busy == 0 {
-			d.Begun()
-		}
-		err := e.remove(c, d.Doomed)
+		err := e.remove(c, doomed)
 		switch {
 		case err == nil:
-			d.Deleted++
-		case errors.Is(err, unix.EBUSY):
-			d.Busy++
-		case errors.Is(err, unix.ENOENT):
-			return nil
+			deleted++
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EBUSY): // EBUSY: before Linux 6.4, it is in a flowtable
 		default:
 			return fmt.Errorf("delete connection: %w", err)
 		}
-		if (d.Deleted+d.Busy)%deletionStep != 0 {
-			return nil
-		}
-		select {
-		case <-tick.C:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		return nil
 	})
+	return deleted, err
 }
 
 // remove deletes the entry if it is still there and doomed. Otherwise it returns ENOENT, also if there

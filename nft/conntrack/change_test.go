@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -104,17 +103,12 @@ func TestDeletionOfWhatIsStillDoomed(t *testing.T) {
 	insert(t, ns, untranslated(20, "203.0.113.1")...)
 	insert(t, ns, untranslated(20, "203.0.113.2")...)
 	asked := map[Key]int{}
-	begun := 0
-	d := Deletion{
-		Tracker: table,
-		Doomed: func(e *Entry) bool {
-			asked[e.Key]++
-			return asked[e.Key] == 1 || e.Destination().Addr() == netip.MustParseAddr("203.0.113.1")
-		},
-		Begun: func() { begun++ },
-	}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != 20 || d.Busy != 0 || begun == 0 {
-		t.Errorf("deleted %d, begun %d times: %v", d.Deleted, begun, err)
+	deleted, err := table.Delete(t.Context(), func(e *Entry) bool {
+		asked[e.Key]++
+		return asked[e.Key] == 1 || e.Destination().Addr() == netip.MustParseAddr("203.0.113.1")
+	})
+	if err != nil || deleted != 20 {
+		t.Errorf("deleted %d: %v", deleted, err)
 	}
 	if got := left(t, table); !slices.Equal(got, []string{"203.0.113.2"}) {
 		t.Errorf("connections to %q are left", got)
@@ -135,9 +129,8 @@ func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
 		}
 		return nil
 	}, nil))
-	d := Deletion{Tracker: table, Doomed: toward("203.0.113.9"), Begun: func() {}}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != all-3 || d.Busy != 3 {
-		t.Errorf("deleted %d, busy %d: %v", d.Deleted, d.Busy, err)
+	if deleted, err := table.Delete(t.Context(), toward("203.0.113.9")); err != nil || deleted != all-3 {
+		t.Errorf("deleted %d: %v", deleted, err)
 	}
 	if n := len(entries(t, newTable(dialIn(ns)), Filter{})); n != 3 {
 		t.Errorf("%d are left", n)
@@ -153,29 +146,28 @@ func TestDeletionEndsWithItsContextAndContinuesAfterAFailure(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	failing := true
-	d := Deletion{
-		Tracker: newTable(throughSocket(dialIn(ns), func(n int) error {
-			if n != few || ctx.Err() != nil {
-				return nil //nolint:nilerr // an ended pass does not fail
-			}
-			if failing {
-				return broken
-			}
-			cancel()
-			return nil
-		})),
-		Doomed: toward("203.0.113.9"), Begun: func() {},
-	}
-	if err := d.Run(ctx); !errors.Is(err, broken) || d.Deleted == 0 || d.Deleted > few {
-		t.Errorf("deleted %d: %v", d.Deleted, err)
+	through := newTable(throughSocket(dialIn(ns), func(n int) error {
+		if n != few || ctx.Err() != nil {
+			return nil //nolint:nilerr // an ended pass does not fail
+		}
+		if failing {
+			return broken
+		}
+		cancel()
+		return nil
+	}))
+	doomed := toward("203.0.113.9")
+	first, err := through.Delete(ctx, doomed)
+	if !errors.Is(err, broken) || first == 0 || first > few {
+		t.Errorf("deleted %d: %v", first, err)
 	}
 	failing = false
-	first := d.Deleted
-	if err := d.Run(ctx); !errors.Is(err, context.Canceled) || d.Deleted == all || d.Deleted < first {
-		t.Errorf("deleted %d: %v", d.Deleted, err)
+	second, err := through.Delete(ctx, doomed)
+	if !errors.Is(err, context.Canceled) || first+second == all {
+		t.Errorf("deleted %d: %v", second, err)
 	}
-	if err := d.Run(t.Context()); err != nil || d.Deleted != all {
-		t.Errorf("deleted %d: %v", d.Deleted, err)
+	if third, err := through.Delete(t.Context(), doomed); err != nil || first+second+third != all {
+		t.Errorf("deleted %d: %v", third, err)
 	}
 	if got := left(t, newTable(dialIn(ns))); len(got) > 0 {
 		t.Errorf("connections to %q are left", got)
@@ -207,21 +199,6 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	}
 	if !remove(t, table, current) || remove(t, table, current) {
 		t.Error("it was not deleted, or twice")
-	}
-}
-
-func TestDeletionsAreAtMostTenThousandASecond(t *testing.T) {
-	t.Parallel()
-	ns := nfttest.NewNS(t, "node")
-	const all = 3000
-	insert(t, ns, untranslated(all, "203.0.113.9")...)
-	d := Deletion{Tracker: newTable(dialIn(ns)), Doomed: func(*Entry) bool { return true }, Begun: func() {}}
-	start := time.Now()
-	if err := d.Run(t.Context()); err != nil || d.Deleted != all {
-		t.Errorf("deleted %d of %d: %v", d.Deleted, all, err)
-	}
-	if took, least := time.Since(start), (all-2*deletionStep)*time.Second/deletionRate; took < least {
-		t.Errorf("%d were deleted within %s, faster than %d per second", all, took, deletionRate)
 	}
 }
 

@@ -71,16 +71,14 @@ func exchange(c *nfnetlink.Conn, m netlink.Message, do func(body nfnetlink.Attrs
 // Stats are the counters of connection tracking.
 type Stats struct {
 	Entries, Limit uint64 // Limit is 0 before Linux 4.19
-	// InsertFailed, Drop and EarlyDrop count since the namespace was created.
+	// InsertFailed and Drop count since the namespace was created.
 	// They are sums over all CPUs, each of which has a 32-bit counter.
-	InsertFailed, Drop, EarlyDrop uint64
+	InsertFailed, Drop uint64
 }
 
 // Stats reads the counters.
 func (t *Tracker) Stats() (s Stats, err error) {
-	sums := map[uint16]*uint64{
-		ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop, ctaStatsEarlyDrop: &s.EarlyDrop,
-	}
+	sums := map[uint16]*uint64{ctaStatsInsertFailed: &s.InsertFailed, ctaStatsDrop: &s.Drop}
 	totals := map[uint16]*uint64{ctaStatsEntries: &s.Entries, ctaStatsLimit: &s.Limit}
 	c := t.dial()
 	defer func() { _ = c.Close() }()
@@ -127,7 +125,6 @@ const (
 
 	ctaStatsInsertFailed = 9
 	ctaStatsDrop         = 10
-	ctaStatsEarlyDrop    = 11
 
 	ctaStatsEntries = 1
 	ctaStatsLimit   = 2

@@ -2,81 +2,58 @@ package conntrack
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 )
 
 // Evidence is what the tracked connections of a node show about a policy. It says what happened, and
 // does not know which rule did it.
 //
-// To gather it:
-//
-//	node, err := conntrack.ReadNode()
-//	c := conntrack.NewComparison(policy, node)
-//	evidence, err := conntrack.Open().Gather(ctx, c, conntrack.History{}, questions...)
-//
-// A [History] tells which of the contradicting connections are older than the policy. Only the agent
-// has one: it answers GET /evidence on its socket, with the questions of [Query]. A command without an
-// agent gathers it itself and can not tell, unless the sysctl nf_conntrack_timestamp is 1: Count.Undated
-// counts them.
+// A [History] tells which of the contradicting connections are older than the policy. Only the agent has one: it
+// answers GET /history on its socket. Without an agent, that is not known.
 //
 // Its memory does not depend on the number of connections: examples, entries, destinations and
 // history are bounded.
 type Evidence struct {
-	Time time.Time `json:"time"` // of its end
-	Hash string    `json:"hash"` // of the policy
 	// Counts are those of each entry of the policy that decides about a connection: the ones with
 	// contradictions first, then the largest. Beyond 1,024 entries, those of a key are counted together,
 	// in one without a CIDR.
-	Counts []Count `json:"counts"`
+	Counts []Count
 	// Answers are the counts of the questions, in their order.
-	Answers []Count `json:"answers,omitempty"`
+	Answers []Count
 	// NotJudged counts connections that are no evidence, by the name of the [Finding].
-	NotJudged map[string]int `json:"notJudged,omitempty"`
+	NotJudged map[string]int
 	// Unanswered are destinations of exempt connections that show the pod's address, from which no
-	// replies come. There are none of a family whose uplink is silent.
-	Unanswered []Unanswered `json:"unanswered,omitempty"`
-	// SilentUplinks are the families of which nearly nothing that is masqueraded is answered.
-	SilentUplinks []Unanswered `json:"silentUplinks,omitempty"`
+	// replies come. Of a family whose uplink is silent, there is that alone.
+	Unanswered []Unanswered
 
-	// Recent are the last counts of entries that had overruled connections within the last ten minutes.
-	// Only the agent knows them.
-	Recent []Count `json:"recent,omitempty"`
-
-	Examined int  `json:"examined"`          // connections
-	Tracked  int  `json:"tracked"`           // in the table
-	Partial  bool `json:"partial,omitempty"` // only a random part of them was examined: 200,000
-	Full     bool `json:"full,omitempty"`    // a bound was hit: some destinations or connections were not kept
+	Sample
+	Full bool // a bound was hit: some destinations or connections were not kept
 }
 
 // A Count is connections that are judged, of an entry of the policy or of a [Question].
 type Count struct {
-	Entry  judge.Entry `json:"entry,omitzero"`
-	Agrees int         `json:"agrees"`
+	Entry  judge.Entry
+	Agrees int
 	// Answered are those of Agrees that had a reply.
-	Answered int `json:"answered"`
+	Answered int
 	// Stale are those that contradict the policy and began before it.
-	Stale int `json:"stale,omitempty"`
+	Stale int
 	// Overruled are those that contradict the policy and began under it: another program translated
 	// them, or kept them from being translated.
-	Overruled int `json:"overruled,omitempty"`
+	Overruled int
 	// Undated are those that contradict the policy, and it is not known when they began.
-	Undated int `json:"undated,omitempty"`
-	// Agreeing and Contradicting are up to three examples of each; the latter are overruled ones, if
-	// there are any.
-	Agreeing      []Example `json:"agreeing,omitempty"`
-	Contradicting []Example `json:"contradicting,omitempty"`
+	Undated int
+	// Contradicting are up to three examples of those that contradict: overruled ones, if there are any.
+	Contradicting []Example
 	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Question].
-	Seen []netip.Addr `json:"seen,omitempty"`
+	Seen []netip.Addr
 	// Endpoints are up to three destinations, of connections to the address that was asked for, which lead elsewhere:
 	// only of a [Question].
-	Endpoints []netip.AddrPort `json:"endpoints,omitempty"`
+	Endpoints []netip.AddrPort
 }
 
 // Contradicts is the number of connections that contradict the policy.
@@ -87,12 +64,12 @@ func (c Count) Open() int { return c.Agrees + c.Contradicts() }
 
 // An Example is a connection.
 type Example struct {
-	Protocol    string         `json:"protocol"`
-	Source      netip.AddrPort `json:"source"`
-	Destination netip.AddrPort `json:"destination"` // after DNAT
-	SeenAs      netip.AddrPort `json:"seenAs"`
-	Answered    bool           `json:"answered"`
-	Age         Age            `json:"age,omitempty"` // "" if it agrees
+	Protocol    string
+	Source      netip.AddrPort
+	Destination netip.AddrPort // after DNAT
+	SeenAs      netip.AddrPort
+	Answered    bool
+	Age         Age
 }
 
 // An Age is when a connection that contradicts the policy began.
@@ -122,7 +99,7 @@ const sampleSize = 200_000
 // random, so the examined entries are representative.
 type Sample struct {
 	Examined int  // entries
-	Entries  int  // in the table
+	Tracked  int  // in the table
 	Partial  bool // there were more entries than were examined
 }
 
@@ -132,9 +109,9 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 	if err != nil {
 		return s, err
 	}
-	s.Entries = int(stats.Entries)
+	s.Tracked = int(stats.Entries)
 	begin()
-	if s.Entries == 0 {
+	if s.Tracked == 0 {
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
 	err = t.Dump(ctx, Filter{}, func() {
@@ -146,7 +123,7 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 		if s.Examined < t.sample {
 			return nil
 		}
-		s.Partial = s.Entries > s.Examined
+		s.Partial = s.Tracked > s.Examined
 		return errStop
 	})
 	return s, err
@@ -160,11 +137,8 @@ func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, question
 		return Evidence{}, err
 	}
 	found := g.evidence()
-	found.Time = time.Now()
-	found.Examined = s.Examined
-	found.Tracked = s.Entries
-	found.Partial = s.Partial
-	found.Full = found.Full || h.Earlier != nil && h.Earlier.Full
+	found.Sample = s
+	found.Full = found.Full || h.Full
 	return found, nil
 }
 
@@ -242,9 +216,6 @@ func (c *Count) add(e *Entry, age Age) {
 		if e.Status&SeenReply != 0 {
 			c.Answered++
 		}
-		if len(c.Agreeing) < maxExamples {
-			c.Agreeing = append(c.Agreeing, newExample(e, age))
-		}
 		return
 	}
 	if len(c.Contradicting) < maxExamples {
@@ -290,7 +261,7 @@ func (g *gathering) evidence() Evidence {
 		e.Counts = append(e.Counts, *c)
 	}
 	slices.SortFunc(e.Counts, compareCounts)
-	e.Unanswered, e.SilentUplinks = g.replies.unanswered()
+	e.Unanswered = g.replies.unanswered()
 	e.Full = g.replies.full
 	return e
 }
@@ -306,32 +277,4 @@ func compareCounts(a, b Count) int {
 		return n
 	}
 	return strings.Compare(a.Entry.String(), b.Entry.String())
-}
-
-// FamilyName returns the name of an address family.
-func FamilyName(ipv6 bool) string {
-	if ipv6 {
-		return "IPv6"
-	}
-	return "IPv4"
-}
-
-// OverruledText says what was seen of connections that began under the policy and contradict it.
-func (c Count) OverruledText() string {
-	shows := "the pod's own address"
-	remedy := ""
-	if c.Entry.Verdict == nft.Exempt {
-		shows = "another address"
-		remedy = "turn off masquerading in that program, or set enforceNonMasquerade; "
-	}
-	if len(c.Contradicting) == 0 {
-		return fmt.Sprintf("%s: connections that show %s: %d", c.Entry, shows, c.Overruled)
-	}
-	x := c.Contradicting[0]
-	if c.Entry.Verdict == nft.Masqueraded && x.SeenAs.Addr() != x.Source.Addr() {
-		shows = "an address that the policy does not choose"
-	}
-	return fmt.Sprintf("%s: connections that show %s: %d, such as %s %s to %s, seen as %s; another program decided: %s"+
-		"nft-masq-agent explain %s --from %s --trace names its rule", c.Entry, shows, c.Overruled, x.Protocol, x.Source,
-		x.Destination, x.SeenAs, remedy, x.Destination.Addr(), x.Source.Addr())
 }

@@ -78,6 +78,15 @@ func NewComparison(p nft.Policy, n Node) *Comparison {
 	return c
 }
 
+// ReadComparison returns that with a policy on the node of the calling thread.
+func ReadComparison(p nft.Policy) (*Comparison, error) {
+	node, err := ReadNode()
+	if err != nil {
+		return nil, err
+	}
+	return NewComparison(p, node), nil
+}
+
 // index is the place of a family.
 func index(ipv6 bool) int {
 	if ipv6 {

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,24 +9,38 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 )
 
-// An Unanswered is a destination from which no replies come, or with [Evidence.SilentUplinks] a family.
+// An Unanswered is a destination from which no replies come, or the uplink of a family.
 type Unanswered struct {
-	Entry judge.Entry `json:"entry,omitzero"`
-	// To is the destination.
-	To netip.Addr `json:"to,omitzero"`
+	Entry judge.Entry
+	// To is the destination, the zero address for the uplink.
+	To netip.Addr
 	// Answered and Silent count the connections to it: those with a reply, and those without one,
 	// though older than ten seconds.
-	Answered int `json:"answered"`
-	Silent   int `json:"silent"`
+	Answered, Silent int
 }
 
-// String returns the destination, and how many of the connections have a reply.
+// String says what was seen.
 func (u Unanswered) String() string {
-	return fmt.Sprintf("%s %d/%d", u.To, u.Answered, u.Answered+u.Silent)
+	total := u.Answered + u.Silent
+	if u.To.IsValid() {
+		return fmt.Sprintf("%s answered %d of %d connections that show the pod's IP", u.To, u.Answered, total)
+	}
+	return fmt.Sprintf("%d of %d masqueraded %s connections were answered", u.Answered, total,
+		nft.FamilyName(u.Entry.IPv6))
+}
+
+// Remedy says what to do about it.
+func (u Unanswered) Remedy() string {
+	if u.To.IsValid() {
+		return fmt.Sprintf("force %s (%s), or check the way back to the pods; a host that is down looks the same",
+			netip.PrefixFrom(u.To, u.To.BitLen()), config.KeyForceMasqueradeCIDRs)
+	}
+	return "check the uplink of this node: its next hop, its address, the way back, and firewalls"
 }
 
 // silentAfter is for how many seconds a connection has no reply before it counts as silent.
@@ -46,23 +61,10 @@ func (u Unanswered) silent() bool {
 type replies struct {
 	timeouts map[uint8]uint32
 	// answering are the UDP ports on which any connection was answered.
-	answering    [1 << 16]bool
-	destinations map[destination]Unanswered
-	uplinks      [2]uplink
-	full         bool
-}
-
-// A destination is an address, and of UDP a port.
-type destination struct {
-	address netip.Addr
-	udp     bool
-	port    uint16
-}
-
-// An uplink is what is masqueraded of a family.
-type uplink struct {
-	Unanswered
-	quiet []netip.Addr // silent destinations, up to fewestDestinations
+	answering [1 << 16]bool
+	// exempt and masqueraded are the destinations by address and UDP port, 0 for other protocols.
+	exempt, masqueraded map[netip.AddrPort]Unanswered
+	full                bool
 }
 
 // fewestDestinations is how many destinations must be silent before the uplink is.
@@ -72,54 +74,41 @@ const fewestDestinations = 3
 const maxDestinations = 1 << 14
 
 func newReplies(timeouts map[uint8]uint32) *replies {
-	return &replies{timeouts: timeouts, destinations: map[destination]Unanswered{}}
+	return &replies{
+		timeouts: timeouts, exempt: map[netip.AddrPort]Unanswered{}, masqueraded: map[netip.AddrPort]Unanswered{},
+	}
 }
 
 // see counts an entry. Connections of which a translation hides who answers are left out: those that
 // contradict the policy.
 func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 	answered := e.Status&SeenReply != 0
-	udp := e.Original.Protocol == unix.IPPROTO_UDP
-	if answered && udp {
-		r.answering[e.Destination().Port()] = true
+	port := uint16(0)
+	if e.Original.Protocol == unix.IPPROTO_UDP {
+		port = e.Destination().Port()
+		r.answering[port] = r.answering[port] || answered
 	}
 	if found != Agrees || !answered && !r.isSilent(e) {
 		return
 	}
+	destinations := r.exempt
 	if entry.Verdict == nft.Masqueraded {
-		if !udp || answered {
-			r.uplinks[index(entry.IPv6)].see(e, answered)
-		}
-		return
+		destinations = r.masqueraded
 	}
-	target := destination{address: e.Destination().Addr(), udp: udp}
-	if udp {
-		target.port = e.Destination().Port()
-	}
-	u, known := r.destinations[target]
-	if !known && len(r.destinations) >= maxDestinations {
+	target := netip.AddrPortFrom(e.Destination().Addr(), port)
+	u, known := destinations[target]
+	if !known && len(destinations) >= maxDestinations {
 		r.full = true
 		return
 	}
 	u.Entry = entry
-	u.count(answered)
-	r.destinations[target] = u
-}
-
-func (u *Unanswered) count(answered bool) {
+	u.To = target.Addr()
 	if answered {
 		u.Answered++
 	} else {
 		u.Silent++
 	}
-}
-
-func (u *uplink) see(e *Entry, answered bool) {
-	u.count(answered)
-	dst := e.Destination().Addr()
-	if !answered && len(u.quiet) < fewestDestinations && !slices.Contains(u.quiet, dst) {
-		u.quiet = append(u.quiet, dst)
-	}
+	destinations[target] = u
 }
 
 // isSilent reports whether an entry without a reply is older than ten seconds: by the time that it
@@ -134,39 +123,51 @@ func (r *replies) isSilent(e *Entry) bool {
 	return e.Timeout+silentAfter < r.timeouts[e.Original.Protocol]
 }
 
-// unanswered returns the destinations that do not answer, and the families whose uplinks are silent.
-func (r *replies) unanswered() (destinations, uplinks []Unanswered) {
-	for i, u := range r.uplinks {
-		if len(u.quiet) == fewestDestinations && u.silent() {
-			u.Entry = judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}
-			uplinks = append(uplinks, u.Unanswered)
+// unanswered returns the families whose uplinks are silent, and the destinations of others that do not answer.
+func (r *replies) unanswered() (list []Unanswered) {
+	var silentUplink [2]bool
+	for i := range silentUplink {
+		uplink := Unanswered{Entry: judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}}
+		silent := 0
+		for _, u := range r.byAddress(r.masqueraded) {
+			if u.Entry.IPv6 != uplink.Entry.IPv6 {
+				continue
+			}
+			uplink.Answered += u.Answered
+			uplink.Silent += u.Silent
+			if u.Silent > 0 {
+				silent++
+			}
+		}
+		if silent >= fewestDestinations && uplink.silent() {
+			silentUplink[i] = true
+			list = append(list, uplink)
 		}
 	}
-	byAddress := map[netip.Addr]Unanswered{}
-	for target, u := range r.destinations {
-		if target.udp && !r.expectsAnswers(target.port) {
+	for _, u := range r.byAddress(r.exempt) {
+		if u.silent() && !silentUplink[index(u.Entry.IPv6)] {
+			list = append(list, u)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Unanswered) int {
+		return cmp.Or(a.To.BitLen()-b.To.BitLen(), b.Silent-a.Silent, a.To.Compare(b.To))
+	})
+	return list
+}
+
+// byAddress sums up destinations. Of UDP ports that expect no answers, only connections with one count.
+func (r *replies) byAddress(destinations map[netip.AddrPort]Unanswered) map[netip.Addr]Unanswered {
+	sums := map[netip.Addr]Unanswered{}
+	for target, u := range destinations {
+		if target.Port() != 0 && !r.expectsAnswers(target.Port()) {
 			u.Silent = 0
 		}
-		sum := byAddress[target.address]
-		sum.Entry = u.Entry
-		sum.To = target.address
-		sum.Answered += u.Answered
-		sum.Silent += u.Silent
-		byAddress[target.address] = sum
+		sum := sums[target.Addr()]
+		u.Answered += sum.Answered
+		u.Silent += sum.Silent
+		sums[target.Addr()] = u
 	}
-	for _, u := range byAddress {
-		hidden := slices.ContainsFunc(uplinks, func(silent Unanswered) bool { return silent.Entry.IPv6 == u.Entry.IPv6 })
-		if u.silent() && !hidden {
-			destinations = append(destinations, u)
-		}
-	}
-	slices.SortFunc(destinations, func(a, b Unanswered) int {
-		if n := b.Silent - a.Silent; n != 0 {
-			return n
-		}
-		return a.To.Compare(b.To)
-	})
-	return destinations, uplinks
+	return sums
 }
 
 // expectsAnswers reports whether what is sent to a UDP port is a request: somebody on this node got an
@@ -178,17 +179,4 @@ func (r *replies) expectsAnswers(port uint16) bool {
 		return true
 	}
 	return r.answering[port]
-}
-
-// Text says what was seen of a destination that does not answer, and what to do about it.
-func (u Unanswered) Text() string {
-	host := netip.PrefixFrom(u.To, u.To.BitLen())
-	return fmt.Sprintf("%s answered %d of %d connections that show the pod's IP: force %s (forceMasqueradeCIDRs), or "+
-		"check the way back; a host that is down looks the same", u.To, u.Answered, u.Answered+u.Silent, host)
-}
-
-// UplinkText says what was seen of an uplink of [Evidence.SilentUplinks].
-func (u Unanswered) UplinkText() string {
-	return fmt.Sprintf("%d of %d masqueraded connections of %s were answered: check the uplink of this node, "+
-		"its next hop and the way back", u.Answered, u.Answered+u.Silent, FamilyName(u.Entry.IPv6))
 }

@@ -9,13 +9,13 @@ import (
 
 // An Entry is the part of a policy that decides about a connection, and what it decides.
 type Entry struct {
-	IPv6 bool `json:"ipv6,omitempty"`
+	IPv6 bool
 	// Key is the key of the config file, "" for anything that no key decides.
-	Key string `json:"key,omitempty"`
+	Key string
 	// CIDR is the entry of the key's list, as it was written. It is the zero prefix if the key has no
 	// list of CIDRs, or the connection is not in it.
-	CIDR    netip.Prefix `json:"cidr,omitzero"`
-	Verdict nft.Verdict  `json:"verdict"`
+	CIDR    netip.Prefix
+	Verdict nft.Verdict
 }
 
 // String returns the key and the CIDR.
@@ -61,40 +61,54 @@ func Rule(f *nft.FamilyPolicy, c nft.Connection) Ruling {
 			leaving = true
 			continue
 		}
-		cidr, matches := ask(q, c)
-		if matches == q.Outside {
+		m := ask(q, c)
+		if m.yes == q.Outside {
 			continue
 		}
 		r.Key = q.Key
-		r.CIDR = cidr
+		r.CIDR = m.cidr
 		r.OfSource = q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
-		if !q.Masquerade {
-			r.Verdict = nft.Exempt
-		}
+		r.Verdict = verdict(q)
 		break
 	}
 	r.Depends = r.Depends || leaving && r.Verdict == nft.Masqueraded
 	return r
 }
 
-// ask returns whether a question matches a connection, and the entry that contains its address.
-func ask(q *nft.Question, c nft.Connection) (cidr netip.Prefix, matches bool) {
+// verdict is that of a question which decides.
+func verdict(q *nft.Question) nft.Verdict {
+	if q.Masquerade {
+		return nft.Masqueraded
+	}
+	return nft.Exempt
+}
+
+// A match is the answer to a question, and the entry of its list that contains the address or matches the interface.
+type match struct {
+	yes  bool
+	cidr netip.Prefix
+	link config.Interface
+}
+
+// ask asks a question about a connection.
+func ask(q *nft.Question, c nft.Connection) (m match) {
 	switch q.Asks {
 	case config.SentByNode:
-		matches = c.FromNode
+		m.yes = c.FromNode
 	case config.ReceivedOn:
-		_, matches = matching(q, c.InInterface)
-		matches = matches && !c.FromNode
+		if !c.FromNode {
+			m.link, m.yes = matching(q, c.InInterface)
+		}
 	case config.LeavingBy:
-		_, matches = matching(q, c.OutInterface)
+		m.link, m.yes = matching(q, c.OutInterface)
 	case config.SourceAddress:
-		return q.Covering(c.Src)
+		m.cidr, m.yes = q.Covering(c.Src)
 	case config.DestinationAddress:
-		return q.Covering(c.Dst)
+		m.cidr, m.yes = q.Covering(c.Dst)
 	default:
 		q.Unknown()
 	}
-	return cidr, matches
+	return m
 }
 
 // matching returns the entry of a question that matches the name of an interface.
@@ -111,26 +125,9 @@ func matching(q *nft.Question, name string) (config.Interface, bool) {
 func IsPod(f nft.FamilyPolicy, c nft.Connection) bool {
 	for i := range f.Questions {
 		q := &f.Questions[i]
-		if !q.LimitsSources() {
-			continue
-		}
-		if _, matches := ask(q, c); matches != q.Outside {
+		if q.LimitsSources() && ask(q, c).yes != q.Outside {
 			return false
 		}
 	}
 	return !c.FromNode
-}
-
-// LeavesBy reports whether connections that leave by an interface can be masqueraded.
-func LeavesBy(f nft.FamilyPolicy, name string) bool {
-	for i := range f.Questions {
-		q := &f.Questions[i]
-		if q.Asks != config.LeavingBy {
-			continue
-		}
-		if _, matches := matching(q, name); matches != q.Outside {
-			return false
-		}
-	}
-	return true
 }

@@ -12,61 +12,43 @@ type Step struct {
 	Yes       bool         // the answer
 	CIDR      config.CIDR  // the entry that contains the address, if any; or only a position
 	Name      string       // the entry that matches the interface, if any
-	Decides   bool
-	Verdict   nft.Verdict // if it decides
 }
 
-// Explain returns the questions of the policy for a connection, in order, up to
-// the one that applies.
-func Explain(p nft.Policy, c nft.Connection) []Step {
+// Explain returns the questions of the policy for a connection, in order, up to the one that decides, and the verdict.
+func Explain(p nft.Policy, c nft.Connection) ([]Step, nft.Verdict) {
 	c.Src = c.Src.Unmap()
 	c.Dst = c.Dst.Unmap()
 	if c.FromNode {
 		c.InInterface = ""
 	}
-	if f, enabled := p.Family(c.Dst.Is6()); enabled {
-		return explain(f, c)
+	f, enabled := p.Family(c.Dst.Is6())
+	if !enabled {
+		return []Step{{Question: "IPv6 is disabled (set enableIPv6 or --enable-ipv6)", Yes: true}}, nft.Exempt
 	}
-	return []Step{{Question: "IPv6 is disabled (set enableIPv6 or --enable-ipv6)", Yes: true, Decides: true, Verdict: nft.Exempt}}
-}
-
-func explain(f nft.FamilyPolicy, c nft.Connection) []Step {
-	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode, Decides: c.ToNode, Verdict: nft.Local}}
+	steps := []Step{{Question: "to an address of this node", Yes: c.ToNode}}
 	if c.ToNode {
-		return steps
+		return steps, nft.Local
 	}
 	for i := range f.Questions {
-		step := newStep(&f.Questions[i], c)
+		q := &f.Questions[i]
+		step := newStep(q, c)
 		steps = append(steps, step)
-		if step.Decides {
-			return steps
+		if step.Yes != q.Outside {
+			return steps, verdict(q)
 		}
 	}
-	return append(steps, Step{Question: "anything else", Yes: true, Decides: true, Verdict: nft.Masqueraded})
+	return append(steps, Step{Question: "anything else", Yes: true}), nft.Masqueraded
 }
 
 func newStep(q *nft.Question, c nft.Connection) Step {
-	_, matches := ask(q, c)
-	step := Step{Condition: *q, Question: q.Question(), Yes: matches, Decides: matches != q.Outside, Verdict: nft.Exempt}
-	if q.Masquerade {
-		step.Verdict = nft.Masqueraded
+	m := ask(q, c)
+	step := Step{Condition: *q, Question: q.Question(), Yes: m.yes, Name: m.link.Name}
+	step.CIDR.Pos = q.Pos
+	if m.link.Name != "" {
+		step.CIDR.Pos = m.link.Pos
 	}
-	var entry config.Interface
-	switch q.Asks {
-	case config.SentByNode:
-		step.CIDR.Pos = q.Pos
-	case config.SourceAddress:
-		step.CIDR, _ = q.Find(c.Src)
-	case config.DestinationAddress:
-		step.CIDR, _ = q.Find(c.Dst)
-	case config.ReceivedOn:
-		entry, _ = matching(q, c.InInterface)
-	case config.LeavingBy:
-		entry, _ = matching(q, c.OutInterface)
-	}
-	if entry.Name != "" {
-		step.Name = entry.Name
-		step.CIDR.Pos = entry.Pos
+	if m.cidr.IsValid() {
+		step.CIDR, _ = q.Find(m.cidr.Addr())
 	}
 	return step
 }
@@ -79,6 +61,6 @@ func Enforced(p nft.Policy, c nft.Connection) bool {
 	if !enabled || !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
 		return false
 	}
-	steps := explain(f, c)
-	return steps[len(steps)-1].Verdict == nft.Exempt
+	_, verdict := Explain(p, c)
+	return verdict == nft.Exempt
 }

@@ -9,8 +9,8 @@ import (
 
 // MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
 func MasqueradesNode(f nft.FamilyPolicy, a netip.Addr) bool {
-	r := Masqueraded(f)
-	return !r.Empty() && Rule(&f, nft.Connection{Src: a, Dst: r.Dst[0].First, FromNode: true}).Verdict == nft.Masqueraded
+	dst, found := Destination(f)
+	return found && Rule(&f, nft.Connection{Src: a, Dst: dst, FromNode: true}).Verdict == nft.Masqueraded
 }
 
 // A PortScope is the ports among which that of a connection is chosen.

@@ -58,24 +58,20 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool)
 	return onNode || !lost
 }
 
-// covers reports whether an entry is for all connections that a later one is for.
-func covers(r nft.SNATRule, later nft.SNATRule) bool {
-	includes := func(a, b nft.List) bool {
-		return len(a.CIDRs) == 0 || len(b.CIDRs) > 0 &&
-			len(NewAddresses(b.Prefixes()).Subtract(NewAddresses(a.Prefixes()))) == 0
+// MissesAddress reports whether an entry is for connections from a source, but the node has no address of it. The first
+// connection that it is for is asked about: another entry of snatRules may decide that.
+func MissesAddress(p nft.Policy, r nft.SNATRule, src netip.Addr) bool {
+	c := nft.Connection{Src: src, Dst: Everything(src.Is6()).Addr()}
+	if len(r.Destinations.CIDRs) > 0 {
+		c.Dst = r.Destinations.Prefixes()[0].Addr()
 	}
-	if !includes(r.Sources, later.Sources) || !includes(r.Destinations, later.Destinations) {
+	if len(r.Interfaces) > 0 {
+		c.OutInterface = r.Interfaces[0].Name
+	}
+	if c.Dst.Is6() != src.Is6() || !matches(r, c.Src, c.Dst) {
 		return false
 	}
-	misses := func(i config.Interface) bool { return !leaves(r, i.Name) }
-	return len(r.Interfaces) == 0 || len(later.Interfaces) > 0 && !slices.ContainsFunc(later.Interfaces, misses)
-}
-
-// MissesAddress reports whether an entry is for connections from a source, but the node has no address of it, nor of
-// another entry that is for everything that this one is for.
-func MissesAddress(r nft.SNATRule, rules []nft.SNATRule, src netip.Addr) bool {
-	if len(r.Present) > 0 || len(r.Sources.CIDRs) > 0 && !r.Sources.Contains(src) {
-		return false
-	}
-	return !slices.ContainsFunc(rules, func(o nft.SNATRule) bool { return len(o.Present) > 0 && covers(o, r) })
+	_, entries := SourceAddress(p, c)
+	last := entries[len(entries)-1]
+	return len(last.Present) == 0 || last.Place == 0
 }

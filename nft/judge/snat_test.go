@@ -79,10 +79,11 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	}
 }
 
-func TestEntriesThatCoverLaterOnes(t *testing.T) {
+// The first packet that an entry is for is asked about: from the source, to its first destination, by its first interface.
+func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) {
 	list := func(text string) nft.List { return nft.NewList(cases.CIDRs(strings.Fields(text)...)) }
 	ruleOf := func(from, to, out string) nft.SNATRule {
-		r := nft.SNATRule{Sources: list(from), Destinations: list(to)}
+		r := nft.SNATRule{Place: 1, Sources: list(from), Destinations: list(to)}
 		for name := range strings.FieldsSeq(out) {
 			r.Interfaces = append(r.Interfaces, config.Interface{Name: name})
 		}
@@ -95,12 +96,12 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 		{[3]string{"10.0.0.0/8"}, [3]string{"10.1.0.0/16"}, true},
 		{[3]string{"10.1.0.0/16"}, [3]string{"10.0.0.0/8"}, false},
 		{[3]string{"10.0.0.0/9 10.128.0.0/9"}, [3]string{"10.0.0.0/8"}, true},
-		{[3]string{"10.0.0.0/8"}, [3]string{""}, false},
+		{[3]string{"10.0.0.0/8"}, [3]string{""}, true},
 		{[3]string{"", "10.0.0.0/8"}, [3]string{"10.1.0.0/16"}, false},
 		{[3]string{"", "10.0.0.0/8"}, [3]string{"11.1.0.0/16", "10.1.0.0/16"}, true},
 		{[3]string{"10.0.0.0/8", "10.0.0.0/8"}, [3]string{"11.1.0.0/16", "10.1.0.0/16"}, false},
 		{[3]string{"", "", "eth*"}, [3]string{"", "", "eth0 eth1"}, true},
-		{[3]string{"", "", "eth*"}, [3]string{"", "", "eth0 wan0"}, false},
+		{[3]string{"", "", "eth*"}, [3]string{"", "", "wan0 eth0"}, false},
 		{[3]string{"", "", "eth*"}, [3]string{"", "10.0.0.0/8", ""}, false},
 		{[3]string{"10.0.0.0/8", "", ""}, [3]string{"10.0.0.0/8", "10.0.0.0/8", "eth0"}, true},
 	} {
@@ -110,8 +111,12 @@ func TestEntriesThatCoverLaterOnes(t *testing.T) {
 		if len(b.Sources.CIDRs) > 0 {
 			src = b.Sources.CIDRs[0].Addr()
 		}
-		if got := !judge.MissesAddress(b, []nft.SNATRule{a, b}, src); got != tt.want {
-			t.Errorf("%q covers %q: %t", tt.a, tt.b, got)
+		p := nft.Policy{Families: []nft.FamilyPolicy{{SNAT: []nft.SNATRule{b, a}}}}
+		if got := !judge.MissesAddress(p, b, src); got != tt.want {
+			t.Errorf("%q decides instead of %q: %t", tt.a, tt.b, got)
+		}
+		if judge.MissesAddress(p, a, src) {
+			t.Errorf("%q has an address", tt.a)
 		}
 	}
 	r := ruleOf("10.0.0.0/8 11.0.0.0/8", "192.0.2.0/24", "wan0 wg*")

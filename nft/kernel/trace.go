@@ -18,8 +18,7 @@ const traceName = "table inet " + TraceTable
 // is closed or the process ends.
 func LockTrace() (io.Closer, error) { return net.Listen("unix", "@"+TraceTable) }
 
-// RemoveTrace deletes the table that a killed trace left, and reports whether there was one. From
-// Linux 5.12 on the kernel does that by itself.
+// RemoveTrace deletes the table that a killed trace left, and reports whether there was one.
 func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
 	found, err := leftTrace(c)
 	if err != nil || !found {
@@ -38,11 +37,11 @@ func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
 	return true, nil
 }
 
-// leftTrace reports whether there is a table of a trace that does not end with its process.
+// leftTrace reports whether there is a table of a trace.
 func leftTrace(c *nfnetlink.Conn) (bool, error) {
-	t, err := c.Table(nfnetlink.Inet, TraceTable)
+	_, err := c.Table(nfnetlink.Inet, TraceTable)
 	if nfnetlink.IsNotExist(err) {
 		return false, nil
 	}
-	return err == nil && !t.Owned(), err
+	return err == nil, err
 }

@@ -76,12 +76,6 @@ func (b *Batch) AddTable(family Family, table string) {
 	b.addTable(Table{Family: family, Name: table})
 }
 
-// AddOwnedTable creates a table that the kernel deletes when the connection that sends the batch is
-// closed, also if its process is killed. Kernels before Linux 5.12 reject it.
-func (b *Batch) AddOwnedTable(family Family, table string) {
-	b.addTable(Table{Family: family, Name: table, Flags: tableOwner})
-}
-
 // WakeTable clears the flag dormant of an existing table. The kernel rejects
 // changes of the flag persist.
 func (b *Batch) WakeTable(t Table) {
@@ -351,7 +345,6 @@ const (
 	setExpressions  = 18 // NFTA_SET_EXPRESSIONS, Linux 5.11
 	chainFlags      = 10 // NFTA_CHAIN_FLAGS, Linux 5.6
 	tableUse        = 3  // NFTA_TABLE_USE
-	tableOwner      = 2  // NFT_TABLE_F_OWNER, Linux 5.12
 	tableHandle     = 4  // NFTA_TABLE_HANDLE
 	setHandle       = 16 // NFTA_SET_HANDLE
 	setCount        = 20 // NFTA_SET_COUNT, Linux 6.18

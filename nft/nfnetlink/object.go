@@ -49,9 +49,6 @@ type Table struct {
 // hooks.
 func (t Table) Dormant() bool { return t.Flags&unix.NFT_TABLE_F_DORMANT != 0 }
 
-// Owned reports whether the table ends with the process that made it.
-func (t Table) Owned() bool { return t.Flags&tableOwner != 0 }
-
 // A Hook is what makes a chain a base chain.
 type Hook struct {
 	Type     string // filter, nat or route

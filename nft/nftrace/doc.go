@@ -6,9 +6,7 @@
 // from packets of known connections, which NAT chains do not see, and given to the first ones of new
 // connections. A packet that is sent again because no answer came is one of a known connection.
 // Two chains without rules at the end of postrouting and input show that the packet got there, and
-// with which source. The table belongs to the process (flag owner), so that the kernel deletes it even
-// if the process is killed. Kernels before 5.12 have no such tables: there, the next trace, the
-// agent's next full check and cleanup delete what a killed trace left.
+// with which source. The next trace, the agent's next full check and cleanup delete what a killed trace left.
 //
 // A trace shows chains of nf_tables from priority -399 of prerouting and output to egress, those of iptables-nft
 // with their xt matches among them. It does not show ingress chains, legacy ip_tables, tc, XDP or eBPF.

@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nfnetlink"
 )
 
@@ -22,8 +23,6 @@ type event struct {
 	code   int32  // of the verdict
 	target string // of a jump or goto
 	head   *head  // of the first event of each base chain
-	// loopback means that the packet leaves by the loopback interface.
-	loopback bool
 }
 
 // A head is what the packet's headers have.
@@ -42,7 +41,6 @@ const (
 	traceID              = 6
 	traceNetworkHeader   = 8
 	traceTransportHeader = 9
-	traceOutType         = 13 // ARPHRD_…
 	tracePolicy          = 16
 
 	endsWithPolicy = 1
@@ -63,7 +61,6 @@ func parseEvent(m netlink.Message) (event, bool) {
 		},
 		kind: a.Uint32(traceType), handle: a.Uint64(traceHandle),
 		code: int32(verdict.Uint32(unix.NFTA_VERDICT_CODE)), target: verdict.Str(unix.NFTA_VERDICT_CHAIN),
-		loopback: a.Uint32(traceOutType) == unix.ARPHRD_LOOPBACK,
 	}
 	if e.kind == endsWithPolicy {
 		e.code = int32(a.Uint32(tracePolicy))
@@ -102,11 +99,11 @@ func parseHead(network, transport []byte) *head {
 	}
 	var srcPort, dstPort uint16
 	if len(transport) >= 8 {
-		switch h.protocol {
-		case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP:
+		switch {
+		case conntrack.HasPorts(h.protocol):
 			srcPort = binary.BigEndian.Uint16(transport)
 			dstPort = binary.BigEndian.Uint16(transport[2:])
-		case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		case h.protocol == unix.IPPROTO_ICMP, h.protocol == unix.IPPROTO_ICMPV6:
 			srcPort = binary.BigEndian.Uint16(transport[4:])
 		}
 	}

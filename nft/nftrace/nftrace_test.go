@@ -47,6 +47,7 @@ type situation struct {
 	from     string // "": the pod
 	to       string
 	at       string // the endpoint, if to is not it
+	port     uint16 // of the source
 
 	outcome nftrace.Outcome
 	rule    string // chain, action and comment; "": none
@@ -260,12 +261,6 @@ COMMIT
 		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Dropped, rule: "netdev x out drop",
 	},
 	{
-		name: "stateless on the way out", nft: `table netdev x { chain out {
-			type filter hook egress device eth0 priority 0; ip saddr set 192.0.2.1; }; }`,
-		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Translated, rule: "netdev x out saddr set",
-		seen: "node", met: "out saddr set",
-	},
-	{
 		name: "not tracked", nft: `table ip raw { chain pre { type filter hook prerouting priority -300;
 			ip daddr 203.0.113.0/24 notrack; }; }` + "\n" + fmt.Sprintf(nat, "masquerade"),
 		proto: nfttest.UDP, to: "203.0.113.9:53", outcome: nftrace.Untracked, rule: "ip raw pre notrack", seen: "pod",
@@ -290,12 +285,6 @@ COMMIT
 		proto: nfttest.UDP, to: "192.0.2.1:53", outcome: nftrace.Kept, seen: "pod", met: "input accept",
 	},
 	{
-		name: "from the node to itself", nft: `table inet filter { chain input { type filter hook input priority 0;
-			tcp dport 80 drop; }; }` + "\n" + fmt.Sprintf(nat, "ip daddr 10.0.0.0/8 masquerade; accept"),
-		proto: nfttest.TCP, from: "node", to: "192.0.2.1:80", outcome: nftrace.Dropped, rule: "inet filter input drop",
-		met: "post accept, input drop",
-	},
-	{
 		name: "hairpin", nft: `table ip nat {
 			chain pre { type nat hook prerouting priority -100; ip daddr 10.96.0.10 dnat to 10.244.1.2; }
 			chain post { type nat hook postrouting priority 100; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; }
@@ -307,7 +296,9 @@ COMMIT
 
 func TestTheTraceSaysWhatTheFarEndSeesAndWhichRuleDecided(t *testing.T) {
 	top := nfttest.NewTopology(t)
-	for _, s := range situations {
+	for i, s := range situations {
+		// A packet from a port that was used before may be one of a known connection, which is not traced.
+		s.port = uint16(20_000 + i)
 		t.Run(s.name, func(t *testing.T) {
 			nfttest.NFT(t, top.Node, "flush ruleset\n"+s.nft, "-f", "-")
 			to := netip.MustParseAddrPort(s.to)
@@ -326,7 +317,9 @@ var protocols = map[nfttest.Proto]uint8{
 
 func (s situation) check(t *testing.T, top *nfttest.Topology, to netip.AddrPort) {
 	t.Helper()
-	flow := nfttest.Flow{Proto: s.proto, From: top.Pod, To: top.Outside, Dst: to}
+	flow := nfttest.Flow{
+		Proto: s.proto, From: top.Pod, To: top.Outside, Src: netip.AddrPortFrom(netip.Addr{}, s.port), Dst: to,
+	}
 	addresses := map[string]netip.Addr{"pod": top.PodV4, "node": top.NodeV4, "gateway": top.GatewayV4}
 	if to.Addr().Is6() {
 		addresses = map[string]netip.Addr{"pod": top.PodV6, "node": top.NodeV6, "gateway": top.GatewayV6}

@@ -3,7 +3,6 @@ package nftrace
 import (
 	"fmt"
 	"regexp"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -171,6 +170,3 @@ func hookName(family nfnetlink.Family, number uint32) string {
 	}
 	return fmt.Sprint("hook ", number)
 }
-
-// arrivalOf returns the hook at whose end a chain of the trace is.
-func arrivalOf(chain string) (hook string, ok bool) { return strings.CutPrefix(chain, endOf) }

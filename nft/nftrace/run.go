@@ -19,7 +19,7 @@ import (
 type Query struct {
 	From     netip.Addr     // the source; not valid: any
 	To       netip.AddrPort // the destination as it was sent, before DNAT; port 0: any
-	Protocol uint8          // 0: any, or with a port each of conntrack.PortProtocols
+	Protocol uint8          // 0: any
 }
 
 // Errors of a trace.
@@ -62,10 +62,7 @@ func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 // create creates the table. One that a killed trace left is deleted first: this process has the lock.
 func create(c *nfnetlink.Conn, q Query) error {
 	removal := remove(c)
-	err := c.Commit(q.table(true))
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // before Linux 5.12
-		err = c.Commit(q.table(false))
-	}
+	err := c.Commit(q.table())
 	if err != nil {
 		return fmt.Errorf("create table inet %s: %w", kernel.TraceTable, errors.Join(err, removal))
 	}
@@ -107,9 +104,6 @@ type packet struct {
 	new    bool // it is not of an established connection
 	// arrived means that it left the node or was received by it, dropped that a rule dropped it.
 	arrived, dropped bool
-	// head and loopback are those of the last event that has them.
-	head     head
-	loopback bool
 }
 
 // await returns the events of the first packet of a new connection that was dropped, left the node, was
@@ -158,12 +152,8 @@ func take(packets map[uint32]*packet, e event) {
 		if !own || len(packets) == maxPackets {
 			return
 		}
-		p = sentByLoopback(packets, e)
+		p = &packet{}
 		packets[e.packet] = p
-	}
-	if e.head != nil {
-		p.head = *e.head
-		p.loopback = e.loopback
 	}
 	if len(p.events) < maxEvents {
 		p.events = append(p.events, e)
@@ -171,19 +161,5 @@ func take(packets map[uint32]*packet, e event) {
 	p.last = time.Now()
 	p.dropped = p.dropped || e.drops()
 	p.new = p.new || own && strings.HasPrefix(e.chain.Name, afterTracking)
-	// What leaves by the loopback interface comes back, and is received.
-	if own && p.new && e.head != nil && strings.HasPrefix(e.chain.Name, endOf) && !p.loopback {
-		p.arrived = true
-	}
-}
-
-// sentByLoopback returns the packet that an event continues: the loopback interface gives a packet another
-// identity. Otherwise it returns a new one.
-func sentByLoopback(packets map[uint32]*packet, e event) *packet {
-	for _, p := range packets {
-		if p.loopback && e.head != nil && p.head == *e.head {
-			return p
-		}
-	}
-	return &packet{}
+	p.arrived = p.arrived || own && p.new && strings.HasPrefix(e.chain.Name, endOf)
 }

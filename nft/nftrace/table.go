@@ -2,12 +2,12 @@ package nftrace
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 )
@@ -32,21 +32,15 @@ const (
 )
 
 // table returns the transaction that creates the table.
-func (q Query) table(owned bool) *nfnetlink.Batch {
+func (q Query) table() *nfnetlink.Batch {
 	b := &nfnetlink.Batch{}
-	if owned {
-		b.AddOwnedTable(nfnetlink.Inet, kernel.TraceTable)
-	} else {
-		b.AddTable(nfnetlink.Inet, kernel.TraceTable)
-	}
+	b.AddTable(nfnetlink.Inet, kernel.TraceTable)
 	// Priorities of include/uapi/linux/netfilter_ipv4.h: fragments are put together at -400, and connections
 	// are tracked at -200 and confirmed at the largest number.
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
 		untracked := addChain(b, beforeTracking, hook, -399)
 		tracked := addChain(b, afterTracking, hook, -199)
-		for _, part := range q.byProtocol() {
-			part.addRules(b, hook, untracked, tracked)
-		}
+		q.addRules(b, notLoopback(hook), untracked, tracked)
 	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
 		addChain(b, endOf, hook, 1<<31-2)
@@ -54,29 +48,15 @@ func (q Query) table(owned bool) *nfnetlink.Batch {
 	return b
 }
 
-// byProtocol returns the queries that ask for the same packets with a port of one protocol each.
-func (q Query) byProtocol() []Query {
-	if q.Protocol != 0 || q.To.Port() == 0 {
-		return []Query{q}
-	}
-	var queries []Query
-	for _, protocol := range conntrack.PortProtocols {
-		q.Protocol = protocol
-		queries = append(queries, q)
-	}
-	return queries
-}
-
 // addRules adds the rules for the packets of a query to the two chains of a hook.
-func (q Query) addRules(b *nfnetlink.Batch, hook uint32, untracked, tracked nfnetlink.ChainID) {
+func (q Query) addRules(b *nfnetlink.Batch, notLoopback []expr.Any, untracked, tracked nfnetlink.ChainID) {
 	for _, protocol := range q.protocols() {
-		first := append(fromOutside(hook), limited()...)
-		addRule(b, untracked, "new connections, as far as that is known here", q.match(protocol), setTrace(first, 1))
+		first := slices.Concat(protocol, notLoopback, limited())
+		addRule(b, untracked, "new connections, as far as that is known here", q.match(first), 1)
 	}
-	later := append(fromOutside(hook), isConfirmed(expr.CmpOpNeq)...)
-	addRule(b, tracked, "not packets of known connections", q.match(nil), setTrace(later, 0))
-	first := append(isConfirmed(expr.CmpOpEq), limited()...)
-	addRule(b, tracked, "new connections", q.match(nil), setTrace(first, 1))
+	addRule(b, tracked, "not packets of known connections", q.match(isConfirmed(expr.CmpOpNeq)), 0)
+	first := slices.Concat(notLoopback, isConfirmed(expr.CmpOpEq), limited())
+	addRule(b, tracked, "new connections", q.match(first), 1)
 }
 
 func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfnetlink.ChainID {
@@ -89,10 +69,13 @@ func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfne
 	return c.ID()
 }
 
-func addRule(b *nfnetlink.Batch, chain nfnetlink.ChainID, comment string, match, statement []expr.Any) {
+// addRule adds a rule that sets meta nftrace of packets that match.
+func addRule(b *nfnetlink.Batch, chain nfnetlink.ChainID, comment string, match []expr.Any, value byte) {
+	trace := append(match,
+		&expr.Immediate{Register: 1, Data: []byte{value}},
+		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: 1})
 	b.AddRule(nfnetlink.Rule{
-		Family: chain.Family, Table: chain.Table, Chain: chain.Name,
-		Exprs:    nfnetlink.Marshal(chain.Family, append(match, statement...)...),
+		Family: chain.Family, Table: chain.Table, Chain: chain.Name, Exprs: nfnetlink.Marshal(chain.Family, trace...),
 		UserData: userdata.AppendString(nil, userdata.TypeComment, comment),
 	})
 }
@@ -143,16 +126,16 @@ func equals(load expr.Any, value []byte) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
-// fromOutside leaves out packets that come by the loopback interface: the hook output has judged them, and their
-// connection is confirmed.
-func fromOutside(hook uint32) []expr.Any {
-	if hook != unix.NF_INET_PRE_ROUTING {
-		return nil
+// notLoopback leaves out packets that come or leave by the loopback interface: the kernel gives those another identity
+// on their way.
+func notLoopback(hook uint32) []expr.Any {
+	key := expr.MetaKeyIIFTYPE
+	if hook == unix.NF_INET_LOCAL_OUT {
+		key = expr.MetaKeyOIFTYPE
 	}
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback},
+		&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback},
 	}
 }
 
@@ -171,10 +154,4 @@ func limited() []expr.Any {
 	return []expr.Any{
 		&expr.Limit{Type: expr.LimitTypePkts, Rate: limitRate, Unit: expr.LimitTimeSecond, Burst: limitBurst},
 	}
-}
-
-func setTrace(match []expr.Any, value byte) []expr.Any {
-	return append(match,
-		&expr.Immediate{Register: 1, Data: []byte{value}},
-		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: 1})
 }

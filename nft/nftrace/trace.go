@@ -2,8 +2,8 @@ package nftrace
 
 import (
 	"net/netip"
-
-	"golang.org/x/sys/unix"
+	"slices"
+	"strings"
 
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/kernel"
@@ -123,8 +123,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 	}
 	r := reader{conn: c, ipv6: first.src.Addr().Is6()}
 	var base *Chain
-	var calls []int
-	depth := 0
+	var calls []string // the chains that jumps led to
 	for _, e := range events {
 		if e.chain.Family == nfnetlink.Inet && e.chain.Table == kernel.TraceTable {
 			t.arrive(e, first)
@@ -134,13 +133,11 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 			t.Chains = append(t.Chains, r.base(e.chain))
 			base = &t.Chains[len(t.Chains)-1]
 			calls = nil
-			depth = 0
 		}
 		if base == nil {
 			continue // the events before were lost
 		}
-		switch {
-		case e.kind == endsWithPolicy:
+		if e.kind == endsWithPolicy {
 			base.Policy = verdictName(e.code)
 			if e.drops() {
 				t.Outcome = Dropped
@@ -150,28 +147,18 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 				}
 			}
 			continue
-		case e.kind == matchesRule && e.handle != 0: // without a handle, it is the end of the chain
-			if rule := r.rule(e); rule.Action != "" {
-				rule.Depth = depth
-				base.Rules = append(base.Rules, rule)
-				if rule.Action == rewrite && t.SeenAs != "" { // in egress, after it had left
-					t.Outcome = Translated
-					t.SeenAs = ""
-					if e.head != nil {
-						t.SeenAs = endpointName(e.head.src)
-					}
-				}
-			}
 		}
-		switch {
-		case e.kind == matchesRule && e.code == unix.NFT_JUMP:
-			calls = append(calls, depth)
-			depth++
-		case e.kind == matchesRule && e.code == unix.NFT_GOTO:
-			depth++
-		case (e.kind == endsWithReturn || e.code == unix.NFT_RETURN) && len(calls) > 0:
-			depth = calls[len(calls)-1]
-			calls = calls[:len(calls)-1]
+		if e.kind != matchesRule || e.handle == 0 { // it is the end of the chain
+			continue
+		}
+		depth := slices.Index(calls, e.chain.Name)
+		if depth < 0 {
+			depth = len(calls)
+		}
+		calls = append(calls[:depth], e.chain.Name)
+		if rule := r.rule(e); rule.Action != "" {
+			rule.Depth = depth
+			base.Rules = append(base.Rules, rule)
 		}
 	}
 	t.decide()
@@ -180,7 +167,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 
 // arrive notes that the packet got to the end of a hook.
 func (t *Trace) arrive(e event, sent *head) {
-	hook, ok := arrivalOf(e.chain.Name)
+	hook, ok := strings.CutPrefix(e.chain.Name, endOf)
 	if !ok || e.head == nil {
 		return
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nftrace"
@@ -71,7 +70,7 @@ func (s *search) add(r nfnetlink.Rule) error {
 	}
 	source, _ := r.NAT()
 	found := Rule{
-		Table: r.Family.String() + " " + config.Printable(r.Table), Chain: config.Printable(r.Chain),
+		Table: r.Family.String() + " " + nfnetlink.Printable(r.Table), Chain: nfnetlink.Printable(r.Chain),
 		Command: nftrace.Command(r.In()),
 	}
 	if source && len(s.chains) < maxFound && !slices.Contains(s.chains, found) {

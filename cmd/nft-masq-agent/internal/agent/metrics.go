@@ -99,12 +99,12 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 		if n.Verdict == nft.Invalid {
 			e.Counter("untranslated_packets_total",
 				"Packets of pods that were dropped because they belong to no connection, by address family: "+
-					"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", familyName(n.IPv6))
+					"without dropInvalid they would have left with the pod's IP.", float64(n.Packets), "family", nft.FamilyKey(n.IPv6))
 			continue
 		}
 		e.Counter("connections_total",
 			"New connections by address family and verdict: masqueraded, exempt, or local for those to the node itself.",
-			float64(n.Packets), "family", familyName(n.IPv6), "verdict", string(n.Verdict))
+			float64(n.Packets), "family", nft.FamilyKey(n.IPv6), "verdict", string(n.Verdict))
 	}
 	e.Counter("connection_read_errors_total", "Scrapes at which the connection counters could not be read.",
 		float64(c.metrics.errors.Load()))
@@ -178,7 +178,7 @@ func (e Exporter) view(v view) {
 	}
 	for ipv6, n := range map[bool]int{false: v4, true: v6} {
 		e.Gauge("cidrs", "CIDRs of the policy in the kernel by address family, without those covered by another.", float64(n),
-			"family", familyName(ipv6))
+			"family", nft.FamilyKey(ipv6))
 	}
 	for state, n := range map[string]int{"present": present, "absent": absent} {
 		e.Gauge("snat_addresses", "Addresses of snatAddresses: present, those that the node has; absent, entries without "+
@@ -199,12 +199,4 @@ func Number(b bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-// familyName is a family as labels and fields of the log have it.
-func familyName(ipv6 bool) string {
-	if ipv6 {
-		return "ipv6"
-	}
-	return "ipv4"
 }

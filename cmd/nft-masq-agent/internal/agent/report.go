@@ -244,7 +244,7 @@ func reportMissing(l *lines, previous, v view) {
 			lacked = lacks(old.SNATAddresses())
 		}
 		addresses := f.SNATAddresses()
-		family := familyName(f.IPv6)
+		family := nft.FamilyKey(f.IPv6)
 		switch {
 		case lacks(addresses) && !lacked:
 			l.add(zap.WarnLevel, "snat_addresses_missing",

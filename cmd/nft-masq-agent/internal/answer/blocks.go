@@ -7,7 +7,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/routes"
 )
@@ -39,7 +38,7 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 	blocks := p.PortBlocks(ipv6)
 	if blocks.Count() == 0 {
 		c.Add(config.Error, "no-block", "pods have no blocks of source ports in %s: the config does not know pods by their "+
-			"source there", conntrack.FamilyName(ipv6))
+			"source there", nft.FamilyName(ipv6))
 		return false
 	}
 	scope, chosen := judge.SourcePorts(p)(seenAs)

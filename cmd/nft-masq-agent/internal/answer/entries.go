@@ -6,7 +6,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 )
 
 // An Entry is a value of a key of a policy, such as a CIDR of a list.
@@ -35,7 +34,7 @@ func entries(p nft.Policy) (list []Entry) {
 		list = append(list, Entry{key, family, value, place, titles[key], id})
 	}
 	for _, f := range p.Families {
-		family := familyKey(f.IPv6)
+		family := nft.FamilyKey(f.IPv6)
 		for _, c := range f.SNATAddresses().CIDRs {
 			text := c.Text()
 			add(config.KeySNATAddresses, family, text, text, c.Pos)
@@ -50,7 +49,7 @@ func entries(p nft.Policy) (list []Entry) {
 	}
 	for _, f := range p.Families {
 		for _, q := range f.Questions {
-			titles[q.Key] = conntrack.FamilyName(f.IPv6) + " " + q.Key + ": " + q.Means
+			titles[q.Key] = nft.FamilyName(f.IPv6) + " " + q.Key + ": " + q.Means
 			if q.Asks == config.SentByNode {
 				add(q.Key, "", "false", "false", q.Pos)
 			}
@@ -59,7 +58,7 @@ func entries(p nft.Policy) (list []Entry) {
 			}
 			for _, c := range q.CIDRs {
 				text := c.String()
-				add(q.Key, familyKey(f.IPv6), text, text, c.Pos)
+				add(q.Key, nft.FamilyKey(f.IPv6), text, text, c.Pos)
 			}
 		}
 	}

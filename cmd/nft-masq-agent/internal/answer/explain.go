@@ -416,11 +416,10 @@ type expectation struct {
 
 // expect asks the policy.
 func expect(p nft.Policy, c nft.Connection, route routes.Route) expectation {
-	steps := judge.Explain(p, c)
-	last := steps[len(steps)-1]
-	e := expectation{Answer: Answer{Source: c.Src.String(), Verdict: last.Verdict}}
-	for _, s := range steps {
-		e.Steps = append(e.Steps, explainStep(s))
+	steps, verdict := judge.Explain(p, c)
+	e := expectation{Answer: Answer{Source: c.Src.String(), Verdict: verdict}}
+	for i, s := range steps {
+		e.Steps = append(e.Steps, explainStep(s, i == len(steps)-1))
 	}
 	if e.Verdict != nft.Masqueraded {
 		e.address = c.Src
@@ -469,7 +468,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	}
 }
 
-func explainStep(s judge.Step) Step {
+func explainStep(s judge.Step, decides bool) Step {
 	step := Step{Question: s.Question, Yes: s.Yes, Match: s.Name}
 	if s.CIDR.IsValid() {
 		step.Match = s.CIDR.String()
@@ -477,9 +476,9 @@ func explainStep(s judge.Step) Step {
 	switch {
 	case s.Yes:
 		step.Place = s.CIDR.Pos
-	case s.Decides && len(s.Condition.CIDRs) > 0:
+	case decides && len(s.Condition.CIDRs) > 0:
 		step.Place = s.Condition.CIDRs[0].Pos
-	case s.Decides && len(s.Condition.Interfaces) > 0:
+	case decides && len(s.Condition.Interfaces) > 0:
 		step.Place = s.Condition.Interfaces[0].Pos
 	}
 	return step

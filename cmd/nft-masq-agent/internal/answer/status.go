@@ -112,6 +112,8 @@ type StatusFacts struct {
 	TakeOver bool
 	// Evidence of open connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
+	// Recent are the last counts of entries that were overruled within the last ten minutes.
+	Recent []conntrack.Count
 	// Full is the destination with the largest share of its source ports in use, nil if all have enough.
 	Full *conntrack.PortUse
 	// ConnectionsError is why connections cannot be read.
@@ -125,7 +127,7 @@ var weights = []string{
 	"agent-stuck", "rules-not-written", "rules-delayed", "config-rejected", "config-vanished", "", "second-agent",
 	"out-of-sync", "no-agent", "older-agent", health.InterfaceList, health.NoPods, health.LegacyTables,
 	"connections-overruled", "destination-unanswered", "uplink-silent", health.Forwarding, health.OtherFile,
-	health.SingleFile, health.Conntrack, health.InsertFailed, "rules-restored", "source-ports", "snat-missing",
+	health.SingleFile, health.Conntrack, "rules-restored", "source-ports", "snat-missing",
 	"snat-rule-missing",
 }
 
@@ -147,7 +149,7 @@ func NewStatus(f StatusFacts) Status {
 		s.Kernel.Differences = []string{}
 	}
 	for _, c := range f.Counts {
-		s.Counters = append(s.Counters, Counter{familyKey(c.IPv6), c.Verdict, c.Packets})
+		s.Counters = append(s.Counters, Counter{nft.FamilyKey(c.IPv6), c.Verdict, c.Packets})
 	}
 	if f.Agent != nil {
 		s.Agent = &Agent{f.Agent.PID, append([]string{}, f.Agent.Args...), f.Agent.Policy}
@@ -199,7 +201,7 @@ func (s *Status) setEvidence(f StatusFacts) {
 	}
 	for _, c := range f.Evidence.Counts {
 		e := EntryEvidence{
-			Entry: c.Entry.String(), Family: familyKey(c.Entry.IPv6), Verdict: c.Entry.Verdict, Open: c.Open(),
+			Entry: c.Entry.String(), Family: nft.FamilyKey(c.Entry.IPv6), Verdict: c.Entry.Verdict, Open: c.Open(),
 			Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
 		}
 		for _, x := range c.Contradicting {
@@ -353,7 +355,7 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 		undated += c.Undated
 	}
 	// Recent ones have ended within the last ten minutes.
-	for _, counts := range [][]conntrack.Count{f.Evidence.Counts, f.Evidence.Recent} {
+	for _, counts := range [][]conntrack.Count{f.Evidence.Counts, f.Recent} {
 		problem, overruled := overruledProblem(counts)
 		if overruled {
 			found = append(found, problem)
@@ -361,15 +363,18 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 		}
 	}
 	for _, u := range f.Evidence.Unanswered {
-		found = append(found, statusProblem("destination-unanswered", u.Entry.String()+" exempts it", "%s", u.Text()))
-	}
-	for _, u := range f.Evidence.SilentUplinks {
-		found = append(found, statusProblem("uplink-silent", "", "%s", u.UplinkText()))
+		id := "uplink-silent"
+		exempts := ""
+		if u.To.IsValid() {
+			id = "destination-unanswered"
+			exempts = "\n" + u.Entry.String() + " exempts it"
+		}
+		found = append(found, statusProblem(id, u.Remedy()+exempts, "%s", u))
 	}
 	if stale > 0 {
 		found = append(found, cli.Problem(config.Note, "stale-connections",
-			"%s still %s an earlier policy: nft-masq-agent connections --stale lists them.", Plural(stale, "connection"),
-			verb(stale, "use")))
+			"%s that began before this policy %s it: nft-masq-agent connections --stale lists them.",
+			Plural(stale, "connection"), verb(stale, "contradict")))
 	}
 	if undated > 0 {
 		found = append(found, cli.Problem(config.Note, "undated-connections",
@@ -445,7 +450,7 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, family := range f.Policy.Families {
 		for _, entry := range family.SNAT {
 			misses := func(pod routes.Pod) bool {
-				return pod.Address.Is6() == family.IPv6 && judge.MissesAddress(entry, family.SNAT, pod.Address)
+				return pod.Address.Is6() == family.IPv6 && judge.MissesAddress(f.Policy, entry, pod.Address)
 			}
 			id := "snat-rule-missing"
 			text := "this node has no address of "
@@ -458,7 +463,7 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 			if missing {
 				found = append(found, statusProblem(id, fmt.Sprintf(
 					"assign one of %s to this node: until then, %s connections of its pods leave from another address",
-					listed(config.Texts(entry.CIDRs)), conntrack.FamilyName(family.IPv6)),
+					listed(config.Texts(entry.CIDRs)), nft.FamilyName(family.IPv6)),
 					"%s", text+entryName(entry)))
 			}
 		}

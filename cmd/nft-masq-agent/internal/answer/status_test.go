@@ -34,7 +34,7 @@ func healthy(t *testing.T, text string) *StatusFacts {
 			Pods:  []routes.Pod{{Address: netip.MustParseAddr("10.244.1.7"), Interface: "veth1"}},
 			Links: []routes.Interface{{Name: "lo"}, {Name: "veth1"}, {Name: "eth0"}},
 		},
-		Evidence: &conntrack.Evidence{Counts: []conntrack.Count{{Agrees: 3}}, Examined: 3, Tracked: 3},
+		Evidence: &conntrack.Evidence{Counts: []conntrack.Count{{Agrees: 3}}, Sample: conntrack.Sample{Examined: 3, Tracked: 3}},
 	}
 }
 
@@ -184,7 +184,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "overruled connections that have ended", id: "connections-overruled",
 			first: "2 connections that began under this policy contradict it", facts: func(f *StatusFacts) {
-				f.Evidence.Recent = []conntrack.Count{{Entry: anything, Overruled: 2}}
+				f.Recent = []conntrack.Count{{Entry: anything, Overruled: 2}}
 			},
 		},
 		{
@@ -196,8 +196,8 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "nothing that is masqueraded is answered", id: "uplink-silent",
-			first: "1 of 20 masqueraded connections of IPv4 were answered", facts: func(f *StatusFacts) {
-				f.Evidence.SilentUplinks = []conntrack.Unanswered{{Entry: anything, Silent: 19, Answered: 1}}
+			first: "1 of 20 masqueraded IPv4 connections were answered", facts: func(f *StatusFacts) {
+				f.Evidence.Unanswered = []conntrack.Unanswered{{Entry: anything, Silent: 19, Answered: 1}}
 			},
 		},
 		{
@@ -250,10 +250,6 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "new connections fail, or will: 90 of 100 connections are tracked", facts: func(f *StatusFacts) {
 				f.Health.Tracked = conntrack.Stats{Entries: 90, Limit: 100}
 			},
-		},
-		{
-			name: "inserts failed", id: health.InsertFailed,
-			first: "2 new connections failed since the last check", facts: func(f *StatusFacts) { f.Health.Failed = 2 },
 		},
 		{
 			name: "no free source ports", id: "source-ports",

@@ -6,14 +6,10 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 )
 
 // nowhere is the position of a problem that is not about a place in a file.
 var nowhere config.Position
-
-// familyKey is the name of an address family in JSON.
-func familyKey(ipv6 bool) string { return strings.ToLower(conntrack.FamilyName(ipv6)) }
 
 // placeText returns where an entry of a list comes from.
 func placeText(place config.Position, entry string) string {

@@ -14,7 +14,7 @@ import (
 // readFiles reads how the config is mounted, and what is next to it if it is missing.
 func (f *Facts) readFiles() {
 	var s unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, f.Path, 0, unix.STATX_NLINK|unix.STATX_TYPE, &s)
+	err := unix.Statx(unix.AT_FDCWD, f.Path, 0, unix.STATX_TYPE, &s)
 	if errors.Is(err, fs.ErrNotExist) {
 		f.OtherFile = otherFile(filepath.Dir(f.Path))
 	}
@@ -22,7 +22,6 @@ func (f *Facts) readFiles() {
 		return // the config is rejected then
 	}
 	f.Single = s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 && s.Mode&unix.S_IFMT == unix.S_IFREG
-	f.Replaced = f.Single && s.Nlink == 0
 }
 
 // otherFile returns a file of a directory that is probably meant, such as another key of a ConfigMap.
@@ -48,15 +47,9 @@ func (f *Facts) files() (found config.Problems) {
 			config.Printable(filepath.Base(f.Path))), "the defaults apply: the config file is missing, next to another one"))
 	}
 	if f.Single {
-		// Whoever writes such a file replaces it: the kubelet, kubectl, editors. It may have happened
-		// before the mount, so that the link count alone does not show that the file is not followed.
-		state := "does not follow its source when that is replaced"
-		if f.Replaced {
-			state = "no longer follows its source, which was replaced"
-		}
+		// Whoever writes such a file replaces it: the kubelet, kubectl, editors.
 		found = append(found, problem(config.Error, SingleFile, "mount the directory instead of the file, and restart the "+
-			"pod",
-			"the config %s: it is mounted as a single file (subPath)", state))
+			"pod", "the config does not follow its source when that is replaced: it is mounted as a single file (subPath)"))
 	}
 	return found
 }

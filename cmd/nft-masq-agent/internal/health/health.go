@@ -21,25 +21,22 @@ import (
 
 // IDs of the problems that [Facts.Problems] finds, by weight.
 var IDs = []string{
-	InterfaceList, LegacyTables, NoPods, Forwarding, OtherFile, SingleFile, Conntrack, InsertFailed,
+	InterfaceList, LegacyTables, NoPods, Forwarding, OtherFile, SingleFile, Conntrack,
 }
 
 // The IDs.
 const (
-	InterfaceList    = "interface-list-unmatched"
-	LegacyTables     = "legacy-tables"
-	NoPods           = "no-pods"
-	Forwarding       = "forwarding-off"
-	OtherFile        = "config-other-file"
-	SingleFile       = "config-single-file"
-	Conntrack        = "conntrack-full"
-	InsertFailed     = "insert-failed"
-	Unchecked        = "unchecked"         // a warning
-	PodsNotExempt    = "pods-not-exempt"   // a warning
-	Everything       = "everything-exempt" // a note
-	LegacyFilter     = "legacy-filter"     // a note
-	InterfaceMissing = "interface-missing" // a note
-	IPv6Pods         = "ipv6-pods"         // a note
+	InterfaceList = "interface-list-unmatched"
+	LegacyTables  = "legacy-tables"
+	NoPods        = "no-pods"
+	Forwarding    = "forwarding-off"
+	OtherFile     = "config-other-file"
+	SingleFile    = "config-single-file"
+	Conntrack     = "conntrack-full"
+	Unchecked     = "unchecked"         // a warning
+	PodsNotExempt = "pods-not-exempt"   // a warning
+	Everything    = "everything-exempt" // a note
+	LegacyFilter  = "legacy-filter"     // a note
 )
 
 // A Node reads facts.
@@ -48,8 +45,6 @@ type Node struct {
 	Pods       func(ipv6 bool) ([]routes.Pod, error)
 	Interfaces func() ([]routes.Interface, error)
 	Stats      func() (conntrack.Stats, error)
-
-	failed *uint64 // insert_failed at the last check; nil: none
 }
 
 // NewNode returns what reads the facts of this node.
@@ -66,10 +61,8 @@ type Facts struct {
 	// NotForwarding are the interfaces of pods whose packets the node does not forward, for each family.
 	NotForwarding []NotForwarded
 	Tracked       conntrack.Stats
-	// Failed is how many connections failed since the check before, for want of a source port or of room.
-	Failed uint64
-	// Single is set if the config is mounted as a single file, and Replaced if its source was replaced since.
-	Single, Replaced bool
+	// Single is set if the config is mounted as a single file.
+	Single bool
 	// OtherFile is a file that is probably meant, next to a config that is missing.
 	OtherFile string
 	// Unread are the facts that could not be read.
@@ -83,7 +76,7 @@ type Unread struct {
 }
 
 // Read reads the facts of the node. The config is at a path. When ctx is done, the rest is not read.
-func (n *Node) Read(ctx context.Context, path string) Facts {
+func (n Node) Read(ctx context.Context, path string) Facts {
 	f := Facts{Path: path}
 	for _, ipv6 := range []bool{false, true} {
 		if ctx.Err() != nil {
@@ -108,12 +101,6 @@ func (n *Node) Read(ctx context.Context, path string) Facts {
 	}
 	f.Tracked, err = n.Stats()
 	f.unread("the statistics of connection tracking", err)
-	if err == nil {
-		if n.failed != nil && f.Tracked.InsertFailed > *n.failed {
-			f.Failed = f.Tracked.InsertFailed - *n.failed
-		}
-		n.failed = &f.Tracked.InsertFailed
-	}
 	f.readFiles()
 	return f
 }
@@ -137,13 +124,12 @@ func (f *Facts) Problems(p nft.Policy) (found config.Problems) {
 	for _, off := range f.NotForwarding {
 		if _, enabled := p.Family(off.IPv6); enabled {
 			found = append(found, problem(config.Error, Forwarding, off.Remedy,
-				"no pod reaches another host: this node forwards no %s packets of %s", familyName(off.IPv6),
+				"no pod reaches another host: this node forwards no %s packets of %s", nft.FamilyName(off.IPv6),
 				config.Printable(off.Interface)))
 		}
 	}
 	found = append(found, f.files()...)
-	found = append(found, f.conntrack()...)
-	return append(found, f.ipv6Pods(p)...)
+	return append(found, f.conntrack()...)
 }
 
 func problem(level config.Level, id, details, format string, args ...any) config.Problem {
@@ -168,29 +154,35 @@ func (f *Facts) legacy() (found config.Problems) {
 
 // podsOf asks the policy of a family about one packet of each pod of the node.
 func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
-	masqueraded := judge.Masqueraded(family)
-	if masqueraded.Empty() {
+	dst, found := judge.Destination(family)
+	if !found {
 		return Exempt(family)
-	}
-	packet := nft.Connection{Dst: masqueraded.Dst[0].First}
-	for _, link := range f.Links {
-		if link.Sends() && link.Name != "lo" && (packet.OutInterface == "" || !judge.LeavesBy(family, packet.OutInterface)) {
-			packet.OutInterface = link.Name
-		}
 	}
 	pods := slices.DeleteFunc(slices.Clone(f.Pods), func(p routes.Pod) bool { return p.Address.Is6() != family.IPv6 })
 	if len(pods) == 0 {
 		return nil
 	}
+	var uplinks []string
+	for _, link := range f.Links {
+		if link.Sends() && link.Name != "lo" {
+			uplinks = append(uplinks, link.Name)
+		}
+	}
+	if len(uplinks) == 0 {
+		uplinks = []string{""}
+	}
 	policy := nft.Policy{Families: []nft.FamilyPolicy{family}}
+	var packet nft.Connection
 	var last judge.Step
 	for _, pod := range pods {
-		packet.Src = pod.Address
-		packet.InInterface = pod.Interface
-		steps := judge.Explain(policy, packet)
-		last = steps[len(steps)-1]
-		if last.Verdict == nft.Masqueraded {
-			return notExempt(family, pods)
+		packet = nft.Connection{Src: pod.Address, Dst: dst, InInterface: pod.Interface}
+		for _, uplink := range uplinks {
+			packet.OutInterface = uplink
+			steps, verdict := judge.Explain(policy, packet)
+			if verdict == nft.Masqueraded {
+				return notExempt(family, pods)
+			}
+			last = steps[len(steps)-1]
 		}
 	}
 	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.InInterface),
@@ -206,7 +198,7 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 	}
 	return config.Problems{problem(config.Error, NoPods, details,
 		"nothing is masqueraded: %s excludes each of this node's %d %s pods", last.Condition.Key, len(pods),
-		familyName(family.IPv6))}
+		nft.FamilyName(family.IPv6))}
 }
 
 // listed describes the list of a question by its first entry and its place.
@@ -222,7 +214,7 @@ func listed(q nft.Question) string {
 
 // Exempt notes that a policy masquerades nothing of a family.
 func Exempt(family nft.FamilyPolicy) config.Problems {
-	if !judge.Masqueraded(family).Empty() {
+	if _, found := judge.Destination(family); found {
 		return nil
 	}
 	reason := ""
@@ -232,7 +224,7 @@ func Exempt(family nft.FamilyPolicy) config.Problems {
 		}
 	}
 	return config.Problems{problem(config.Note, Everything, "",
-		"the config exempts every %s connection%s: nothing is masqueraded", familyName(family.IPv6), reason)}
+		"the config exempts every %s connection%s: nothing is masqueraded", nft.FamilyName(family.IPv6), reason)}
 }
 
 // notExempt warns of pods of the node that are not exempt as a destination: pods of other nodes that connect to them
@@ -248,18 +240,11 @@ func notExempt(family nft.FamilyPolicy, pods []routes.Pod) config.Problems {
 	return config.Problems{problem(config.Warning, PodsNotExempt, "", "%d of this node's %d %s pods, such as %s, are "+
 		"not in %s: "+
 		"with the same config on other nodes, pods there connect to them with their node's address", len(outside), len(pods),
-		familyName(family.IPv6), outside[0].Address, config.KeyNonMasqueradeCIDRs)}
-}
-
-func familyName(ipv6 bool) string {
-	if ipv6 {
-		return "IPv6"
-	}
-	return "IPv4"
+		nft.FamilyName(family.IPv6), outside[0].Address, config.KeyNonMasqueradeCIDRs)}
 }
 
 // sysctl reads a setting of the kernel by its path. One that this kernel does not have is "".
-func (n *Node) sysctl(name string) string {
+func (n Node) sysctl(name string) string {
 	text, _ := os.ReadFile(filepath.Join(n.Proc, "sys", name))
 	return strings.TrimSpace(string(text))
 }
@@ -272,7 +257,7 @@ type NotForwarded struct {
 }
 
 // notForwarding returns the interfaces of pods whose packets the node does not forward.
-func (n *Node) notForwarding(pods []routes.Pod) (interfaces []NotForwarded) {
+func (n Node) notForwarding(pods []routes.Pod) (interfaces []NotForwarded) {
 	for _, pod := range pods {
 		remedy := n.forwardingOff(pod.Interface, pod.Address.Is6())
 		off := NotForwarded{pod.Address.Is6(), pod.Interface, remedy}
@@ -287,7 +272,7 @@ func (n *Node) notForwarding(pods []routes.Pod) (interfaces []NotForwarded) {
 // interface; "" if it forwards them, or that cannot be read. For IPv4 the interface's own setting counts
 // (ip_route_input_slow), for IPv6 that of all interfaces, or since Linux 6.17 force_forwarding of the interface
 // (ip6_forward).
-func (n *Node) forwardingOff(link string, ipv6 bool) string {
+func (n Node) forwardingOff(link string, ipv6 bool) string {
 	if ipv6 {
 		if n.sysctl("net/ipv6/conf/all/forwarding") == "0" && n.sysctl("net/ipv6/conf/"+link+"/force_forwarding") != "1" {
 			return "sysctl -w net.ipv6.conf.all.forwarding=1"
@@ -305,7 +290,7 @@ func (n *Node) forwardingOff(link string, ipv6 bool) string {
 
 // Forwards returns what the node does not forward of packets that it receives on an interface for
 // another destination, of a route type, and the command that would change that; "" if it forwards them.
-func (n *Node) Forwards(in string, dst netip.Addr, kind int) (kept, remedy string) {
+func (n Node) Forwards(in string, dst netip.Addr, kind int) (kept, remedy string) {
 	family := "net/ipv4/conf/"
 	if dst.Is6() {
 		family = "net/ipv6/conf/"
@@ -338,29 +323,13 @@ func Quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// ipv6Pods notes that pods have addresses that nothing is done about.
-func (f *Facts) ipv6Pods(p nft.Policy) config.Problems {
-	pods := slices.DeleteFunc(slices.Clone(f.Pods), func(p routes.Pod) bool { return p.Address.Is4() })
-	if _, enabled := p.Family(true); enabled || len(pods) == 0 {
-		return nil
-	}
-	return config.Problems{problem(config.Note, IPv6Pods, "",
-		"IPv6 is off: pods keep their IPv6 addresses (%d here, such as %s); set enableIPv6 or --enable-ipv6 to masquerade them",
-		len(pods), pods[0].Address)}
-}
-
-// conntrack finds a full table of connections, and connections that it could not take since
-// the check before.
-func (f *Facts) conntrack() (found config.Problems) {
+// conntrack finds a full table of connections.
+func (f *Facts) conntrack() config.Problems {
 	const full = 0.9
 	if s := f.Tracked; s.Limit > 0 && float64(s.Entries) >= full*float64(s.Limit) {
-		found = append(found, problem(config.Error, Conntrack, fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d\n"+
+		return config.Problems{problem(config.Error, Conntrack, fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d\n"+
 			"nft-masq-agent connections shows who has them", 2*s.Limit),
-			"new connections fail, or will: %d of %d connections are tracked", s.Entries, s.Limit))
+			"new connections fail, or will: %d of %d connections are tracked", s.Entries, s.Limit)}
 	}
-	if f.Failed > 0 {
-		found = append(found, problem(config.Error, InsertFailed, "nft-masq-agent connections shows who has them",
-			"%d new connections failed since the last check, for want of a source port or room", f.Failed))
-	}
-	return found
+	return nil
 }

@@ -3,7 +3,6 @@ package observe
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -15,7 +14,7 @@ import (
 )
 
 // Evidence is gathered when a policy comes into force, then each minute for ten minutes, and then every
-// fifteen minutes, unless that would exceed [agent.CheckShare]; SIGHUP and commands ask for it at once.
+// fifteen minutes, unless that would exceed [agent.CheckShare]; SIGHUP asks for it at once.
 const (
 	gatherSoon  = time.Minute
 	soonFor     = 10 * time.Minute
@@ -27,36 +26,29 @@ const (
 type connections struct {
 	*agent.Agent
 	host Host
-	pass chan struct{} // has one element while a pass runs
-	wake chan struct{} // has one element if evidence is to be gathered at once
 
 	mu      sync.Mutex
 	current *period             // nil: no policy is known to be in force
 	last    *conntrack.Evidence // nil: unknown
-	told    told
 }
 
 // A period is the time in which the same rules are in force.
 type period struct {
-	ctx     context.Context // ends when they are not known to be in force
-	rules   nft.Ruleset
-	changes int
-	repairs int
-
-	previous *nft.Policy       // that was in force right before; nil: it is not known
-	earlier  conntrack.History // of that policy
-	missing  bool              // rules were missing, and were restored
+	rules    nft.Ruleset
+	changes  int
+	previous *nft.Policy // that was in force right before; nil: it is not known
 
 	noted   bool // it is known which connections contradicted them at first
 	history conntrack.History
 	flushed config.Stale // outdated connections that were deleted
+	told
 }
 
 // effective identifies what is in force: a state of our rules, and what to do with
-// connections that contradict it. The zero value is none.
+// connections that contradict it. SIGHUP begins it again. The zero value is none.
 type effective struct {
-	changes int
-	stale   config.Stale
+	changes, hangups int
+	stale            config.Stale
 }
 
 // effectiveOf returns what is in force. While that is not certain, it is none.
@@ -65,9 +57,9 @@ func effectiveOf(v agent.View) effective {
 	case !v.InForce:
 		return effective{}
 	case v.Accepted:
-		return effective{v.Changes, v.Stale}
+		return effective{v.Changes, v.Hangups, v.Stale}
 	}
-	return effective{v.Changes, config.StaleKeep}
+	return effective{v.Changes, v.Hangups, config.StaleKeep}
 }
 
 // Run calls handle for each state of our rules, with a context that ends when another
@@ -75,17 +67,9 @@ func effectiveOf(v agent.View) effective {
 func (o *connections) Run(ctx context.Context) {
 	var last effective
 	var running sync.WaitGroup
-	var previous *period
-	hangups := 0
+	var current *period
 	end := func() {}
 	o.Follow(ctx, func(v agent.View, _ bool) {
-		if v.Hangups != hangups {
-			hangups = v.Hangups
-			select {
-			case o.wake <- struct{}{}:
-			default:
-			}
-		}
 		e := effectiveOf(v)
 		if e == last {
 			return
@@ -97,33 +81,25 @@ func (o *connections) Run(ctx context.Context) {
 		if e == (effective{}) {
 			return
 		}
+		if current == nil || current.changes != v.Changes {
+			current = newPeriod(v, current == nil)
+		}
 		var this context.Context
 		this, end = context.WithCancel(ctx)
-		if previous == nil || previous.changes != v.Changes {
-			previous = newPeriod(v, previous)
-		}
-		current := previous
-		current.ctx = this
-		running.Go(func() { o.handle(current, e.stale) })
+		running.Go(func() { o.handle(this, current, e.stale) })
 	})
 	end()
 	running.Wait()
 }
 
-func newPeriod(v agent.View, previous *period) *period {
+func newPeriod(v agent.View, first bool) *period {
 	p := &period{
-		rules: *v.Installed, changes: v.Changes, repairs: v.Repairs, flushed: config.StaleKeep,
-		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now()},
+		rules: *v.Installed, changes: v.Changes, flushed: config.StaleKeep,
+		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now(), AtStart: first},
+		told:    newTold(),
 	}
-	if v.Replaced != nil {
+	if v.Replaced != nil && !v.Replaced.Same(*v.Installed) { // otherwise rules were restored
 		p.previous = &v.Replaced.Policy
-	}
-	if previous == nil {
-		return p
-	}
-	p.missing = v.Repairs != previous.repairs
-	if previous.changes == v.Changes-1 { // a policy that is replaced within milliseconds has no history
-		p.earlier = previous.history
 	}
 	return p
 }
@@ -132,138 +108,72 @@ func newPeriod(v agent.View, previous *period) *period {
 func (o *connections) begin(p *period) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if p == nil || o.told.changes != p.changes {
-		o.last = nil // until it is gathered
-	}
-	if p != nil && o.told.changes != p.changes {
-		o.told = told{changes: p.changes}
-	}
 	o.current = p
+	o.last = nil // until it is gathered
 }
 
 // handle notes which connections contradict the rules, deletes those that are outdated, and gathers
 // evidence again and again.
-func (o *connections) handle(p *period, stale config.Stale) {
-	o.note(p)
+func (o *connections) handle(ctx context.Context, p *period, stale config.Stale) {
+	o.note(ctx, p)
 	o.begin(p)
-	o.flush(p, stale)
-	for failed := ""; p.ctx.Err() == nil; {
+	o.flush(ctx, p, stale)
+	for failed := ""; ctx.Err() == nil; {
 		start := time.Now()
-		_, err := o.gather(p.ctx)
-		if p.ctx.Err() != nil {
+		e, err := o.host.Gather(ctx, p.rules.Policy, p.history)
+		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
-			o.forget()
+			o.begin(p)
 			unreadable(o.Agent, err, &failed)
 		} else {
 			failed = ""
+			o.keep(p, e)
 		}
 		pause := gatherLater
 		if time.Since(p.history.Since) < soonFor {
 			pause = gatherSoon
 		}
-		o.wait(p.ctx, max(pause, agent.CheckShare*time.Since(start)))
-	}
-}
-
-// wait waits until it is time to gather evidence again, or SIGHUP asks for it.
-func (o *connections) wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-o.wake:
-	case <-ctx.Done():
+		agent.Wait(ctx, max(pause, agent.CheckShare*time.Since(start)))
 	}
 }
 
 // note notes the connections that contradict the rules, unless that is known. If it fails, it is not
 // known of any when it began.
-func (o *connections) note(p *period) {
+func (o *connections) note(ctx context.Context, p *period) {
 	if p.noted {
 		return
 	}
-	noted, err := o.host.Note(p.ctx, p)
+	earlier, full, err := o.host.Note(ctx, p.rules.Policy)
 	if err == nil {
-		p.history.Earlier = noted
+		p.history.Earlier = earlier
+		p.history.Full = full
 	}
-	p.noted = p.ctx.Err() == nil
+	p.noted = ctx.Err() == nil
 }
 
-func (o *connections) forget() {
+// keep logs what evidence shows, and keeps it for the metrics.
+func (o *connections) keep(p *period, e conntrack.Evidence) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.last = nil
-}
-
-// errNoPolicy is why there is no evidence.
-var errNoPolicy = errors.New("no policy is known to be in force")
-
-// gather gathers evidence about what is in force. It waits for another pass, and ends with what is in
-// force.
-func (o *connections) gather(ctx context.Context, questions ...conntrack.Question) (conntrack.Evidence, error) {
-	select {
-	case o.pass <- struct{}{}:
-	case <-ctx.Done():
-		return conntrack.Evidence{}, ctx.Err()
-	}
-	defer func() { <-o.pass }()
-	o.mu.Lock()
-	p := o.current
-	o.mu.Unlock()
-	if p == nil {
-		return conntrack.Evidence{}, errNoPolicy
-	}
-	this, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(p.ctx, cancel)()
-	e, err := o.host.Gather(this, p.rules.Policy, p.history, questions...)
-	if err != nil {
-		return e, err
-	}
-	e.Hash = p.rules.Hash()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.current != p {
-		return e, errNoPolicy
-	}
-	o.told.tell(o.Agent, e)
-	e.Recent = o.told.recent()
+	p.tell(o.Agent, e)
 	o.last = &e
-	return e, nil
 }
 
-// serveEvidence gathers evidence for a command, and answers its questions.
-func (o *connections) serveEvidence(w http.ResponseWriter, r *http.Request) {
-	questions, err := conntrack.ParseQuestions(r.URL.Query())
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	e, err := o.gather(r.Context(), questions...)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	write(w, e)
-}
-
-// serveHistory tells a command which connections contradicted the policy when it came into force.
+// serveHistory tells a command which connections contradicted the policy when it came into force, and which entries
+// were overruled recently.
 func (o *connections) serveHistory(w http.ResponseWriter, _ *http.Request) {
 	o.mu.Lock()
-	p := o.current
-	o.mu.Unlock()
-	if p == nil {
-		http.Error(w, errNoPolicy.Error(), http.StatusServiceUnavailable)
+	defer o.mu.Unlock()
+	if o.current == nil {
+		http.Error(w, "no policy is known to be in force", http.StatusServiceUnavailable)
 		return
 	}
-	write(w, p.history)
-}
-
-func write(w http.ResponseWriter, answer any) {
+	history := o.current.history
+	history.Recent = o.current.recent()
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer)
+	_ = json.NewEncoder(w).Encode(history)
 }
 
 // Collect implements [agent.Observer].

@@ -101,12 +101,11 @@ func (o *nodeHealth) look(ctx context.Context, v agent.View) {
 	}
 }
 
-// known returns the problems that a command cannot find, because they are about the last minute.
+// known returns the problem that a command cannot find, because it is about the last minute.
 func (o *nodeHealth) known() config.Problems {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	failed := slices.DeleteFunc(slices.Clone(o.found), func(p config.Problem) bool { return p.ID != health.InsertFailed })
-	return append(o.often(), failed...)
+	return o.often()
 }
 
 func (o *nodeHealth) Collect(e agent.Exporter) {

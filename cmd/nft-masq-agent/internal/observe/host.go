@@ -20,13 +20,12 @@ type Host interface {
 	Older(context.Context, nft.Ruleset) ([]xtables.OlderChain, error)
 	// XTables finds those in legacy ip_tables, and is fast.
 	XTables() ([]xtables.LegacyTable, error)
-	// Note remembers which connections contradict a policy that has come into force.
-	Note(context.Context, *period) (*conntrack.Noted, error)
+	// Note returns which connections contradict a policy that has come into force, and whether there are more.
+	Note(context.Context, nft.Policy) (earlier map[uint64]bool, full bool, err error)
 	// Gather compares the connections with a policy.
-	Gather(context.Context, nft.Policy, conntrack.History, ...conntrack.Question) (conntrack.Evidence, error)
-	// Flush deletes the connections that a change of the policy outdates, in one pass. begun is called before the
-	// first one. It returns how many it has deleted, and how many the kernel kept.
-	Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale, begun func()) (deleted, kept int, err error)
+	Gather(context.Context, nft.Policy, conntrack.History) (conntrack.Evidence, error)
+	// Flush deletes the connections that a change of the policy outdates, in one pass. It returns how many.
+	Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error)
 	Pressure(context.Context, conntrack.Ports) (conntrack.Pressure, error)
 }
 
@@ -53,47 +52,33 @@ func (h *Node) Older(ctx context.Context, want nft.Ruleset) (found []xtables.Old
 }
 
 // Note implements [Host].
-func (h *Node) Note(ctx context.Context, p *period) (*conntrack.Noted, error) {
-	node, err := conntrack.ReadNode()
+func (h *Node) Note(ctx context.Context, p nft.Policy) (earlier map[uint64]bool, full bool, err error) {
+	c, err := conntrack.ReadComparison(p)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	earlier := conntrack.Past{History: p.earlier, Missing: p.missing}
-	if p.previous != nil {
-		earlier.Before = conntrack.NewComparison(*p.previous, node)
-	}
-	return conntrack.Open().Note(ctx, conntrack.NewComparison(p.rules.Policy, node), earlier)
+	return conntrack.Open().Note(ctx, c)
 }
 
 // Gather implements [Host].
-func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.History, questions ...conntrack.Question) (
-	conntrack.Evidence, error,
-) {
-	node, err := conntrack.ReadNode()
+func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
+	c, err := conntrack.ReadComparison(p)
 	if err != nil {
 		return conntrack.Evidence{}, err
 	}
-	return conntrack.Open().Gather(ctx, conntrack.NewComparison(p, node), history, questions...)
+	return conntrack.Open().Gather(ctx, c, history)
 }
 
 // Flush implements [Host].
-func (h *Node) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale, begun func()) (
-	deleted, kept int, err error,
-) {
+func (h *Node) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error) {
 	node, err := conntrack.ReadNode()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	change := conntrack.Change{
 		Before: conntrack.NewComparison(prior, node), InForce: conntrack.NewComparison(inForce, node),
 	}
-	d := conntrack.Deletion{
-		Tracker: conntrack.Open(),
-		Doomed: func(e *conntrack.Entry) bool {
-			return (stale == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
-		},
-		Begun: begun,
-	}
-	err = d.Run(ctx)
-	return d.Deleted, d.Busy, err
+	return conntrack.Open().Delete(ctx, func(e *conntrack.Entry) bool {
+		return (stale == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
+	})
 }

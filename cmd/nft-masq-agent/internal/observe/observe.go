@@ -14,10 +14,6 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// EvidencePath is the path on the agent's socket of the evidence about the policy in force, gathered when
-// it is asked for, as JSON of [conntrack.Evidence]. The query may have questions: [conntrack.Query].
-const EvidencePath = "/evidence"
-
 // HistoryPath is the path on the agent's socket of the [conntrack.History] of the policy in force, as JSON.
 const HistoryPath = "/history"
 
@@ -25,8 +21,7 @@ const HistoryPath = "/history"
 func All(a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
-	evidence := &connections{Agent: a, host: h, pass: make(chan struct{}, 1), wake: make(chan struct{}, 1)}
-	a.ServeOnSocket("GET "+EvidencePath, http.HandlerFunc(evidence.serveEvidence))
+	evidence := &connections{Agent: a, host: h}
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
 		newOlderAgents(a, h, o), evidence, &ports{Agent: a, read: h.Pressure, o: o}, healthy,

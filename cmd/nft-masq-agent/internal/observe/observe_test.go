@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -103,31 +102,24 @@ func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pres
 	}, err
 }
 
-func (w *world) Note(ctx context.Context, _ *period) (*conntrack.Noted, error) {
-	var err error
+func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint64]bool, full bool, err error) {
 	w.Locked(func() {
 		w.notes++
 		err = w.unread
 	})
-	return nil, errors.Join(ctx.Err(), err)
+	return nil, false, errors.Join(ctx.Err(), err)
 }
 
-func (w *world) Gather(ctx context.Context, _ nft.Policy, h conntrack.History, questions ...conntrack.Question) (
-	e conntrack.Evidence, err error,
-) {
+func (w *world) Gather(ctx context.Context, _ nft.Policy, _ conntrack.History) (e conntrack.Evidence, err error) {
 	w.Locked(func() {
 		w.gathered++
 		e = w.evidence
 		err = w.unread
 	})
-	e.Time = time.Now()
-	for range questions {
-		e.Answers = append(e.Answers, conntrack.Count{Agrees: 1})
-	}
 	return e, errors.Join(ctx.Err(), err)
 }
 
-func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begun func()) (deleted, kept int, err error) {
+func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale) (deleted int, err error) {
 	pass := "1:canceled"
 	w.Locked(func() {
 		if len(w.passes) > 0 {
@@ -136,9 +128,6 @@ func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begu
 	})
 	number, failure, _ := strings.Cut(pass, ":")
 	deleted = nfttest.Must(strconv.Atoi(number))
-	if deleted > 0 {
-		begun()
-	}
 	switch failure {
 	case "":
 	case "canceled":
@@ -147,7 +136,7 @@ func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale, begu
 	default:
 		err = errors.New(failure)
 	}
-	return deleted, 0, err
+	return deleted, err
 }
 
 func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []xtables.OlderChain, err error) {
@@ -219,7 +208,7 @@ func (w *world) steps() loop.Steps {
 			}
 		}),
 		"known": func(*loop.World, string) string { return w.agent.Report().Problems.Error() },
-		"ask":   func(_ *loop.World, questions string) string { return w.ask(questions) },
+		"ask":   func(*loop.World, string) string { return w.ask() },
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
 				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, "+
@@ -234,11 +223,10 @@ func (w *world) steps() loop.Steps {
 func (w *world) show(list string) {
 	w.evidence.Counts = w.evidence.Counts[:0:0]
 	w.evidence.Unanswered = nil
-	w.evidence.SilentUplinks = nil
 	for text := range strings.FieldsSeq(list) {
 		what, number, _ := strings.Cut(text, ":")
 		if what == "uplink" {
-			w.evidence.SilentUplinks = []conntrack.Unanswered{{Entry: judge.Entry{Verdict: nft.Masqueraded}, Silent: 12}}
+			w.evidence.Unanswered = []conntrack.Unanswered{{Entry: judge.Entry{Verdict: nft.Masqueraded}, Silent: 12}}
 			continue
 		}
 		if what == "silent" {
@@ -262,19 +250,17 @@ func (w *world) show(list string) {
 	}
 }
 
-// ask asks for evidence as a command does, with questions in JSON.
-func (w *world) ask(questions string) string {
-	query := "?" + url.Values{"questions": {questions}}.Encode()
+// ask asks for the history as a command does.
+func (w *world) ask() string {
 	r := httptest.NewRecorder()
-	request := httptest.NewRequestWithContext(w.T.Context(), http.MethodGet, EvidencePath+query, nil)
-	w.agent.SocketHandler().ServeHTTP(r, request)
+	w.agent.SocketHandler().ServeHTTP(r, httptest.NewRequestWithContext(w.T.Context(), http.MethodGet, HistoryPath, nil))
 	text := r.Body.String()
 	if r.Code != http.StatusOK {
 		return fmt.Sprint(r.Code, " ", text)
 	}
-	var e conntrack.Evidence
-	nfttest.Check(json.Unmarshal([]byte(text), &e))
-	return fmt.Sprintf("%d counts, %d recently overruled, %d answers", len(e.Counts), len(e.Recent), len(e.Answers))
+	var h conntrack.History
+	nfttest.Check(json.Unmarshal([]byte(text), &h))
+	return fmt.Sprintf("since %t, at the start %t, %d recently overruled", !h.Since.IsZero(), h.AtStart, len(h.Recent))
 }
 
 func TestObserversDoWhatTheirScriptsSay(t *testing.T) {
