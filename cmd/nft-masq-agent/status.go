@@ -123,14 +123,8 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	}
 	f.Evidence = &evidence
 	f.Recent = history.Recent
-	ports := conntrack.Ports(judge.SourcePorts(f.Policy))
-	var tally conntrack.Tally
-	begin := func() { tally = conntrack.Tally{} }
-	add := func(e *conntrack.Entry) error {
-		tally.Add(e, ports)
-		return nil
-	}
-	f.ConnectionsError = conntrack.Open().Dump(ctx, conntrack.Filter{Translated: true}, begin, add)
+	tally, err := conntrack.Open().Tally(ctx, judge.SourcePorts(f.Policy))
+	f.ConnectionsError = err
 	f.Full = answer.FullestPorts(tally)
 }
 

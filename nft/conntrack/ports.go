@@ -1,10 +1,8 @@
 package conntrack
 
 import (
-	"cmp"
 	"context"
 	"net/netip"
-	"slices"
 
 	"nft-masq-agent/nft/judge"
 
@@ -69,52 +67,41 @@ func (t Tally) Add(e *Entry, ports Ports) {
 // Share is the part of the ports that are in use.
 func (u PortUse) Share() float64 { return float64(u.Used) / float64(u.Among.Ports) }
 
-// Fullest returns the n keys with the largest share of ports in use, or fewer.
-func (t Tally) Fullest(n int) []PortUse {
-	uses := make([]PortUse, 0, len(t))
+// Fullest returns the key with the largest share of ports in use, and that share; 0: there is none.
+func (t Tally) Fullest() (fullest PortUse, share float64) {
 	for k, used := range t {
-		uses = append(uses, PortUse{k, used})
+		use := PortUse{k, used}
+		if use.Share() > share {
+			fullest = use
+			share = use.Share()
+		}
 	}
-	slices.SortStableFunc(uses, func(a, b PortUse) int {
-		return cmp.Or(
-			cmp.Compare(b.Share(), a.Share()), cmp.Compare(a.Protocol, b.Protocol), a.From.Compare(b.From), a.To.Compare(b.To),
-		)
-	})
-	return uses[:min(n, len(uses))]
-}
-
-// A PortGroup is the family and protocol by which ports are grouped.
-type PortGroup struct {
-	IPv6     bool
-	Protocol uint8
+	return fullest, share
 }
 
 // Pressure describes how close connection tracking is to its limits.
 type Pressure struct {
 	Stats
-	// Fullest is, for each group, the largest share of ports that connections to one
-	// destination use.
-	Fullest map[PortGroup]float64
+	// Fullest is the largest share of source ports in use.
+	Fullest float64
 }
 
 // Pressure reads the counters and all connections whose source was translated to one of the ports.
-func (t *Tracker) Pressure(ctx context.Context, ports Ports) (Pressure, error) {
-	stats, err := t.Stats()
+func (t *Tracker) Pressure(ctx context.Context, ports Ports) (p Pressure, err error) {
+	p.Stats, err = t.Stats()
 	if err != nil {
 		return Pressure{}, err
 	}
-	var tally Tally
+	tally, err := t.Tally(ctx, ports)
+	_, p.Fullest = tally.Fullest()
+	return p, err
+}
+
+// Tally counts the source ports that connections use.
+func (t *Tracker) Tally(ctx context.Context, ports Ports) (tally Tally, err error) {
 	err = t.Dump(ctx, Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
 		tally.Add(e, ports)
 		return nil
 	})
-	if err != nil {
-		return Pressure{}, err
-	}
-	p := Pressure{Stats: stats, Fullest: map[PortGroup]float64{}}
-	for k, used := range tally {
-		g := PortGroup{k.From.Is6(), k.Protocol}
-		p.Fullest[g] = max(p.Fullest[g], PortUse{k, used}.Share())
-	}
-	return p, nil
+	return tally, err
 }

@@ -436,12 +436,11 @@ func (f *StatusFacts) ofPorts() config.Problems {
 // FullestPorts returns the destination with the largest share of source ports in use, nil if all have enough.
 func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
 	const limit = 0.9
-	for _, use := range used.Fullest(1) {
-		if use.Share() >= limit {
-			return &use
-		}
+	fullest, share := used.Fullest()
+	if share < limit {
+		return nil
 	}
-	return nil
+	return &fullest
 }
 
 // ofAddresses finds snatAddresses of which the node has none, and entries of snatRules that match a pod of the node,

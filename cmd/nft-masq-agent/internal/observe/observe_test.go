@@ -98,7 +98,7 @@ func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pres
 	}
 	return conntrack.Pressure{
 		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
-		Fullest: map[conntrack.PortGroup]float64{{Protocol: unix.IPPROTO_UDP}: 0.5},
+		Fullest: 0.5,
 	}, err
 }
 

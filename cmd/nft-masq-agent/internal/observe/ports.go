@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -69,15 +68,9 @@ func (p *ports) Collect(e agent.Exporter) {
 	if last == nil {
 		return
 	}
-	for _, ipv6 := range []bool{false, true} {
-		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-			e.Gauge("snat_ports_used_ratio_max",
-				"Share of source ports in use, for the source address and destination with the most; with portsPerPod, of the "+
-					"ports of a block. Connections fail from 0.9 on.",
-				last.Fullest[conntrack.PortGroup{IPv6: ipv6, Protocol: protocol}],
-				"family", map[bool]string{false: "ipv4", true: "ipv6"}[ipv6], "protocol", conntrack.ProtocolName(protocol))
-		}
-	}
+	e.Gauge("snat_ports_used_ratio_max",
+		"Share of source ports in use, for the source address, protocol and destination with the most; with portsPerPod, of "+
+			"the ports of a block. Connections fail from 0.9 on.", last.Fullest)
 	e.Counter("conntrack_insert_failed_total",
 		"Connections that the kernel could not track, including those without a free source port.",
 		float64(last.InsertFailed))
