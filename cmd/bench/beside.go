@@ -22,19 +22,22 @@ type crowd struct {
 	args        []string
 	rules       func() string
 	connections int
+	// processor and memory are targets of the processor time, in ms, and of the peak memory, in MB; 0: there are none.
+	processor, memory float64
 }
 
 func crowds() []crowd {
 	nft, iptables := []string{"-f", "-"}, []string{"--noflush"}
 	return []crowd{
-		{"1,000 published ports", "iptables-nft-restore", iptables, func() string { return publishedPorts(1000) }, 0},
+		{"1,000 published ports", "iptables-nft-restore", iptables, func() string { return publishedPorts(1000) }, 0, 0, 0},
 		{
 			"5,000 Services of kube-proxy, iptables", "iptables-nft-restore", iptables,
-			func() string { return servicesText(5000) }, 0,
+			func() string { return servicesText(5000) }, 0, 0, 0,
 		},
-		{"5,000 Services of kube-proxy, nftables", "nft", nft, func() string { return kubeProxyText(5000) }, 0},
-		{"120,000 rules", "nft", nft, func() string { return pairsText(120_000) }, 0},
-		{"4,500 rules, 100,000 connections", "nft", nft, func() string { return pairsText(4500) }, 100_000},
+		{"5,000 Services of kube-proxy, nftables", "nft", nft, func() string { return kubeProxyText(5000) }, 0, 0, 0},
+		{"120,000 rules", "nft", nft, func() string { return pairsText(120_000) }, 0, 0, 0},
+		{"4,500 rules, 100,000 connections", "nft", nft, func() string { return pairsText(4500) }, 100_000, 0, 0},
+		{"20,000 rules, 30,000 connections", "nft", nft, func() string { return pairsText(20_000) }, 30_000, 1000, 40},
 	}
 }
 
@@ -42,17 +45,22 @@ func crowds() []crowd {
 // works for binaries of earlier versions, too.
 func (b *bench) beside(ctx context.Context) {
 	for _, c := range crowds() {
-		took, peak := b.besideOf(ctx, c)
+		took, processor, peak := b.besideOf(ctx, c)
 		time := newRow(groupBeside, defaultSize, c.name, "ms", took)
 		if c.connections > 0 {
 			time = time.target(2000)
 		}
 		b.add(time)
-		b.add(newRow(groupBeside, defaultSize, c.name+", peak memory", "MB", peak))
+		memory := newRow(groupBeside, defaultSize, c.name+", peak memory", "MB", peak)
+		if c.processor > 0 {
+			b.add(newRow(groupBeside, defaultSize, c.name+", processor time", "ms", processor).target(c.processor))
+			memory = memory.target(c.memory)
+		}
+		b.add(memory)
 	}
 }
 
-func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series) {
+func (b *bench) besideOf(ctx context.Context, c crowd) (took, processor, peak series) {
 	n := nfttest.Must(openNode("bench-beside"))
 	defer func() { nfttest.Check(n.close()) }()
 	v := nfttest.Must(newVolume("masqueradeSrcCIDRs: [10.244.0.0/16]\n"))
@@ -64,9 +72,10 @@ func (b *bench) besideOf(ctx context.Context, c crowd) (took, peak series) {
 		nfttest.Check(ctx.Err())
 		usage := nfttest.Must(measured(n.ns, b.agent, "status", "--config", v.Path()))
 		took = append(took, usage.Took.Seconds())
+		processor = append(processor, usage.Processor.Seconds())
 		peak = append(peak, float64(usage.Peak)/1e6)
 	}
-	return took, peak
+	return took, processor, peak
 }
 
 // pairsText returns rules for a source and a network each.

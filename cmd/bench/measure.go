@@ -12,8 +12,9 @@ import (
 
 // A usage is what a process needed from its start to its end.
 type usage struct {
-	Took time.Duration `json:"took"`
-	Peak int64         `json:"peak"` // resident memory in bytes
+	Took      time.Duration `json:"took"`
+	Processor time.Duration `json:"processor"`
+	Peak      int64         `json:"peak"` // resident memory in bytes
 }
 
 // launch is the first argument of a process of this program that only starts another one. The kernel
@@ -43,5 +44,8 @@ func launched(program string, args []string) error {
 		return fmt.Errorf("%s: %w", program, err)
 	}
 	resources := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	return json.NewEncoder(os.Stdout).Encode(usage{Took: time.Since(start), Peak: resources.Maxrss * 1024})
+	return json.NewEncoder(os.Stdout).Encode(usage{
+		Took: time.Since(start), Processor: time.Duration(resources.Utime.Nano() + resources.Stime.Nano()),
+		Peak: resources.Maxrss * 1024,
+	})
 }

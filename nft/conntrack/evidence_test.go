@@ -32,8 +32,12 @@ func exampleNode() Node {
 			{Prefix: p("10.244.0.0/24"), Interface: "cni0"},
 			{Prefix: p("10.244.0.5/32"), Interface: "veth5"},
 		},
-		Toward: func(a netip.Addr) string {
-			return map[string]string{"10.244.2.2": "cni0", "10.244.2.3": "eth1"}[a.String()]
+		Toward: func(src, dst netip.Addr) (string, error) {
+			back := map[string]string{"10.244.2.2": "cni0", "10.244.2.3": "eth1"}
+			if src.IsValid() {
+				back = map[string]string{"198.51.100.8": "eth0", "198.51.100.9": "wg0"}
+			}
+			return back[dst.String()], nil
 		},
 		Timeouts: map[uint8]uint32{unix.IPPROTO_TCP: 120, unix.IPPROTO_UDP: 30, unix.IPPROTO_ICMP: 30},
 	}
@@ -108,6 +112,8 @@ func TestFindings(t *testing.T) {
 		{"masqueraded by the interface", received, udp("10.244.2.2:9", "", other, node), Agrees, "anything else"},
 		{"received on another", received, udp("10.244.2.3:9", "", exempt, node), OfSource, "masqueradeSrcInterfaces"},
 		{"on an interface", leaving, udp(pod, "", other, pod), OnInterface, "anything else"},
+		{"leaving by the interface", leaving, udp(pod, "", "198.51.100.8:53", pod), Contradicts, "anything else"},
+		{"leaving by another", leaving, udp(pod, "", "198.51.100.9:53", pod), Agrees, "masqueradeOutInterfaces"},
 		{"exempt on any interface", leaving, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
 	} {
 		ruling, found := comparisonOf(tt.change).Compare(&tt.entry)
@@ -122,12 +128,12 @@ func TestFindings(t *testing.T) {
 }
 
 // The kernel is asked once for each source, and only if the policy depends on it.
-func TestRoutesAreReadOncePerSourceAndAreBounded(t *testing.T) {
+func TestRoutesAreReadOnceAndAreBounded(t *testing.T) {
 	node := exampleNode()
 	asked := 0
-	node.Toward = func(netip.Addr) string {
+	node.Toward = func(_, _ netip.Addr) (string, error) {
 		asked++
-		return "cni0"
+		return "cni0", nil
 	}
 	c := config.Default(config.Defaults{})
 	compare := func(src netip.Addr) Finding {
@@ -142,14 +148,14 @@ func TestRoutesAreReadOncePerSourceAndAreBounded(t *testing.T) {
 	c.MasqueradeSrcInterfaces = []config.Interface{{Name: "cni0"}}
 	comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}), node)
 	known := 0
-	for i := range 4 * maxSources {
+	for i := range 4 * maxLookups {
 		src := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i / 2 >> 8), byte(i / 2)}), 9).String()
 		e := entryOf(unix.IPPROTO_UDP, src, "", "203.0.113.9:53", src)
 		if _, found := comparison.Compare(&e); found == Contradicts {
 			known++
 		}
 	}
-	if asked != maxSources || known != 2*maxSources {
+	if asked != maxLookups || known != 2*maxLookups {
 		t.Errorf("asked %d times, judged %d connections", asked, known)
 	}
 }

@@ -1,9 +1,8 @@
 package conntrack
 
 import (
-	"slices"
+	"net/netip"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 )
@@ -39,9 +38,8 @@ const (
 	FamilyOff
 	// OfSource: the policy does not concern the source.
 	OfSource
-	// OnInterface: the verdict depends on the interface by which the packets leave, which an entry does not contain;
-	// or on that on which they are received, and the node has no route to the source, or there are more than 1,024
-	// sources.
+	// OnInterface: the verdict depends on an interface that is not known, because the node has no route, or there are
+	// more than 1,024 pairs of addresses.
 	OnInterface
 	// ToService: the policy exempts the connection, but its destination was translated, too. kube-proxy
 	// and portmap masquerade such connections where replies need it.
@@ -63,8 +61,6 @@ func (f Finding) String() string {
 type Comparison struct {
 	surrounding
 	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
-	// byInterface means that the policy knows pods by the interface on which they send.
-	byInterface bool
 }
 
 // NewComparison returns the comparison with a policy.
@@ -73,7 +69,6 @@ func NewComparison(p nft.Policy, n Node) *Comparison {
 	for i := range p.Families {
 		f := p.Families[i]
 		c.families[index(f.IPv6)] = &f
-		c.byInterface = slices.ContainsFunc(f.Questions, func(q nft.Question) bool { return q.Asks == config.ReceivedOn })
 	}
 	return c
 }
@@ -159,10 +154,15 @@ func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
 		return judge.Ruling{Entry: judge.Entry{IPv6: dst.Is6(), Verdict: nft.Exempt}}, seen == src
 	}
 	connection := nft.Connection{Src: src, Dst: dst}
-	if c.byInterface {
-		connection.InInterface = c.receivedOn(src)
-	}
 	r = judge.Rule(f, connection)
+	if r.Depends {
+		connection.InInterface = c.interfaceTo(netip.Addr{}, src)
+		r = judge.Rule(f, connection)
+	}
+	if r.Depends {
+		connection.OutInterface = c.interfaceTo(src, dst)
+		r = judge.Rule(f, connection)
+	}
 	switch {
 	case r.Verdict == nft.Exempt:
 		return r, seen == src

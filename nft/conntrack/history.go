@@ -29,12 +29,15 @@ func (h History) Age(e *Entry) Age {
 	switch {
 	case dated && !e.Started.Before(h.Since):
 		return AgeOverruled
-	case dated, h.Earlier[e.hash()]:
-		if h.AtStart {
-			return AgeUndated
-		}
+	case dated && h.AtStart, h.Earlier == nil && !dated:
+		return AgeUndated
+	case dated:
 		return AgeStale
-	case h.Earlier == nil, h.Full:
+	case h.Earlier[e.hash()] && h.AtStart:
+		return AgeUndated
+	case h.Earlier[e.hash()]:
+		return AgeStale
+	case h.Full:
 		return AgeUndated
 	}
 	return AgeOverruled
@@ -45,15 +48,14 @@ const maxNoted = 1 << 16
 
 // hash returns the hash by which a connection is noted, the same in each process.
 func (k Key) hash() uint64 {
-	h := fnv.New64a()
-	_ = binary.Write(h, binary.BigEndian, k.ID)
-	for _, t := range []Tuple{k.Original, k.Reply} {
-		_, _ = h.Write([]byte{t.Protocol})
-		for _, a := range []netip.AddrPort{t.Src, t.Dst} {
-			b, _ := a.MarshalBinary()
-			_, _ = h.Write(b)
-		}
+	b := make([]byte, 0, 128)
+	b = binary.BigEndian.AppendUint32(b, k.ID)
+	b = append(b, k.Original.Protocol)
+	for _, a := range []netip.AddrPort{k.Original.Src, k.Original.Dst, k.Reply.Src, k.Reply.Dst} {
+		b, _ = a.AppendBinary(b) // it cannot fail
 	}
+	h := fnv.New64a()
+	_, _ = h.Write(b)
 	return h.Sum64()
 }
 

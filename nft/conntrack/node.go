@@ -18,9 +18,9 @@ type Node struct {
 	Local    []netip.Prefix // the node's own addresses
 	Received []netip.Prefix // those, and of broadcast and anycast
 	Networks []routes.Network
-	// Toward returns the interface by which packets to an address leave, "" if that is not known. nil: it is known
-	// of none.
-	Toward func(netip.Addr) string
+	// Toward returns the interface by which packets from a source, or if it is not valid those of the node, leave to a
+	// destination; "": that is not known. nil: it is known of none.
+	Toward func(src, dst netip.Addr) (string, error)
 	// Timeouts are the seconds for which an entry without a reply is kept after a packet, by
 	// protocol: an entry that has less left had no packet since. One of 0 is not known.
 	Timeouts map[uint8]uint32
@@ -45,13 +45,7 @@ func ReadNode() (n Node, err error) {
 			}
 		}
 	}
-	n.Toward = func(a netip.Addr) string {
-		name, err := routes.Toward(a)
-		if err != nil {
-			return ""
-		}
-		return name
-	}
+	n.Toward = routes.Toward
 	n.Timeouts = map[uint8]uint32{
 		unix.IPPROTO_TCP:    timeout("tcp_timeout_syn_sent"),
 		unix.IPPROTO_UDP:    timeout("udp_timeout"),
@@ -78,22 +72,23 @@ type surrounding struct {
 	interfaces map[netip.Prefix][]string // by network
 	lengths    []int                     // of the networks, the longest first
 	timeouts   map[uint8]uint32
-	toward     func(netip.Addr) string
-	received   map[netip.Addr]string // the interfaces on which packets from a source are expected
+	toward     func(src, dst netip.Addr) (string, error)
+	known      map[[2]netip.Addr]string // interfaces by source and destination
 }
 
-// maxSources is of how many sources the kernel is asked for the route back, each once.
-const maxSources = 1024
+// maxLookups is of how many pairs of addresses the kernel is asked for the route, each once.
+const maxLookups = 1024
 
-// receivedOn returns the interface on which packets from a source are expected: that of the route back. It is "" if
-// that is not known.
-func (s *surrounding) receivedOn(src netip.Addr) string {
-	name, known := s.received[src]
-	if known || s.toward == nil || len(s.received) >= maxSources {
+// interfaceTo returns the interface by which packets leave to a destination. From the node, that is also the one on
+// which packets from there are expected. It is "" if it is not known.
+func (s *surrounding) interfaceTo(src, dst netip.Addr) string {
+	pair := [2]netip.Addr{src, dst}
+	name, known := s.known[pair]
+	if known || s.toward == nil || len(s.known) >= maxLookups {
 		return name
 	}
-	name = s.toward(src)
-	s.received[src] = name
+	name, _ = s.toward(src, dst) // "" with an error
+	s.known[pair] = name
 	return name
 }
 
@@ -104,7 +99,7 @@ func newSurrounding(n Node) surrounding {
 		interfaces: map[netip.Prefix][]string{},
 		timeouts:   n.Timeouts,
 		toward:     n.Toward,
-		received:   map[netip.Addr]string{},
+		known:      map[[2]netip.Addr]string{},
 	}
 	for _, network := range n.Networks {
 		if network.Bits() == 0 { // no bridge has everything on one link

@@ -16,11 +16,13 @@ func TestOnlyTheFirstPacketOfAConnectionIsShown(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		flow     nfttest.Flow
+		from     string // "": the pod
 		answered bool
 	}{
 		{name: "answered", flow: nfttest.Flow{Proto: nfttest.UDP}, answered: true},
 		{name: "unanswered", flow: nfttest.Flow{Proto: nfttest.UDP}},
 		{name: "SYN sent again", flow: nfttest.Flow{Proto: nfttest.TCP, Flags: syn}},
+		{name: "from the node to itself", flow: nfttest.Flow{Proto: nfttest.UDP}, from: "node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			top := nfttest.NewTopology(t)
@@ -31,7 +33,13 @@ func TestOnlyTheFirstPacketOfAConnectionIsShown(t *testing.T) {
 			flow := tt.flow
 			flow.From = top.Pod
 			flow.Dst = netip.MustParseAddrPort("203.0.113.9:53")
-			flow.Src = netip.AddrPortFrom(top.PodV4, 4000)
+			source := top.PodV4
+			if tt.from == "node" {
+				flow.From = top.Node
+				flow.Dst = netip.AddrPortFrom(top.NodeV4, 53)
+				source = top.NodeV4
+			}
+			flow.Src = netip.AddrPortFrom(source, 4000)
 			saw := nfttest.MustSend(t, top, flow)
 			if tt.answered {
 				nfttest.MustSend(t, top, nfttest.Flow{
@@ -39,7 +47,7 @@ func TestOnlyTheFirstPacketOfAConnectionIsShown(t *testing.T) {
 				})
 			}
 			first := flow
-			first.Src = netip.AddrPortFrom(top.PodV4, 4001)
+			first.Src = netip.AddrPortFrom(source, 4001)
 			var failed error
 			got, err := trace(t, top, nftrace.Query{To: flow.Dst, Protocol: protocols[flow.Proto]}, func() {
 				const more = 20 // than the limit of packets

@@ -23,6 +23,8 @@ type event struct {
 	code   int32  // of the verdict
 	target string // of a jump or goto
 	head   *head  // of the first event of each base chain
+	// loopback means that the packet leaves by the loopback interface.
+	loopback bool
 }
 
 // A head is what the packet's headers have.
@@ -41,6 +43,7 @@ const (
 	traceID              = 6
 	traceNetworkHeader   = 8
 	traceTransportHeader = 9
+	traceOutType         = 13 // ARPHRD_…
 	tracePolicy          = 16
 
 	endsWithPolicy = 1
@@ -61,6 +64,7 @@ func parseEvent(m netlink.Message) (event, bool) {
 		},
 		kind: a.Uint32(traceType), handle: a.Uint64(traceHandle),
 		code: int32(verdict.Uint32(unix.NFTA_VERDICT_CODE)), target: verdict.Str(unix.NFTA_VERDICT_CHAIN),
+		loopback: a.Uint32(traceOutType) == unix.ARPHRD_LOOPBACK,
 	}
 	if e.kind == endsWithPolicy {
 		e.code = int32(a.Uint32(tracePolicy))

@@ -285,6 +285,12 @@ COMMIT
 		proto: nfttest.UDP, to: "192.0.2.1:53", outcome: nftrace.Kept, seen: "pod", met: "input accept",
 	},
 	{
+		name: "from the node to itself", nft: `table inet filter { chain input { type filter hook input priority 0;
+			tcp dport 80 drop; }; }` + "\n" + fmt.Sprintf(nat, "ip daddr 10.0.0.0/8 masquerade; accept"),
+		proto: nfttest.TCP, from: "node", to: "192.0.2.1:80", outcome: nftrace.Dropped, rule: "inet filter input drop",
+		met: "post accept, input drop",
+	},
+	{
 		name: "hairpin", nft: `table ip nat {
 			chain pre { type nat hook prerouting priority -100; ip daddr 10.96.0.10 dnat to 10.244.1.2; }
 			chain post { type nat hook postrouting priority 100; ip saddr 10.244.1.2 ip daddr 10.244.1.2 masquerade; }

@@ -104,6 +104,9 @@ type packet struct {
 	new    bool // it is not of an established connection
 	// arrived means that it left the node or was received by it, dropped that a rule dropped it.
 	arrived, dropped bool
+	// head and loopback are those of the last event that has them.
+	head     head
+	loopback bool
 }
 
 // await returns the events of the first packet of a new connection that was dropped, left the node, was
@@ -152,8 +155,12 @@ func take(packets map[uint32]*packet, e event) {
 		if !own || len(packets) == maxPackets {
 			return
 		}
-		p = &packet{}
+		p = sentByLoopback(packets, e)
 		packets[e.packet] = p
+	}
+	if e.head != nil {
+		p.head = *e.head
+		p.loopback = e.loopback
 	}
 	if len(p.events) < maxEvents {
 		p.events = append(p.events, e)
@@ -161,5 +168,17 @@ func take(packets map[uint32]*packet, e event) {
 	p.last = time.Now()
 	p.dropped = p.dropped || e.drops()
 	p.new = p.new || own && strings.HasPrefix(e.chain.Name, afterTracking)
-	p.arrived = p.arrived || own && p.new && strings.HasPrefix(e.chain.Name, endOf)
+	// What leaves by the loopback interface comes back, and is received.
+	p.arrived = p.arrived || own && p.new && !p.loopback && strings.HasPrefix(e.chain.Name, endOf)
+}
+
+// sentByLoopback returns the packet that an event continues: the loopback interface gives a packet another
+// identity. Otherwise it returns a new one.
+func sentByLoopback(packets map[uint32]*packet, e event) *packet {
+	for _, p := range packets {
+		if p.loopback && e.head != nil && p.head == *e.head {
+			return p
+		}
+	}
+	return &packet{}
 }

@@ -40,7 +40,7 @@ func (q Query) table() *nfnetlink.Batch {
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
 		untracked := addChain(b, beforeTracking, hook, -399)
 		tracked := addChain(b, afterTracking, hook, -199)
-		q.addRules(b, notLoopback(hook), untracked, tracked)
+		q.addRules(b, fromOutside(hook), untracked, tracked)
 	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
 		addChain(b, endOf, hook, 1<<31-2)
@@ -49,13 +49,14 @@ func (q Query) table() *nfnetlink.Batch {
 }
 
 // addRules adds the rules for the packets of a query to the two chains of a hook.
-func (q Query) addRules(b *nfnetlink.Batch, notLoopback []expr.Any, untracked, tracked nfnetlink.ChainID) {
+func (q Query) addRules(b *nfnetlink.Batch, outside []expr.Any, untracked, tracked nfnetlink.ChainID) {
 	for _, protocol := range q.protocols() {
-		first := slices.Concat(protocol, notLoopback, limited())
+		first := slices.Concat(protocol, outside, limited())
 		addRule(b, untracked, "new connections, as far as that is known here", q.match(first), 1)
 	}
-	addRule(b, tracked, "not packets of known connections", q.match(isConfirmed(expr.CmpOpNeq)), 0)
-	first := slices.Concat(notLoopback, isConfirmed(expr.CmpOpEq), limited())
+	later := slices.Concat(outside, isConfirmed(expr.CmpOpNeq))
+	addRule(b, tracked, "not packets of known connections", q.match(later), 0)
+	first := slices.Concat(isConfirmed(expr.CmpOpEq), limited())
 	addRule(b, tracked, "new connections", q.match(first), 1)
 }
 
@@ -126,16 +127,15 @@ func equals(load expr.Any, value []byte) []expr.Any {
 	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
-// notLoopback leaves out packets that come or leave by the loopback interface: the kernel gives those another identity
-// on their way.
-func notLoopback(hook uint32) []expr.Any {
-	key := expr.MetaKeyIIFTYPE
-	if hook == unix.NF_INET_LOCAL_OUT {
-		key = expr.MetaKeyOIFTYPE
+// fromOutside leaves out packets that come by the loopback interface: the hook output has judged them, and their
+// connection is confirmed.
+func fromOutside(hook uint32) []expr.Any {
+	if hook != unix.NF_INET_PRE_ROUTING {
+		return nil
 	}
 	loopback := binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)
 	return []expr.Any{
-		&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback},
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback},
 	}
 }
 

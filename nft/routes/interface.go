@@ -37,11 +37,12 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
 
-// Toward returns the name of the interface by which packets to an address leave, and on which those from it are
-// expected: "" if the node has no route to it.
-func Toward(a netip.Addr) (string, error) {
+// Toward returns the name of the interface by which packets from a source, or if it is not valid those of the node, leave
+// to a destination: "" if there is no route. A packet with a mark may take another one.
+func Toward(src, dst netip.Addr) (string, error) {
 	return read("route", func(r reader) string {
-		index := hopOf(r.route(query{dst: a})).index
+		q := query{src: src, dst: dst, iif: hopOf(r.route(query{dst: src})).index}
+		index := hopOf(r.route(q)).index
 		if index == 0 {
 			return ""
 		}

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,6 +39,26 @@ func TestPartsOfABridgeNeitherReceiveNorSend(t *testing.T) {
 	} {
 		if tt.Receives() != tt.receives || tt.Sends() != tt.sends {
 			t.Errorf("%+v: receives %t, sends %t", tt.Interface, tt.Receives(), tt.Sends())
+		}
+	}
+}
+
+// A rule for the source of a pod leads to another uplink.
+func TestTheWayTowardADestinationIsThatOfTheSource(t *testing.T) {
+	t.Parallel()
+	ns := newRouter(t, both(defaults+"rule add priority 9 from POD lookup 100\n"))
+	for _, tt := range []struct{ src, dst, want string }{
+		{"", "203.0.113.9", "eth0"},
+		{"10.244.1.2", "203.0.113.9", "eth1"},
+		{"", "10.244.1.2", "pod0"},
+		{"", "2001:db8:7::9", "eth0"},
+		{"fd00:10:244:1::2", "2001:db8:7::9", "eth1"},
+		{"", "fd00:10:244:1::2", "pod0"},
+	} {
+		src, _ := netip.ParseAddr(tt.src)
+		got := nfttest.In(t, ns, func() (string, error) { return Toward(src, netip.MustParseAddr(tt.dst)) })
+		if got != tt.want {
+			t.Errorf("%q to %s: %q, want %q", tt.src, tt.dst, got, tt.want)
 		}
 	}
 }
