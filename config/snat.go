@@ -1,7 +1,6 @@
 package config
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -134,10 +133,6 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 		}
 		p := f.entry(field, item)
 		pos := f.position(item)
-		if network, unusable := Unusable(p); unusable && field.Key == "addresses" {
-			f.report(Error, "invalidEntry", item, "%s is in %s: no node can use such an address", CIDR{Prefix: p}.Text(),
-				network)
-		}
 		switch field.Key {
 		case "out":
 			r.Out = append(r.Out, Interface{entry.Value, pos})
@@ -150,24 +145,4 @@ func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
 		f.report(Error, "tooManyEntries", list, "out has %d names, at most %d are possible: use a prefix such as %q", n,
 			maxInterfaces, "veth*")
 	}
-}
-
-// notOfANode has what is not global unicast: unspecified, loopback, link-local,
-// multicast and broadcast addresses.
-var notOfANode = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"),
-	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
-	netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
-}
-
-// Unusable returns the network of which no address can be the source of a node's
-// connections, if all addresses are in one.
-func Unusable(p netip.Prefix) (netip.Prefix, bool) {
-	index := slices.IndexFunc(notOfANode, func(network netip.Prefix) bool {
-		return network.Overlaps(p) && network.Bits() <= p.Bits()
-	})
-	if index < 0 {
-		return netip.Prefix{}, false
-	}
-	return notOfANode[index], true
 }

@@ -53,16 +53,6 @@ func hints(p nft.Policy) (found config.Problems) {
 	for _, f := range p.Families {
 		blocks += p.PortBlocks(f.IPv6).Count()
 		found = append(found, health.Exempt(f)...)
-		for _, c := range f.SNATAddresses().CIDRs {
-			if network, unusable := config.Unusable(c.Prefix); unusable { // in snatRules it is an error
-				problem := cli.Problem(config.Warning, "snat-address-unusable",
-					"%s: %s is in %s: no reply returns to such an address, so it is never used", config.KeySNATAddresses,
-					c.Text(), network)
-				problem.Pos = c.Pos
-				found = append(found, problem)
-				break
-			}
-		}
 	}
 	const plenty = 1000 // more than eight new connections a second to one destination
 	if blocks > 0 && p.PortsPerPod < plenty {
