@@ -20,8 +20,9 @@ const (
 	LegacyOnly                // only those
 )
 
-// Cleanup removes rules in one transaction, and returns the names of what it
-// removed.
+// Cleanup removes rules in one transaction, then the table of a trace, and returns the names of what it removed. If the
+// kernel rejects the first, nothing was removed; if only the trace stays, the error comes with the names of the rest.
+// Next to programs that write all the time the error is [nfnetlink.ErrBusy].
 func (k *Kernel) Cleanup(ctx context.Context, removal Removal) (removed []string, err error) {
 	var s *State
 	err = nfnetlink.Again(ctx, func() error {
@@ -32,15 +33,18 @@ func (k *Kernel) Cleanup(ctx context.Context, removal Removal) (removed []string
 		removed = names(s.Differences())
 		return s.metOthers(s.carryOut(ctx))
 	})
-	if err == nil && removal != LegacyOnly {
-		var traced bool
-		traced, err = RemoveTrace(k.In(ctx))
-		if traced {
-			removed = append(removed, traceName)
-		}
-	}
 	if err != nil {
 		return nil, fmt.Errorf("remove: %w", err)
+	}
+	if removal == LegacyOnly {
+		return removed, nil
+	}
+	traced, err := RemoveTrace(k.In(ctx))
+	if err != nil {
+		return removed, fmt.Errorf("remove %s: %w", traceName, err)
+	}
+	if traced {
+		removed = append(removed, traceName)
 	}
 	return removed, nil
 }

@@ -2,7 +2,8 @@
 // table, reads the table in the kernel, compares it with the wanted one, and plans
 // repairs.
 //
-// Compiling (compile.go, nodes.go, enforce.go, snat.go, text.go) is pure. [Read] reads
-// (read.go, elements.go), differences.go compares, stage.go fills sets, and switch.go plans the
-// transaction that changes what packets see. Package kernel commits.
+// Compiling is pure: compile.go has the table, nodes.go what its rules consist of, snat.go, blocks.go, enforce.go and
+// untranslated.go the chains of some keys, and text.go the table as text. [Read] reads the table (read.go), and reads
+// and compares elements (elements.go); differences.go compares everything else. stage.go fills sets, and switch.go
+// decides which chains differ and plans the transaction that changes what packets see. Package kernel commits.
 package native

@@ -14,8 +14,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A State is our table as the kernel has it, and the wanted one. It implements
-// [nft.KernelState], [nft.Rewriter] and [nft.Replacer].
+// A State is our table as the kernel has it, and the wanted one. It implements [nft.KernelState] and [nft.Replacer].
 type State struct {
 	conn  *nfnetlink.Conn
 	want  *nft.Table // nil: none

@@ -163,7 +163,7 @@ func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Si
 			b.DelChain(got.ID())
 		}
 		b.AddChain(w.KernelChain(*s.want))
-		if got == nil { // another agent may have created it since
+		if got == nil { // Stage, or another agent, may have created the chain since the table was read
 			b.FlushChain(w.KernelChain(*s.want).ID())
 		}
 	}

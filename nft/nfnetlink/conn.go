@@ -281,13 +281,9 @@ func size(msgs []netlink.Message) int {
 	return n
 }
 
-// outcome reads the kernel's replies to a transaction. These are errors only, so
-// a request is sent after the transaction, whose reply marks the end:
-// acknowledging every message could overrun the receive buffer and would then
-// hide whether the transaction took effect.
-//
-// After a successful transaction the kernel also echoes the sets created with the
-// echo flag, with their handles.
+// outcome reads the kernel's replies to a transaction: errors and, after success, the tables and sets that it created,
+// with their handles (flag ECHO). Messages are not acknowledged one by one, because that could overrun the receive
+// buffer and hide the outcome. So a request is sent after the transaction, and its reply marks the end.
 func (c *Conn) outcome(nl *netlink.Conn, b *Batch, sent []netlink.Message) error {
 	marker, err := nl.Send(message(unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETGEN, 0, nil))
 	if err != nil {

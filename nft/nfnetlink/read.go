@@ -209,7 +209,7 @@ type Element struct {
 	Value []byte // of a map, unless it is a verdict map
 	Code  int32  // the verdict
 	Chain string // of a jump or goto
-	// Conditional means that it has a timeout or other state.
+	// Conditional means that it has a timeout, other state, or the end of an interval of a concatenation.
 	Conditional bool
 }
 
@@ -242,8 +242,8 @@ func parseElement(b Attrs) (e Element) {
 	return e
 }
 
-// Objects lists the stateful objects of a table. A table that does not exist has
-// none.
+// Objects lists the stateful objects of a table. If the table does not exist, it has none, or the error satisfies
+// [IsNotExist].
 func (c *Conn) Objects(family Family, table string) ([]Object, error) {
 	var a Attrs
 	a.str(unix.NFTA_OBJ_TABLE, table)
