@@ -243,8 +243,8 @@ func every(interval, from, to int, format string) (steps []string) {
 	return steps
 }
 
-// The steps of testdata/settle.txt are "MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD CONTENT" for one at each of
-// these times, which %d is. What is delivered has its time.
+// The steps of testdata/settle.txt are "MILLISECONDS WORD CONTENT", or "FROM-TO/INTERVAL WORD CONTENT" for one at
+// each of these times, which %d is. What is delivered has its time.
 func TestContentIsDeliveredWhenSettled(t *testing.T) {
 	script.Golden(t, "testdata/settle.txt", *update, func(t *testing.T, c *script.Case) {
 		synctest.Test(t, func(t *testing.T) {

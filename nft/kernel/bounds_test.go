@@ -92,11 +92,11 @@ func pauses() []time.Duration {
 	return []time.Duration{0, 200 * time.Millisecond, 50 * time.Millisecond, 5 * time.Millisecond}
 }
 
-// What SPEC promises, less the time until the agent sees it. Only LONG=1 runs it, and prints a table with a row for each
-// combination; -run 'Bound/nftables/3_CIDRs/plain/5ms' runs a part. Mode iptables-nft has at most 1,000 CIDRs.
+// What SPEC promises, less the time until the agent sees it. Only LONG=1 runs it, and prints a table with a row for
+// each combination; -run 'Bound/nftables/3_CIDRs/plain/5ms' runs a part. Mode iptables-nft has at most 1,000 CIDRs.
 func TestEachOperationIsWithinItsBound(t *testing.T) {
-	table := newTable(t, "mode | CIDRs | config | a commit every", "start", "change", "heal a chain", "heal the base chain",
-		"another address", "other addresses", "check of rules", "check of all")
+	table := newTable(t, "mode | CIDRs | config | a commit every", "start", "change", "heal a chain",
+		"heal the base chain", "another address", "other addresses", "check of rules", "check of all")
 	sizes := map[nft.Mode][]int{nft.ModeNFTables: {3, 10_000, 100_000}, nft.ModeIPTables: {3, 1_000}}
 	kinds := map[nft.Mode][]string{
 		nft.ModeNFTables: {"plain", "portsPerPod 250", "64 snatRules"}, nft.ModeIPTables: {"plain"},

@@ -31,7 +31,7 @@ func (k *Kernel) Cleanup(ctx context.Context, removal Removal) (removed []string
 			return err
 		}
 		removed = names(s.Differences())
-		return s.metOthers(s.carryOut(ctx))
+		return s.retryIfOthersWrote(s.stageAndSwitch(ctx))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("remove: %w", err)

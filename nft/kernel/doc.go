@@ -7,9 +7,10 @@
 // the old rules stay.
 //
 // Other programs may write at the same time. Chains are written as a whole and by their names, which is right
-// whatever others have committed. A transaction that needs more, such as the sets that were filled for it, has that as a
-// condition: it is checked right before, and the kernel rejects the transaction if anybody has committed since; then
-// both are repeated, for a few seconds. A difference counts if no other program wrote meanwhile, or if two reads agree.
+// whatever others have committed. A transaction that needs more, such as the sets that were filled for it, has that
+// as a condition: it is checked right before, and the kernel rejects the transaction if anybody has committed since;
+// then both are repeated, for a few seconds. A difference counts if no other program wrote meanwhile, or if two reads
+// agree.
 //
 // Errors from the kernel wrap their errno; [Hint] explains what they usually mean.
 package kernel

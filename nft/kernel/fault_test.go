@@ -507,10 +507,10 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 	}
 }
 
-// A change of a set takes two transactions, and the outcome of each is asked for. Before the second one, the generation,
-// the table and its sets are read, after an empty transaction. The others read: the generation, after which an empty transaction takes two, the table, its chains, the rules
-// of each chain, sets, counters, and without a change the elements of each set; a full check also
-// the table of a trace.
+// A change of a set takes two transactions, and the outcome of each is asked for. Before the second one, the
+// generation, the table and its sets are read, after an empty transaction. The others read: the generation, after
+// which an empty transaction takes two, the table, its chains, the rules of each chain, sets, counters, and without a
+// change the elements of each set; a full check also the table of a trace.
 func TestRequestsOfAnApplyAreFew(t *testing.T) {
 	for _, tt := range []struct {
 		mode         nft.Mode

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -20,8 +18,7 @@ import (
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
 	xtables        func() ([]xtables.LegacyTable, error) // of the thread's namespace
-	// right is the ruleset that the last Apply left in the kernel, none after one that failed.
-	right nft.Ruleset
+	lastApplied    nft.Ruleset                           // in the kernel; none after an Apply that failed
 }
 
 // Open returns the ruleset of the network namespace in which the first request is
@@ -64,7 +61,7 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 
 // Read reads the kernel, to compare it with the wanted ruleset without writing.
 func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth nft.Depth) (*State, error) {
-	s, _, err := k.look(ctx, want, depth)
+	s, _, err := k.readAndCompare(ctx, want, depth)
 	return s, err
 }
 
@@ -95,21 +92,21 @@ type Applied struct {
 // wanted the same policy.
 func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (a Applied, err error) {
 	start := time.Now()
-	if depth == nft.Frame && !k.right.SamePolicy(want) {
+	if depth == nft.Frame && !k.lastApplied.SamePolicy(want) {
 		depth = nft.Contents
 	}
-	s, found, err := k.look(ctx, want, depth)
+	s, found, err := k.readAndCompare(ctx, want, depth)
 	a.Differences = texts(found)
 	if err != nil {
 		if !Delayed(err) {
-			k.right = nft.Ruleset{}
+			k.lastApplied = nft.Ruleset{}
 		}
 		return a, err
 	}
 	a.Read = s.generation
 	a.Generation = s.generation
 	if len(found) > 0 {
-		k.right = nft.Ruleset{}
+		k.lastApplied = nft.Ruleset{}
 		if err := k.write(ctx, s, found, &a); err != nil {
 			return Applied{Differences: a.Differences}, err
 		}
@@ -118,15 +115,15 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 	if depth >= nft.Everything {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
-	k.right = want
+	k.lastApplied = want
 	a.Took = time.Since(start)
 	return a, nil
 }
 
-// look reads the kernel and compares. Another program's transaction can make a
+// readAndCompare reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
 // if two reads agree. What other agents left is looked for once.
-func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
+func (k *Kernel) readAndCompare(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
 	diffs []nft.Difference, err error,
 ) {
 	var last []string
@@ -140,7 +137,7 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s
 		if len(diffs) == 0 {
 			return nil
 		}
-		generation, err := k.ended(diffs)
+		generation, err := k.generationAfter(diffs)
 		found := texts(diffs)
 		if err == nil && generation != s.generation && !slices.Equal(found, last) {
 			last = found
@@ -151,90 +148,15 @@ func (k *Kernel) look(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s
 	return s, diffs, err
 }
 
-// write removes differences.
-func (k *Kernel) write(ctx context.Context, s *State, found []nft.Difference, a *Applied) error {
-	c := change{kernel: k, state: s, found: found}
-	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
-	a.Recreated = c.recreated
-	a.Generation = c.generation
-	return err
-}
-
-// A change is the way to the wanted ruleset: sets are filled, chains are written with a switch to these sets, or our
-// table is replaced. Each of its transactions is right whatever other programs have committed since the kernel was
-// read, or it is rejected; then the kernel is read again, but not what was compared or filled.
-type change struct {
-	kernel     *Kernel
-	state      *State
-	found      []nft.Difference
-	tries      int
-	rejected   []string // the differences of the last try, if the kernel rejected it
-	recreated  bool
-	generation uint32 // at which everything is right; 0: unknown, because the last try compared only a part
-}
-
-// try plans and writes once. It returns [nfnetlink.ErrInterrupted] if it is to be called again.
-func (c *change) try(ctx context.Context) error {
-	c.tries++
-	if c.tries > 1 {
-		if err := c.readAgain(ctx); err != nil || len(c.found) == 0 {
-			return err
-		}
-	}
-	if obstacle := prevented(c.found); obstacle != nil {
-		return obstacle
-	}
-	replacer, replaceable := c.state.wanted.(nft.Replacer)
-	if !hasKind(c.found, nft.Odd) {
-		err := c.state.carryOut(ctx)
-		if err == nil && c.tries == 1 {
-			c.generation = c.state.generation
-		}
-		if !replaceable || c.recreated || !mayComeFromTheTable(err) {
-			return c.state.metOthers(err)
-		}
-		// It may have met what another program was writing. If that is not in the table, it is something else there.
-		found := texts(c.found)
-		if !slices.Equal(found, c.rejected) {
-			c.rejected = found
-			return nfnetlink.ErrInterrupted
-		}
-	}
-	c.state.written = true
-	if err := replacer.Replace(c.state.commit); err != nil {
-		return c.state.metOthers(err)
-	}
-	c.recreated = true
-	return nfnetlink.ErrInterrupted
-}
-
-// readAgain reads what tells whether what was compared and filled is still there.
-func (c *change) readAgain(ctx context.Context) error {
-	s, err := c.kernel.read(ctx, c.state.Want, c.state.depth, c.state)
-	if err != nil {
-		return err
-	}
-	c.state = s
-	c.found = s.Differences()
-	return nil
-}
-
-// ended returns the generation. If we would replace our table, or cannot write, transactions that were not finished
-// have ended then: the kernel counts at once what they add, and lists it from the next generation on.
-func (k *Kernel) ended(diffs []nft.Difference) (uint32, error) {
+// generationAfter returns the generation once differences were read. For those of kinds Odd and Prevented it first
+// waits until transactions in progress end, because the kernel counts what they add before it lists it.
+func (k *Kernel) generationAfter(diffs []nft.Difference) (uint32, error) {
 	if hasKind(diffs, nft.Odd) || hasKind(diffs, nft.Prevented) {
 		if err := k.conn.Settle(); err != nil {
 			return 0, err
 		}
 	}
 	return k.conn.Generation()
-}
-
-// mayComeFromTheTable reports whether a rejection may be due to what another
-// program did to our table, rather than to a missing privilege or memory.
-func mayComeFromTheTable(err error) bool {
-	var rejected *nfnetlink.RejectedError
-	return errors.As(err, &rejected) && !nfnetlink.IsAny(err, unix.ERESTART, unix.EPERM, unix.EACCES, unix.ENOMEM)
 }
 
 // describe adds what was done about differences.
@@ -252,23 +174,9 @@ func (a *Applied) describe(diffs []nft.Difference) {
 	}
 }
 
-func hasKind(diffs []nft.Difference, kind nft.DifferenceKind) bool {
-	return slices.ContainsFunc(diffs, func(d nft.Difference) bool { return d.Kind == kind })
-}
-
 func texts(diffs []nft.Difference) (list []string) {
 	for _, d := range diffs {
 		list = append(list, d.String())
 	}
 	return list
-}
-
-// prevented returns why differences cannot be removed, if so.
-func prevented(diffs []nft.Difference) error {
-	for _, d := range diffs {
-		if d.Err != nil {
-			return d.Err
-		}
-	}
-	return nil
 }

@@ -2,10 +2,6 @@ package kernel
 
 import (
 	"context"
-	"errors"
-	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
@@ -23,8 +19,8 @@ type State struct {
 	modes      []nft.KernelState    // those of the readers, nil if not read
 	wanted     nft.KernelState      // nil: no rules are wanted
 	leftover   []xtables.OlderChain // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
-	stale      bool                 // leftover has changed since it was read
-	written    bool                 // it was tried to write what is wanted
+	findAgain  bool                 // a transaction failed, so leftover may have changed since it was read
+	attempted  bool                 // to write: elements were compared or filled, and are not read again
 }
 
 // A reader reads the rules of a mode.
@@ -39,16 +35,16 @@ func readers() []reader {
 }
 
 // read reads the kernel's state. With an earlier one, what goes is not looked for again, unless it has changed: that
-// takes seconds if the tables are large. If it was tried to write that state, no rules and no elements are read, either:
-// they were compared then, or written.
+// takes seconds if the tables are large. If it was tried to write that state, no rules and no elements are read,
+// either: they were compared then, or written.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
 		return nil, err
 	}
-	staged := earlier != nil && earlier.written
-	if !staged {
+	reuse := earlier != nil && earlier.attempted
+	if !reuse {
 		if err := c.AwaitCommit(); err != nil {
 			return nil, err
 		}
@@ -56,11 +52,11 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
 		var previous, current nft.KernelState
-		if staged {
+		if reuse {
 			previous = earlier.modes[i]
 		}
-		if r.mode == want.Mode() || depth > nft.Contents {
-			current, err = r.read(c, want, k.right, depth, previous)
+		if r.mode == want.Mode() || depth >= nft.Everything {
+			current, err = r.read(c, want, k.lastApplied, depth, previous)
 			if err != nil {
 				return nil, err
 			}
@@ -70,23 +66,26 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 			s.wanted = current
 		}
 	}
-	// In mode iptables-nft, a policy without IPv6 leaves the chain of one with it.
+	// A policy without IPv6 in mode iptables-nft has no table ip6: our chain there is a leftover.
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
-	switch {
-	case depth < nft.Contents, depth == nft.Contents && !withoutIPv6:
-	case earlier != nil && !earlier.stale:
+	if depth < nft.Everything && !(depth == nft.Contents && withoutIPv6) {
+		return s, nil
+	}
+	if earlier != nil && !earlier.findAgain {
 		s.leftover = earlier.leftover
-		if !staged {
-			s.generation = earlier.generation
+		if !reuse {
+			s.generation = earlier.generation // a state is as old as its oldest part
 		}
-	default:
-		found, err := xtables.FindOlder(c, want)
-		if err != nil {
-			return nil, err
+		return s, nil
+	}
+	found, err := xtables.FindOlder(c, want)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range found {
+		if l.Ours || depth >= nft.TakeOver && l.Kept == "" {
+			s.leftover = append(s.leftover, l)
 		}
-		s.leftover = slices.DeleteFunc(found, func(l xtables.OlderChain) bool {
-			return !l.Ours && (depth < nft.TakeOver || l.Kept != "")
-		})
 	}
 	return s, nil
 }
@@ -126,63 +125,4 @@ func (s *State) Differences() (diffs []nft.Difference) {
 		}
 	}
 	return diffs
-}
-
-// commit sends a transaction. Then the generation of the state is the new one, or 0 if another program may have
-// written, too: the kernel does not count a transaction that changes nothing.
-func (s *State) commit(b *nfnetlink.Batch) error {
-	if b.Len() == 0 {
-		return nil
-	}
-	if err := s.conn.Commit(b); err != nil {
-		return err
-	}
-	alone := b.Generation-s.generation <= 1
-	s.generation = 0
-	if alone && b.Changes() {
-		s.generation = b.Generation
-	}
-	return nil
-}
-
-// metOthers returns [nfnetlink.ErrInterrupted] for a rejection if that may be due to what another program has written
-// since the state was read.
-func (s *State) metOthers(err error) error {
-	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
-		if current, _ := s.conn.Generation(); current != s.generation {
-			return nfnetlink.ErrInterrupted
-		}
-	}
-	return err
-}
-
-// carryOut turns the state into the wanted one.
-func (s *State) carryOut(ctx context.Context) error {
-	s.written = true
-	if s.wanted != nil {
-		if err := s.wanted.Stage(ctx, s.commit); err != nil {
-			return err
-		}
-	}
-	first := &nfnetlink.Batch{}
-	second := &nfnetlink.Batch{}
-	for _, m := range s.modes {
-		if m != nil {
-			m.Switch(first, second)
-		}
-	}
-	xtables.RemoveOlder(s.leftover, first)
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	err := s.commit(first)
-	s.stale = err != nil && !errors.Is(err, unix.ERESTART)
-	if s.stale && len(s.leftover) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
-		return nfnetlink.ErrInterrupted // of what goes, something has gone, or has come
-	}
-	if err != nil || second.Len() == 0 {
-		return err
-	}
-	nfnetlink.AwaitPackets()
-	return s.commit(second)
 }

@@ -65,7 +65,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		if f.Translates() {
 			translate = continueIn(snatChain(f))
 		}
-		base.Rules = append(base.Rules, rulesOf(f, translate)...)
+		base.Rules = append(base.Rules, familyRules(f, translate)...)
 	}
 	for _, u := range blockUses(p) {
 		t.Sets = append(t.Sets, u.sets()...)
@@ -79,7 +79,8 @@ func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
 	return len(p.Ports) > 0 && p.PortBlocks(f.IPv6).Count() == 0
 }
 
-// masqueradeOf masquerades the node's own connections of a family, and all.
+// masqueradeOf returns the statements that masquerade a family's connections: those that the node itself opened, and
+// any.
 func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Node) {
 	switch plain := masquerade(p.RandomFully, nil); {
 	case p.PortBlocks(f.IPv6).Count() > 0:
@@ -94,9 +95,9 @@ func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Node) {
 // hashComment is the beginning of the last rule's comment.
 const hashComment = "config "
 
-// rulesOf returns the rules for a connection's first packet; the first rule that
+// familyRules returns the rules for a connection's first packet; the first rule that
 // matches applies.
-func rulesOf(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
+func familyRules(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
 	rules := []nft.Rule{{
 		Nodes:   []nft.Node{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},
 		Comment: "to this node",

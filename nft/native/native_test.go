@@ -625,8 +625,9 @@ func tampered() map[string]nft.Ruleset {
 	}
 }
 
-// The files of testdata/tamperings have the script of an attacker, and all differences that have to be found ("…" stands
-// for any others, or for any rest of one), or a part of one. If it cannot be written over, the table is replaced.
+// The files of testdata/tamperings have the script of an attacker, and all differences that have to be found ("…"
+// stands for any others, or for any rest of one), or a part of one. If it cannot be written over, the table is
+// replaced.
 func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")

@@ -10,23 +10,24 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Switch implements [nft.KernelState]. If another mode is wanted, our table is
-// deleted in a later transaction: otherwise a packet that has passed the still
+// Switch implements [nft.KernelState]. The chains that differ are written in the first transaction, which is valid only
+// while the sets that Stage filled are still there. They are written as a whole and by their names, which is right
+// whatever others have committed.
+//
+// If no rules of this mode are wanted, our table is deleted; if another mode takes over, in the second transaction:
+// otherwise a packet that has passed the still
 // empty iptables chain could reach our own chain when it is empty already,
 // because each base chain determines separately which rules are current. Until
 // then both modes apply, with the old verdict or the new one. In the other
 // direction, a packet reaches the chain that is emptied first, and sees both or
 // one, never neither.
-//
-// Chains are written as a whole and by their names, which is right whatever others have committed, but only
-// next to the sets that were filled for them.
 func (s *State) Switch(first, second *nfnetlink.Batch) {
 	switch {
 	case s.want != nil:
 		if len(s.filled) > 0 {
 			first.Require(sameSets{s.table.Table, s.filled})
 		}
-		s.write(first, second)
+		s.planSwitch(first, second)
 	case !s.table.exists:
 	case s.last:
 		second.DelTable(s.table.Family, s.table.Name)
@@ -35,12 +36,12 @@ func (s *State) Switch(first, second *nfnetlink.Batch) {
 	}
 }
 
-// An oddTable is our table if it seems to have something that the kernel does not list. It counts at once what another
-// program adds, but lists it when that has committed: only a read between two commits shows that it does not.
-type oddTable struct{}
+// stillOdd is the condition that our table has, at this generation too, something that the kernel counts but does not
+// list. The kernel counts at once what another program is adding, but lists it only when that has committed.
+type stillOdd struct{}
 
 // Check implements [nfnetlink.Condition].
-func (oddTable) Check(c *nfnetlink.Conn) error {
+func (stillOdd) Check(c *nfnetlink.Conn) error {
 	current := newTable()
 	if err := current.read(c); err != nil {
 		return err
@@ -78,12 +79,13 @@ func (x sameSets) Check(c *nfnetlink.Conn) error {
 	return nil
 }
 
-// write replaces all rules of the chains that are not as they are to be, and deletes what the wanted table does
-// not have: in the same transaction, because packets on their way through the old rules still see
-// those of a chain that is deleted with them, and the elements of a set. Not so those of a map,
-// which the kernel makes inactive at once, nor the rules of a base chain that they only come to. If
-// one of these has to go, nothing goes before no packet is on its way, and chains keep their rules.
-func (s *State) write(first, second *nfnetlink.Batch) {
+// planSwitch replaces all rules of the chains that differ, and deletes what the wanted table does not have. Deletions
+// are normally in the first transaction: a packet that is in the old rules still sees them, also in a chain that is
+// deleted with them, and the elements of a set. Two things are different. The kernel makes the elements of a map
+// inactive at once, and a packet may not have reached a base chain yet. If a map in use or a base chain has to go,
+// all deletions are in the second transaction, which is sent when no packet is in the old rules any more. Until then,
+// obsolete chains keep their rules.
+func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 	t := *s.want
 	sides := nft.Sides{}
 	for _, w := range t.Sets {
@@ -119,7 +121,7 @@ func (s *State) write(first, second *nfnetlink.Batch) {
 			chains = append(chains, w)
 		}
 	}
-	s.writeChains(first, chains, sides)
+	s.planChains(first, chains, sides)
 	for _, chain := range obsolete {
 		deletions.FlushChain(chain)
 	}
@@ -150,8 +152,8 @@ func (s *State) hasChain(w nft.Chain, sides nft.Sides) bool {
 	return nft.SameRules(w.Bytecode(*s.want, sides), got.rules)
 }
 
-// writeChains writes chains with all of their rules, whichever of them the kernel has.
-func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sides) {
+// planChains writes chains with all of their rules, whichever of them the kernel has.
+func (s *State) planChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sides) {
 	for _, w := range chains {
 		if got := s.table.chains[w.Name]; got != nil {
 			b.FlushChain(got.ID())
@@ -168,13 +170,13 @@ func (s *State) writeChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Si
 		}
 	}
 	for _, w := range chains {
-		b.Append(s.rulesOf(w, sides))
+		b.Append(s.encodedRules(w, sides))
 	}
 }
 
-// rulesOf returns the rules of a chain. They are encoded once for all attempts, because others may commit while this
-// takes its time.
-func (s *State) rulesOf(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
+// encodedRules returns the rules of a chain. They are encoded once for all attempts, because others may commit while
+// this takes its time.
+func (s *State) encodedRules(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
 	if s.encoded == nil || !maps.Equal(s.encodedFor, sides) {
 		s.encoded = map[string]*nfnetlink.Batch{}
 		s.encodedFor = maps.Clone(sides)
@@ -190,13 +192,14 @@ func (s *State) rulesOf(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
 	return b
 }
 
-// Replace implements [nft.Replacer]: other programs' maps, objects and chains in our
-// table may refer to what has to go, and flags of the table cannot be changed. Packets of
-// that moment may find the new sets empty.
+// Replace implements [nft.Replacer]: it deletes our table and creates the wanted one in one transaction; packets of
+// that moment may find the new sets empty. It is for what cannot be deleted alone: flags of the table, and other
+// programs' maps, objects and chains that refer to ours. If a set has statements, Replace only deletes the table, and
+// the caller's next attempt creates it: until then there are no rules.
 func (s *State) Replace(commit nft.Commit) error {
 	b := &nfnetlink.Batch{}
 	if s.table.hides() && len(s.table.odd()) == 1 {
-		b.Require(oddTable{})
+		b.Require(stillOdd{})
 	}
 	if s.table.exists {
 		b.DelTable(s.want.Family, s.want.Name)
@@ -214,7 +217,7 @@ func (s *State) Replace(commit nft.Commit) error {
 	for _, w := range s.want.Sets {
 		fresh.addElements(b, w, 0, w.Len())
 	}
-	fresh.write(b, b)
+	fresh.planSwitch(b, b)
 	if err := commit(b); err != nil {
 		return err
 	}

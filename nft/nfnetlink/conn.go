@@ -167,9 +167,9 @@ func generationOf(m netlink.Message) uint32 {
 	return Attrs(m.Data[headerLen:]).Uint32(unix.NFTA_GEN_ID)
 }
 
-// Commit sends the batch as one transaction, which the kernel accepts or rejects
-// as a whole. If the batch has conditions, they hold when it takes effect: they are checked right before, and the kernel
-// rejects it with ERESTART if the ruleset has another generation by then.
+// Commit sends the batch as one transaction, which the kernel accepts or rejects as a whole. If the batch has
+// conditions, they hold when it takes effect: they are checked right before, and the kernel rejects it with ERESTART
+// if the ruleset has another generation by then.
 //
 // The error wraps the kernel's errno (errors.Is) and names the message that was
 // rejected. After ENOBUFS it is unknown whether the transaction took effect.

@@ -66,8 +66,8 @@ func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 	}
 }
 
-// During returns a context for a pass of an observer that has seen a view. It ends when the loop decides another policy,
-// to which the pass gives way.
+// During returns a context for a pass of an observer that has seen a view. It ends when the loop decides another
+// policy, to which the pass gives way.
 func (a *Agent) During(ctx context.Context, seen View) (context.Context, context.CancelFunc) {
 	this, cancel := context.WithCancel(ctx)
 	go func() {

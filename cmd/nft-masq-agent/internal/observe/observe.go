@@ -18,7 +18,9 @@ import (
 const HistoryPath = "/history"
 
 // All returns the observers of an agent.
-func All(a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems) []agent.Observer {
+func All(
+	a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems,
+) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
 	a.Tell(healthy.known)
 	evidence := &connections{Agent: a, host: h}
