@@ -229,7 +229,7 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 		}
 	}
 	v.attempt.took = time.Since(start)
-	v.attempt.cost = a.in.Processor() - spent
+	v.attempt.cost = a.schedule.cost(spent, a.in.Processor())
 	a.plan(&v, previous, depth)
 	// First the state, then the log: a reader of the line finds us ready.
 	a.state.Store(&v)

@@ -81,3 +81,19 @@ func TestProcessorTimeIsThatOfWorkAndNotOfWaiting(t *testing.T) {
 		t.Errorf("200 ms of sleep took %s of processor time", used)
 	}
 }
+
+// Garbage that a check leaves, and that the program wakes up, costs processor time outside of the check. What
+// observers do meanwhile is not charged to it.
+func TestACheckIsChargedForWhatItCausesUpToHalfAsMuch(t *testing.T) {
+	s := &schedule{}
+	for _, tt := range []struct{ begun, ended, cost time.Duration }{
+		{0, 1000, 1000}, // nothing has happened before
+		{1200, 2200, 1200},
+		{2200, 3200, 1000},
+		{9000, 10_000, 1500}, // an observer has computed
+	} {
+		if cost := s.cost(tt.begun, tt.ended); cost != tt.cost {
+			t.Errorf("from %d to %d: %d, want %d", tt.begun, tt.ended, cost, tt.cost)
+		}
+	}
+}

@@ -34,9 +34,10 @@ const (
 // or the last one that did so was too costly.
 type schedule struct {
 	rules, elements check
-	everything      uint32    // generation at which other modes and older agents were looked for; 0: unknown
-	checked         time.Time // when either check was
-	addresses       pace      // of events about the addresses of the node
+	everything      uint32        // generation at which other modes and older agents were looked for; 0: unknown
+	checked         time.Time     // when either check was
+	addresses       pace          // of events about the addresses of the node
+	spent           time.Duration // processor time of this process at the end of the last event
 
 	ticker *time.Ticker // compares the generation
 	timer  *time.Timer  // the next full check, or the next try
@@ -184,6 +185,14 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	case v.attempt.reason != onDrift || previous.failure == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}
+}
+
+// cost returns the processor time of an event that began and ended at a time of the process. With it goes what it has
+// caused since the last one outside of the loop, up to half as much: that the program wakes up, and collects garbage.
+func (s *schedule) cost(begun, ended time.Duration) time.Duration {
+	since := ended - s.spent
+	s.spent = ended
+	return min(since, (ended-begun)*3/2)
 }
 
 // charge charges what others have caused to the pace of its depth. It reports whether repairs are slowed down from now

@@ -45,7 +45,7 @@ type attempt struct {
 	depth   nft.Depth       // of what was compared
 	read    bool            // a new content of the config
 	took    time.Duration   // including everything that was read
-	cost    time.Duration   // processor time
+	cost    time.Duration   // processor time, as by [schedule.cost]
 	applied *kernel.Applied // nil if nothing was compared, or that failed
 	err     error           // because of which it failed
 	differs bool            // then the rules differ from the wanted ones, as far as they could be read
