@@ -286,3 +286,43 @@ func TestDestinationsWithoutAnswersAreSeenInRealConnections(t *testing.T) {
 		t.Errorf("%+v", e.Unanswered)
 	}
 }
+
+// Whatever keeps replies from masqueraded connections, it is one line, not one for each destination.
+func TestAnUplinkWithoutRepliesIsOneLine(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		breaks func(n trafficNode)
+		silent bool
+	}{
+		{"nothing is wrong", func(trafficNode) {}, false},
+		{"the next hop is gone", func(n trafficNode) {
+			nfttest.Run(t, n.NS, "", "ip", "route", "add", "203.0.113.0/24", "via", "192.0.2.77")
+		}, true},
+		{"replies are in another zone", func(n trafficNode) {
+			n.nft("table ip z { chain c { type filter hook prerouting priority raw; iifname eth0 ct zone set 7; }; }")
+		}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			n := newTrafficNode(t)
+			want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+			tt.breaks(n)
+			for i := range 6 {
+				_, err := n.top.Send(nfttest.Flow{
+					Proto: nfttest.UDP, From: n.top.Pod, Answered: true, Timeout: 200 * time.Millisecond,
+					Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(9 + i)}), 53),
+				})
+				if err != nil && !errors.Is(err, nfttest.ErrNotSeen) {
+					t.Fatal(err)
+				}
+			}
+			n.check(n.NS.Sysctl("net.netfilter.nf_conntrack_udp_timeout", "60")) // as if the packets were older
+			e := n.gathered(want.Policy, conntrack.History{})
+			silent := len(e.Unanswered) == 1 && !e.Unanswered[0].To.IsValid()
+			if silent != tt.silent || !tt.silent && len(e.Unanswered) > 0 {
+				t.Errorf("%v", e.Unanswered)
+			}
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -285,15 +286,21 @@ func (n trafficNode) traced(src netip.Addr, dst netip.AddrPort, proto nfttest.Pr
 	ctx, cancel := context.WithCancel(n.t.Context())
 	defer cancel()
 	sent := make(chan struct{})
+	ready := func() {
+		go func() {
+			defer close(sent)
+			send()
+			// A packet that a device drops is met by no chain. What others meet is told at once.
+			time.AfterFunc(nfttest.Patient(time.Second/8), cancel)
+		}()
+	}
 	none = n.Do(func() (err error) {
-		trace, err = nftrace.Run(ctx, query, func() {
-			go func() {
-				defer close(sent)
-				send()
-				// A packet that a device drops is met by no chain. What others meet is told at once.
-				time.AfterFunc(nfttest.Patient(time.Second/8), cancel)
-			}()
-		})
+		trace, err = nftrace.Run(ctx, query, ready)
+		for errors.Is(err, nftrace.ErrRunning) && ctx.Err() == nil {
+			// A program that is just being started keeps the lock of the trace before open.
+			runtime.Gosched()
+			trace, err = nftrace.Run(ctx, query, ready)
+		}
 		return err
 	})
 	if none != nil && !errors.Is(none, nftrace.ErrNoPacket) {

@@ -297,6 +297,11 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		dated[i].Timeout = 119
 		dated[i].Started = time.Now().Add(-20 * time.Second)
 	}
+	filtered := opened(tcp, "10.9.0.9:80", "", 20, 0)
+	for i := range filtered {
+		filtered[i].State = "SYN_RECV"
+		filtered[i].Timeout = 45
+	}
 	var internet []Entry
 	for _, dst := range []string{"203.0.113.1:80", "203.0.113.2:80", "203.0.113.3:80"} {
 		internet = append(internet, opened(tcp, dst, "192.0.2.1", 0, 3)...)
@@ -325,6 +330,7 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 			"syslog to a host that answers otherwise",
 			slices.Concat(opened(udp, "10.9.0.9:514", "", 0, 50), opened(tcp, "10.9.0.9:80", "", 5, 0)), "",
 		},
+		{"SYN+ACK is dropped later", filtered, "10.9.0.9 answered 0 of 20"},
 		{"masqueraded", opened(tcp, "203.0.113.1:80", "192.0.2.1", 0, 20), ""},
 		{"translated by another program", opened(tcp, "10.9.0.9:80", "192.0.2.1", 0, 20), ""},
 		{"uplink", slices.Concat(silent, internet), "0 of 9 masqueraded IPv4"},

@@ -43,6 +43,9 @@ func (u Unanswered) Remedy() string {
 	return "check the uplink of this node: its next hop, its address, the way back, and firewalls"
 }
 
+// synReceived is for how many seconds a connection is kept after a SYN+ACK, unless that is configured otherwise.
+const synReceived = 60
+
 // silentAfter is for how many seconds a connection has no reply before it counts as silent.
 const silentAfter = 10
 
@@ -82,13 +85,15 @@ func newReplies(timeouts map[uint8]uint32) *replies {
 // see counts an entry. Connections of which a translation hides who answers are left out: those that
 // contradict the policy.
 func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
-	answered := e.Status&SeenReply != 0
+	// A SYN+ACK may have been dropped behind connection tracking, such as by a strict reverse path filter.
+	answered := e.Status&SeenReply != 0 && e.State != "SYN_RECV"
 	port := uint16(0)
 	if e.Original.Protocol == unix.IPPROTO_UDP {
 		port = e.Destination().Port()
 		r.answering[port] = r.answering[port] || answered
 	}
-	if found != Agrees || !answered && !r.isSilent(e) {
+	opening := e.State == "" || e.State == "SYN_SENT" || e.State == "SYN_RECV"
+	if found != Agrees || !answered && (!opening || !r.isSilent(e)) {
 		return
 	}
 	destinations := r.exempt
@@ -114,13 +119,14 @@ func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 // isSilent reports whether an entry without a reply is older than ten seconds: by the time that it
 // began, or because it had no packet for that long.
 func (r *replies) isSilent(e *Entry) bool {
-	if e.Original.Protocol == unix.IPPROTO_TCP && e.State != "SYN_SENT" {
-		return false
-	}
 	if !e.Started.IsZero() {
 		return time.Since(e.Started) > silentAfter*time.Second
 	}
-	return e.Timeout+silentAfter < r.timeouts[e.Original.Protocol]
+	limit := r.timeouts[e.Original.Protocol]
+	if e.State == "SYN_RECV" {
+		limit = synReceived
+	}
+	return e.Timeout+silentAfter < limit
 }
 
 // unanswered returns the families whose uplinks are silent, and the destinations of others that do not answer.
