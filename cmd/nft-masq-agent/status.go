@@ -128,8 +128,8 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	f.Full = answer.FullestPorts(tally)
 }
 
-// evidence compares open connections with the policy in force. The agent knows which of them are older than that; without
-// one, that is not known.
+// evidence compares open connections with the policy in force. The agent knows which of them are older than that;
+// without one, that is not known.
 func (s *session) evidence(ctx context.Context, p nft.Policy, h conntrack.History, questions ...conntrack.Question) (
 	found conntrack.Evidence, err error,
 ) {

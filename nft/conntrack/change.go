@@ -40,8 +40,9 @@ func (c Change) Outdated(e *Entry) bool {
 	return agreed
 }
 
-// Delete deletes the doomed connections in one pass, and asks about each one again right before that. Their next packets
-// start new connections, to which the current rules apply. It ends with the context, and returns how many it deleted.
+// Delete deletes the doomed connections in one pass, and asks about each one again right before that. Their next
+// packets start new connections, to which the current rules apply. It ends with the context, and returns how many it
+// deleted.
 func (t *Tracker) Delete(ctx context.Context, doomed func(*Entry) bool) (deleted int, err error) {
 	c := t.dial()
 	defer func() { _ = c.Close() }()

@@ -90,8 +90,8 @@ func TestPolicyMatchesThePackets(t *testing.T) {
 	})
 }
 
-// The cases of testdata/explain.txt are configs, and what is asked of each. Each step of the answer names the condition,
-// what it says, where the entry is, and the verdict if it decides.
+// The cases of testdata/explain.txt are configs, and what is asked of each. Each step of the answer names the
+// condition, what it says, where the entry is, and the verdict if it decides.
 func TestExplanationOfEachKindOfCondition(t *testing.T) {
 	script.Golden(t, "testdata/explain.txt", false, func(t *testing.T, c *script.Case) {
 		yaml := ""

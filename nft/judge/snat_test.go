@@ -79,7 +79,8 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	}
 }
 
-// The first packet that an entry is for is asked about: from the source, to its first destination, by its first interface.
+// The first packet that an entry is for is asked about: from the source, to its first destination, by its first
+// interface.
 func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) {
 	list := func(text string) nft.List { return nft.NewList(cases.CIDRs(strings.Fields(text)...)) }
 	ruleOf := func(from, to, out string) nft.SNATRule {

@@ -37,8 +37,8 @@ func (i Interface) Sends() bool { return i.Master == "" || i.MasterKind == "vrf"
 // Interfaces returns the interfaces, by index.
 func Interfaces() ([]Interface, error) { return read("interfaces", reader.interfaces) }
 
-// Toward returns the name of the interface by which packets from a source, or if it is not valid those of the node, leave
-// to a destination: "" if there is no route. A packet with a mark may take another one.
+// Toward returns the name of the interface by which packets from a source, or if it is not valid those of the node,
+// leave to a destination: "" if there is no route. A packet with a mark may take another one.
 func Toward(src, dst netip.Addr) (string, error) {
 	return read("route", func(r reader) string {
 		q := query{src: src, dst: dst, iif: hopOf(r.route(query{dst: src})).index}
