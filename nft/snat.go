@@ -10,8 +10,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A SNATRule is an entry of snatRules as far as it concerns a family, or snatAddresses: an entry
-// without conditions. Its list has the addresses.
+// A SNATRule is the part of an entry of snatRules that concerns one family. snatAddresses is one, too: the
+// last, without conditions, and with Place 0. Its list has the addresses.
 type SNATRule struct {
 	List
 	// Present are the addresses that the node has, sorted. They are no part of the policy: the same
@@ -41,9 +41,10 @@ func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 		if i < len(c.SNATRules) {
 			r.Place = i + 1
 		}
-		other := len(r.CIDRs) == 0 || len(entry.From) > 0 && len(r.Sources.CIDRs) == 0 ||
-			len(entry.To) > 0 && len(r.Destinations.CIDRs) == 0
-		if !other {
+		// A list with entries in the file, but none here, has those of the other family alone: nothing matches.
+		noSource := len(entry.From) > 0 && len(r.Sources.CIDRs) == 0
+		noDestination := len(entry.To) > 0 && len(r.Destinations.CIDRs) == 0
+		if len(r.CIDRs) > 0 && !noSource && !noDestination {
 			rules = append(rules, r)
 		}
 	}

@@ -49,10 +49,12 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	if !p.Families[0].Translates() || none.Families[0].Translates() {
 		t.Error("the node has addresses, or not")
 	}
-	if a, b := p.Families[0].SNATAddresses().Absent(), none.Families[0].SNATAddresses().Absent(); len(a) != 1 || len(b) != 2 {
-		t.Errorf("%v and %v absent", a, b)
+	some, every := p.Families[0].SNATAddresses().Absent(), none.Families[0].SNATAddresses().Absent()
+	if len(some) != 1 || len(every) != 2 {
+		t.Errorf("%v and %v absent", some, every)
 	}
-	if len(p.Families[1].SNATAddresses().Absent()) != 0 || !p.HasSNAT() || (nft.Policy{Families: make([]nft.FamilyPolicy, 2)}).HasSNAT() {
+	empty := nft.Policy{Families: make([]nft.FamilyPolicy, 2)}
+	if len(p.Families[1].SNATAddresses().Absent()) != 0 || !p.HasSNAT() || empty.HasSNAT() {
 		t.Error("HasSNAT, or what is absent of IPv6")
 	}
 	six := nft.NewPolicy(config.Config{EnableIPv6: true, SNATRules: []config.SNATRule{
@@ -68,7 +70,8 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 		}},
 	}, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs("198.51.100.90", "198.51.100.30"))
 	present, absent = four.CountSNATRules()
-	if got := fmt.Sprint(present, absent, four.Families[0].PresentAddresses()); got != "1 0 [198.51.100.30 198.51.100.90]" {
+	got := fmt.Sprint(present, absent, four.Families[0].PresentAddresses())
+	if got != "1 0 [198.51.100.30 198.51.100.90]" {
 		t.Errorf("only of IPv4: %s", got)
 	}
 	a, entries := judge.SourceAddress(none, nft.Connection{

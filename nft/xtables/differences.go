@@ -88,7 +88,7 @@ func (s *State) drift(t *table) (diffs []string) {
 func (t *table) splitJumps() (exact, others []nfnetlink.Rule) {
 	jump := t.want.Chain(Postrouting).Bytecode(t.want, nil)[0]
 	for _, r := range t.jumps {
-		if sameText(r, jump) {
+		if sameExprs(r, jump) {
 			exact = append(exact, r)
 		} else {
 			others = append(others, r)

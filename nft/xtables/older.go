@@ -36,7 +36,7 @@ func leads(r nfnetlink.Rule) bool {
 	return jumps && (slices.Contains(agentChains, target) || agentJump.MatchString(comment(r)))
 }
 
-// A OlderChain is a chain that a masquerade agent left behind, and the jumps to it.
+// An OlderChain is a chain that a masquerade agent left behind, and the jumps to it.
 type OlderChain struct {
 	nfnetlink.Chain
 	// Ours means that it has our signature: an agent of this program wrote it.
@@ -51,16 +51,18 @@ type OlderChain struct {
 	Kept string
 
 	table nfnetlink.Table
-	last  bool     // the table has nothing but POSTROUTING then, which only we can have created
 	rules []uint64 // the handles of its rules
 	jumps []uint64 // those of the agent's rules in POSTROUTING that lead to it
+	// removesTable means that without the chain the table has nothing but POSTROUTING, so that only we can have
+	// created it. It goes with the chain.
+	removesTable bool
 }
 
 // FindOlder finds the chains of masquerade agents that the wanted ruleset does not own, in the tables nat of
 // iptables: those with an agent's name, and those to which an agent's jump leads, which are certainly an
 // agent's only if all of their rules have an agent's comment. Base chains are never an agent's.
 //
-// Other programs may write meanwhile. What Find has missed then, a later call finds.
+// Other programs may write meanwhile. What FindOlder has missed then, a later call finds.
 func FindOlder(c *nfnetlink.Conn, want nft.Ruleset) ([]OlderChain, error) {
 	var all []OlderChain
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
@@ -101,13 +103,14 @@ func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Old
 		}
 	}
 	if len(found) > 0 && !want.HasTable(table) {
-		found[len(found)-1].last = isOnlyOurs(c, table, found)
+		found[len(found)-1].removesTable = hasOnly(c, table, found)
 	}
 	return found, nil
 }
 
-// isOnlyOurs reports whether a table has nothing but these chains of ours, POSTROUTING, and jumps from it.
-func isOnlyOurs(c *nfnetlink.Conn, table nfnetlink.Table, found []OlderChain) bool {
+// hasOnly reports whether all of these chains are ours, and a table has nothing but them, POSTROUTING, and
+// jumps from it.
+func hasOnly(c *nfnetlink.Conn, table nfnetlink.Table, found []OlderChain) bool {
 	jumps := 0
 	for _, l := range found {
 		if !l.Ours {
@@ -190,7 +193,7 @@ func RemoveOlder(chains []OlderChain, b *nfnetlink.Batch) {
 		if int(l.Use) <= len(l.jumps)+len(l.rules) {
 			b.DelChain(l.ID())
 		}
-		if l.last {
+		if l.removesTable {
 			b.DelChain(nfnetlink.ChainID{Family: l.Family, Table: l.Table, Name: Postrouting})
 			b.DelEmptyTable(l.table)
 		}

@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"context"
-	"errors"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -17,18 +16,22 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 			wake.WakeTable(t.Table)
 		}
 	}
-	return errors.Join(ctx.Err(), commit(wake))
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return commit(wake) // which sends nothing if no table is dormant
 }
 
-// Switch implements [nft.KernelState]. If anything differs, our chain is written again as a whole, in both
-// families: another agent may have written the one that was right. That is right at any generation: the chain
-// is named, and the jumps that are deleted by their handles have to be as they were found.
-func (s *State) Switch(now, _ *nfnetlink.Batch) {
-	if len(s.Differences()) > 0 {
-		for _, t := range s.tables {
-			s.writeChain(now, t)
-			s.writeJump(now, t)
-		}
+// Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also
+// where it was correct when it was read: a second agent may have changed it since. This needs no generation, because
+// the chain is named, and the jumps that are deleted by their handles have to be as they were found.
+func (s *State) Switch(first, _ *nfnetlink.Batch) {
+	if len(s.Differences()) == 0 {
+		return
+	}
+	for _, t := range s.tables {
+		s.writeChain(first, t)
+		s.writeJump(first, t)
 	}
 }
 
@@ -79,7 +82,7 @@ func (f foundRule) Check(c *nfnetlink.Conn) error {
 		return err
 	}
 	current, err := c.Rule(f.rule.Family, f.rule.Table, f.rule.Chain, f.rule.Handle)
-	if err == nil && !sameText(current, f.rule) {
+	if err == nil && !sameExprs(current, f.rule) {
 		return nfnetlink.ErrInterrupted
 	}
 	return err

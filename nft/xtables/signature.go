@@ -16,9 +16,9 @@ func (s *State) bytecode(t nft.Table) []nfnetlink.Rule {
 	return rules
 }
 
-// sameText compares rules of the shared tables without user data, in which programs
+// sameExprs compares rules of the shared tables without user data, in which programs
 // keep their own notes.
-func sameText(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
+func sameExprs(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
 
 // jumpOf returns the chain that a jump's comment names, in any version, "" if it is no jump of
 // an agent. The kernel allows longer names than iptables, and than fit our comment.

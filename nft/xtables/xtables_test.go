@@ -1,6 +1,7 @@
 package xtables_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -445,5 +446,17 @@ func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
 		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
 			t.Errorf("CheckChain(%q): %v, want %q", name, err, want)
 		}
+	}
+}
+
+func TestNothingIsStagedForACanceledChange(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := (&xtables.State{}).Stage(ctx, func(*nfnetlink.Batch) error {
+		t.Error("a transaction")
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
