@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -284,12 +282,9 @@ func (f *connectionsFlags) confirm(r *answer.Connections, e environment) error {
 	}
 	_ = cli.Print(e.stderr, false, r.Print)
 	_, _ = fmt.Fprintf(e.stderr, "%s\nDelete them? [y/N] ", deletion)
-	const limit = 100 // bytes of the reply
-	reply, err := bufio.NewReader(io.LimitReader(e.stdin, limit)).ReadString('\n')
-	if err != nil {
-		return errors.New("no answer: nothing was deleted")
-	}
-	switch strings.ToLower(strings.TrimSpace(reply)) {
+	reply := ""
+	_, _ = fmt.Fscanln(e.stdin, &reply)
+	switch strings.ToLower(reply) {
 	case "y", "yes":
 		return nil
 	}

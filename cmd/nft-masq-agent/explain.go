@@ -15,7 +15,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/xtables"
@@ -162,7 +164,7 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 		facts.Policy = &s.Ruleset.Policy
 	}
 	var err error
-	facts.Packet.Src, err = f.choose(dst.Addr())
+	facts.Packet.Src, err = f.choose(facts.Policy, dst.Addr())
 	if err != nil {
 		return facts, err
 	}
@@ -182,9 +184,9 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
-// choose returns the source of the packet to explain: without --from a pod of this node. It is the zero address if
-// there is none: then the packet is the node's own.
-func (f *explainFlags) choose(dst netip.Addr) (netip.Addr, error) {
+// choose returns the source of the packet to explain: without --from a pod of this node, of the policy's if that is
+// known. It is the zero address if there is none: then the packet is the node's own.
+func (f *explainFlags) choose(policy *nft.Policy, dst netip.Addr) (netip.Addr, error) {
 	if f.source.IsValid() {
 		return f.source, nil
 	}
@@ -192,8 +194,14 @@ func (f *explainFlags) choose(dst netip.Addr) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
+	var family nft.FamilyPolicy
+	enabled := false
+	if policy != nil {
+		family, enabled = policy.Family(dst.Is6())
+	}
 	for _, pod := range pods {
-		if pod.Address != dst {
+		packet := nft.Connection{Src: pod.Address, Dst: dst, InInterface: pod.Interface}
+		if pod.Address != dst && (policy == nil || enabled && judge.IsPod(family, packet)) {
 			return pod.Address, nil
 		}
 	}

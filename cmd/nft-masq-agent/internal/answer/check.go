@@ -113,7 +113,7 @@ func (r *Check) Print(t cli.Text) {
 	t.Line("resync        every %s", time.Duration(m.ResyncSeconds*float64(time.Second)))
 	width := 16
 	for _, e := range m.Entries {
-		width = max(width, len(e.Value))
+		width = max(width, min(len(e.Value), 60))
 	}
 	title := ""
 	for _, e := range m.Entries {

@@ -114,10 +114,10 @@ func (d *Diff) value(key, old, current string) {
 func subtract(list, others []Entry) (remaining []Entry) {
 	found := map[[2]string]bool{}
 	for _, e := range others {
-		found[[2]string{e.Key, e.id}] = true
+		found[[2]string{e.Key, e.Value}] = true
 	}
 	for _, e := range list {
-		id := [2]string{e.Key, e.id}
+		id := [2]string{e.Key, e.Value}
 		if !found[id] {
 			remaining = append(remaining, e)
 		}
@@ -134,7 +134,7 @@ func rules(list []Entry) []Entry {
 // moved compares the order of two lists of the same entries, of which the first one that matches applies.
 func (d *Diff) moved(old, current []Entry) {
 	for i, e := range current {
-		position := slices.IndexFunc(old, func(o Entry) bool { return o.id == e.id })
+		position := slices.IndexFunc(old, func(o Entry) bool { return o.Value == e.Value })
 		if position != i {
 			d.Changes = append(d.Changes, Change{
 				Key: e.Key, Kind: "moved", Entry: e.Value, Old: fmt.Sprint(position + 1), New: fmt.Sprint(i + 1),

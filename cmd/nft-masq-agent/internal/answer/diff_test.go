@@ -52,7 +52,7 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 				"[192.0.2.7]}]",
 			"snatRules: [{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
 				"{to: [10.3.0.0/16], out: [eth1], addresses: [192.0.2.8]}]",
-			"snatRules: added to 10.3.0.0/16 by eth1 leaves from 192.0.2.8\n" +
+			"snatRules: added to 10.3.0.0/16 leaves from 192.0.2.8 by eth1\n" +
 				"snatRules: moved entry 2 to 1: from 10.2.0.0/16 leaves from 192.0.2.7\n" +
 				"snatRules: moved entry 1 to 2: from 10.1.0.0/16 leaves from 192.0.2.7",
 		},

@@ -2,7 +2,6 @@ package answer
 
 import (
 	"fmt"
-	"strings"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -20,7 +19,6 @@ type Entry struct {
 	Place config.Position `json:"place,omitzero"`
 
 	title string // of its list
-	id    string // equal entries of a key have the same
 }
 
 // entries returns the entries of a policy: first those that control source address translation, then the
@@ -30,35 +28,33 @@ func entries(p nft.Policy) (list []Entry) {
 	for _, row := range config.Translations() {
 		titles[row.Key] = row.Key + ": " + row.Means
 	}
-	add := func(key, family, value, id string, place config.Position) {
-		list = append(list, Entry{key, family, value, place, titles[key], id})
+	add := func(key, family, value string, place config.Position) {
+		list = append(list, Entry{key, family, value, place, titles[key]})
 	}
 	for _, f := range p.Families {
 		family := nft.FamilyKey(f.IPv6)
 		for _, c := range f.SNATAddresses().CIDRs {
-			text := c.Text()
-			add(config.KeySNATAddresses, family, text, text, c.Pos)
+			add(config.KeySNATAddresses, family, c.Text(), c.Pos)
 		}
 		for _, r := range f.SNATRules() {
-			add(config.KeySNATRules, family, ruleText(r), r.String(), r.Pos)
+			add(config.KeySNATRules, family, r.String(), r.Pos)
 		}
 	}
 	if p.Enforce != nil {
 		value := fmt.Sprintf("true, except for marks %v", p.Enforce.Marks)
-		add(config.KeyEnforceNonMasquerade, "", value, value, p.Enforce.Pos)
+		add(config.KeyEnforceNonMasquerade, "", value, p.Enforce.Pos)
 	}
 	for _, f := range p.Families {
 		for _, q := range f.Questions {
 			titles[q.Key] = nft.FamilyName(f.IPv6) + " " + q.Key + ": " + q.Means
 			if q.Asks == config.SentByNode {
-				add(q.Key, "", "false", "false", q.Pos)
+				add(q.Key, "", "false", q.Pos)
 			}
 			for _, i := range q.Interfaces {
-				add(q.Key, "", i.Name, i.Name, i.Pos)
+				add(q.Key, "", i.Name, i.Pos)
 			}
 			for _, c := range q.CIDRs {
-				text := c.String()
-				add(q.Key, nft.FamilyKey(f.IPv6), text, text, c.Pos)
+				add(q.Key, nft.FamilyKey(f.IPv6), c.String(), c.Pos)
 			}
 		}
 	}
@@ -71,19 +67,4 @@ func entryName(r nft.SNATRule) string {
 		return config.KeySNATAddresses
 	}
 	return fmt.Sprintf("entry %d of %s", r.Place, config.KeySNATRules)
-}
-
-// ruleText describes an entry of snatRules, with the first of its addresses.
-func ruleText(r nft.SNATRule) string {
-	var parts []string
-	if len(r.Sources.CIDRs) > 0 {
-		parts = append(parts, "from "+listed(config.Texts(r.Sources.CIDRs)))
-	}
-	if len(r.Destinations.CIDRs) > 0 {
-		parts = append(parts, "to "+listed(config.Texts(r.Destinations.CIDRs)))
-	}
-	if len(r.Interfaces) > 0 {
-		parts = append(parts, "by "+strings.Join(config.Names(r.Interfaces), ", "))
-	}
-	return strings.Join(append(parts, "leaves from "+listed(config.Texts(r.CIDRs))), " ")
 }

@@ -331,7 +331,7 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 	}
 	expected := e.words
 	if len(evidence.Endpoints) > 0 {
-		expected = "what the policy says of " + endpoints(evidence)
+		expected = "what the policy says of " + listed(texts(evidence.Endpoints))
 	} else if len(seen) == 1 && answered && evidence.Agrees == 0 {
 		c.sees = seen[0]
 	}
@@ -361,7 +361,7 @@ func (f *ExplainFacts) shown(e expectation) conclusion {
 	switch {
 	case len(evidence.Endpoints) > 0:
 		c.headline = fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another "+
-			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), endpoints(evidence), verb(n, "show"),
+			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), listed(texts(evidence.Endpoints)), verb(n, "show"),
 			listed(texts(evidence.Seen)), verb(n, "agree"))
 	case c.sees.IsValid() && c.sees == e.address:
 		c.headline = fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(n, "agree"))
@@ -372,15 +372,6 @@ func (f *ExplainFacts) shown(e expectation) conclusion {
 	}
 	c.details = f.others()
 	return c
-}
-
-// endpoints lists the destinations to which connections to the address lead.
-func endpoints(evidence conntrack.Count) string {
-	var words []string
-	for _, a := range evidence.Endpoints {
-		words = append(words, End(a))
-	}
-	return strings.Join(words, ", ")
 }
 
 // should is the answer of the policy, which no connection to the address shows.

@@ -188,7 +188,6 @@ func (f *StatusFacts) summary() [][2]string {
 	return [][2]string{
 		{"agent", agent},
 		{"config", f.Config.Hash + ", from " + f.source()},
-		{"kernel", f.installed()},
 		{"connections", connections},
 		{"addresses", cmp.Or(listed(texts(addresses)), "those of the interfaces")},
 		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
@@ -308,8 +307,6 @@ func (f *StatusFacts) installed() string {
 	switch {
 	case f.Kernel.Hash == "":
 		return "none of our rules are installed"
-	case f.Kernel.InSync:
-		return "as the config says, mode " + f.Kernel.Mode
 	case f.Kernel.Hash == f.Config.Hash && f.Kernel.Mode == f.Config.Mode:
 		return fmt.Sprintf("%s is installed, but its rules were changed", f.Kernel.Hash)
 	}
