@@ -58,6 +58,7 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr . tcp dport { 10.9.0.9 . 80, 10.9.0.8 . 80 } accept", true},
 		{"tcp dport . ip daddr { 80 . 10.9.0.9 } accept", true},
 		{"ip saddr . ip daddr { 10.244.0.0/16 . 10.9.0.0/24 } accept", true},
+		{"ip saddr . ip daddr { 10.244.0.0/16 . 10.9.0.9-10.9.0.12 } accept", true},
 		{"ip daddr . tcp dport vmap { 10.9.0.9 . 80 : accept }", true},
 		{"ip daddr vmap { 10.9.0.0/24 : accept, 10.10.0.0/24 : drop }", true},
 		{"ip daddr @plain accept", true},
