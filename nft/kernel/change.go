@@ -71,7 +71,6 @@ func (c *change) try(ctx context.Context) error {
 
 // replaceTable replaces our table. After success it asks for another try, which reads whether the table is right.
 func (c *change) replaceTable(replacer nft.Replacer) error {
-	c.state.attempted = true
 	if err := replacer.Replace(c.state.commit); err != nil {
 		return c.state.retryIfOthersWrote(err)
 	}
@@ -122,7 +121,6 @@ func (s *State) retryIfOthersWrote(err error) error {
 // stageAndSwitch fills new sets, and commits the transaction from which on packets get the wanted verdicts. Once no
 // packet is in the old rules any more, it commits a second one with what had to stay until then.
 func (s *State) stageAndSwitch(ctx context.Context) error {
-	s.attempted = true
 	if s.wanted != nil {
 		if err := s.wanted.Stage(ctx, s.commit); err != nil {
 			return err

@@ -122,17 +122,16 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 
 // readAndCompare reads the kernel and compares. Another program's transaction can make a
 // dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree. What other agents left is looked for once.
+// if two reads agree.
 func (k *Kernel) readAndCompare(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
 	diffs []nft.Difference, err error,
 ) {
 	var last []string
 	err = nfnetlink.Again(ctx, func() error {
-		current, err := k.read(ctx, want, depth, s)
+		s, err = k.read(ctx, want, depth, nil)
 		if err != nil {
 			return err
 		}
-		s = current
 		diffs = s.Differences()
 		if len(diffs) == 0 {
 			return nil

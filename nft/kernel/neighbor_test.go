@@ -419,8 +419,8 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	})
 }
 
-// What an older agent left is looked for once: reading the table takes longer than the time between another program's
-// transactions. Mode iptables-nft also reads its own jumps, until two reads agree.
+// What an older agent left is looked for until two reads agree, and not between the attempts to write: reading the table
+// takes longer than the time between another program's transactions. Mode iptables-nft also reads its own jumps.
 func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
@@ -431,8 +431,8 @@ func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 			do    func(context.Context, *Kernel) ([]string, error)
 			lists int // of the rules of POSTROUTING
 		}{
-			{"nftables", applies(agent.takeOvers()[0].want, nft.TakeOver), 2},
-			{"iptables-nft", applies(agent.takeOvers()[2].want, nft.TakeOver), 2 + 2*len(agent.takeOvers()[2].want.Tables)},
+			{"nftables", applies(agent.takeOvers()[0].want, nft.TakeOver), 4},
+			{"iptables-nft", applies(agent.takeOvers()[2].want, nft.TakeOver), 4 + 2*len(agent.takeOvers()[2].want.Tables)},
 			{"--legacy", cleansUp(WithLegacy), 2},
 			{"--legacy-only", cleansUp(LegacyOnly), 2},
 		} {

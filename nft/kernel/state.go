@@ -20,7 +20,6 @@ type State struct {
 	wanted     nft.KernelState      // nil: no rules are wanted
 	leftover   []xtables.OlderChain // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
 	findAgain  bool                 // a transaction failed, so leftover may have changed since it was read
-	attempted  bool                 // to write: elements were compared or filled, and are not read again
 }
 
 // A reader reads the rules of a mode.
@@ -34,17 +33,15 @@ func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With an earlier one, what goes is not looked for again, unless it has changed: that
-// takes seconds if the tables are large. If it was tried to write that state, no rules and no elements are read,
-// either: they were compared then, or written.
+// read reads the kernel's state. With the one of an earlier attempt to write, it reads no rules and no elements: they
+// were compared then, or written; and what goes is not looked for again, unless it may have changed.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation()
 	if err != nil {
 		return nil, err
 	}
-	reuse := earlier != nil && earlier.attempted
-	if !reuse {
+	if earlier == nil {
 		if err := c.AwaitCommit(); err != nil {
 			return nil, err
 		}
@@ -52,7 +49,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
 		var previous, current nft.KernelState
-		if reuse {
+		if earlier != nil {
 			previous = earlier.modes[i]
 		}
 		if r.mode == want.Mode() || depth >= nft.Everything {
@@ -73,9 +70,6 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 	}
 	if earlier != nil && !earlier.findAgain {
 		s.leftover = earlier.leftover
-		if !reuse {
-			s.generation = earlier.generation // a state is as old as its oldest part
-		}
 		return s, nil
 	}
 	found, err := xtables.FindOlder(c, want)

@@ -232,7 +232,8 @@ func parseElement(b Attrs) (e Element) {
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Value = data.Attr(unix.NFTA_DATA_VALUE)
 			e.Code, e.Chain, _ = parseVerdict(data)
-		case unix.NFTA_SET_ELEM_EXPR, elemExpressions, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
+		case unix.NFTA_SET_ELEM_EXPR, elemExpressions, unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION,
+			unix.NFTA_SET_ELEM_OBJREF:
 			e.Conditional = true
 		case elemKeyEnd:
 			e.Conditional = true
