@@ -361,8 +361,8 @@ func (f *ExplainFacts) shown(e expectation) conclusion {
 	switch {
 	case len(evidence.Endpoints) > 0:
 		c.headline = fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another "+
-			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), listed(texts(evidence.Endpoints)), verb(n, "show"),
-			listed(texts(evidence.Seen)), verb(n, "agree"))
+			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), listed(texts(evidence.Endpoints)),
+			verb(n, "show"), listed(texts(evidence.Seen)), verb(n, "agree"))
 	case c.sees.IsValid() && c.sees == e.address:
 		c.headline = fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(n, "agree"))
 		return c

@@ -34,7 +34,9 @@ func healthy(t *testing.T, text string) *StatusFacts {
 			Pods:  []routes.Pod{{Address: netip.MustParseAddr("10.244.1.7"), Interface: "veth1"}},
 			Links: []routes.Interface{{Name: "lo"}, {Name: "veth1"}, {Name: "eth0"}},
 		},
-		Evidence: &conntrack.Evidence{Counts: []conntrack.Count{{Agrees: 3}}, Sample: conntrack.Sample{Examined: 3, Tracked: 3}},
+		Evidence: &conntrack.Evidence{
+			Counts: []conntrack.Count{{Agrees: 3}}, Sample: conntrack.Sample{Examined: 3, Tracked: 3},
+		},
 	}
 }
 
