@@ -47,7 +47,8 @@ type Count struct {
 	Overruled int
 	// Undated are those that contradict the policy, and it is not known when they began.
 	Undated int
-	// Contradicting are up to three examples of those that contradict: overruled ones, if there are any.
+	// Contradicting are up to three examples of those that contradict: overruled ones first, then undated, then stale
+	// ones.
 	Contradicting []Example
 	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Question].
 	Seen []netip.Addr
@@ -218,16 +219,22 @@ func (c *Count) add(e *Entry, age Age) {
 		}
 		return
 	}
-	if len(c.Contradicting) < maxExamples {
-		c.Contradicting = append(c.Contradicting, newExample(e, age))
-		return
+	c.addExample(newExample(e, age))
+}
+
+// certainty orders examples of what contradicts: another program decided for certain, perhaps, or not.
+var certainty = []Age{AgeOverruled, AgeUndated, AgeStale}
+
+func (c *Count) addExample(x Example) {
+	position := 0
+	for _, other := range c.Contradicting {
+		if slices.Index(certainty, other.Age) <= slices.Index(certainty, x.Age) {
+			position++
+		}
 	}
-	if age != AgeOverruled {
-		return
-	}
-	i := slices.IndexFunc(c.Contradicting, func(x Example) bool { return x.Age != AgeOverruled })
-	if i >= 0 {
-		c.Contradicting[i] = newExample(e, age)
+	if position < maxExamples {
+		c.Contradicting = slices.Insert(c.Contradicting, position, x)
+		c.Contradicting = c.Contradicting[:min(len(c.Contradicting), maxExamples)]
 	}
 }
 

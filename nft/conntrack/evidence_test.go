@@ -234,6 +234,27 @@ func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
 	}
 }
 
+func TestExamplesOfAnotherProgramComeFirst(t *testing.T) {
+	e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:9")
+	for _, tt := range []struct{ ages, want []Age }{
+		{[]Age{AgeStale, AgeOverruled}, []Age{AgeOverruled, AgeStale}},
+		{[]Age{AgeStale, AgeStale, AgeStale, AgeUndated}, []Age{AgeUndated, AgeStale, AgeStale}},
+		{[]Age{AgeUndated, AgeStale, AgeOverruled, AgeUndated}, []Age{AgeOverruled, AgeUndated, AgeUndated}},
+	} {
+		var c Count
+		for _, age := range tt.ages {
+			c.add(&e, age)
+		}
+		var got []Age
+		for _, x := range c.Contradicting {
+			got = append(got, x.Age)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%v: %v, want %v", tt.ages, got, tt.want)
+		}
+	}
+}
+
 func TestWhatIsKeptIsBounded(t *testing.T) {
 	many := func(c *config.Config) {
 		c.NonMasqueradeCIDRs = nil

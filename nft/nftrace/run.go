@@ -36,8 +36,11 @@ var (
 // are traced. The table is deleted before it returns.
 func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 	lock, err := kernel.LockTrace()
-	if err != nil {
+	if errors.Is(err, unix.EADDRINUSE) {
 		return Trace{}, ErrRunning
+	}
+	if err != nil {
+		return Trace{}, fmt.Errorf("lock the trace: %w", err)
 	}
 	defer func() { _ = lock.Close() }()
 	c := nfnetlink.Dial()
@@ -56,7 +59,7 @@ func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 	if err != nil {
 		return Trace{}, err
 	}
-	return describe(c, events)
+	return describe(c, events), nil
 }
 
 // create creates the table. One that a killed trace left is deleted first: this process has the lock.
@@ -99,9 +102,9 @@ const (
 
 // A packet is what was received about one.
 type packet struct {
-	events []event
-	last   time.Time
-	new    bool // it is not of an established connection
+	events      []event
+	began, last time.Time
+	new         bool // it is not of an established connection
 	// arrived means that it left the node or was received by it, dropped that a rule dropped it.
 	arrived, dropped bool
 	// head and loopback are those of the last event that has them.
@@ -125,25 +128,41 @@ func await(ctx context.Context, l *listener) ([]event, error) {
 		for _, e := range events {
 			take(packets, e)
 		}
-		for id, p := range packets {
-			if !p.ended() && ctx.Err() == nil {
-				continue
-			}
-			if p.new || p.dropped {
-				return p.events, nil
-			}
-			delete(packets, id)
+		over := ctx.Err() != nil
+		if p := answer(packets, over); p != nil {
+			return p.events, nil
 		}
-		if ctx.Err() != nil {
+		if over {
 			return nil, ErrNoPacket
 		}
 	}
 }
 
+// answer returns the first packet of which no further events are expected, nil if there is none. Those of known
+// connections are forgotten. over means that the time of the trace is over.
+func answer(packets map[uint32]*packet, over bool) (first *packet) {
+	for id, p := range packets {
+		switch {
+		case !p.ended(over):
+		case !p.new && !p.dropped:
+			delete(packets, id)
+		case first == nil || p.began.Before(first.began):
+			first = p
+		}
+	}
+	return first
+}
+
 // ended reports whether no further events of a packet are expected.
-func (p *packet) ended() bool {
-	silent := time.Since(p.last)
-	return p.dropped || silent > quiet || p.arrived && silent > egressTime
+func (p *packet) ended(over bool) bool {
+	patience := quiet
+	switch {
+	case p.arrived && over:
+		patience = 0
+	case p.arrived, over:
+		patience = egressTime
+	}
+	return p.dropped || time.Since(p.last) > patience
 }
 
 // take adds an event to its packet.
@@ -180,5 +199,5 @@ func sentByLoopback(packets map[uint32]*packet, e event) *packet {
 			return p
 		}
 	}
-	return &packet{}
+	return &packet{began: time.Now()}
 }

@@ -111,7 +111,7 @@ const (
 )
 
 // describe turns the events of a packet into a trace, and reads the rules that they name.
-func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
+func describe(c *nfnetlink.Conn, events []event) Trace {
 	first := events[0].head
 	if first == nil {
 		first = &head{}
@@ -162,7 +162,7 @@ func describe(c *nfnetlink.Conn, events []event) (Trace, error) {
 		}
 	}
 	t.decide()
-	return t, nil
+	return t
 }
 
 // arrive notes that the packet got to the end of a hook.

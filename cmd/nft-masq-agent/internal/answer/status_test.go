@@ -248,6 +248,10 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
+			name: "more than is kept", first: "in sync: ", note: "evidence-full",
+			facts: func(f *StatusFacts) { f.Evidence.Full = true },
+		},
+		{
 			name: "conntrack is full", id: health.Conntrack,
 			first: "new connections fail, or will: 90 of 100 connections are tracked", facts: func(f *StatusFacts) {
 				f.Health.Tracked = conntrack.Stats{Entries: 90, Limit: 100}

@@ -38,7 +38,7 @@ type period struct {
 	changes  int
 	previous *nft.Policy // that was in force right before; nil: it is not known
 
-	noted   bool // it is known which connections contradicted them at first
+	noted   bool // the connections that contradicted them at first were read, or that failed: later it is too late
 	history conntrack.History
 	flushed config.Stale // outdated connections that were deleted
 	told
