@@ -31,8 +31,7 @@ func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {
-	Family     uint8 // unix.AF_INET or AF_INET6; 0: both
-	Translated bool  // those whose source was translated
+	Translated bool // those whose source was translated
 }
 
 // errStop ends a dump without an error.
@@ -51,7 +50,7 @@ func (t *Tracker) Dump(ctx context.Context, f Filter, begin func(), visit func(*
 	var e Entry
 	err := nfnetlink.Again(ctx, func() error {
 		begin()
-		return exchange(c.In(ctx), request(msgGet, netlink.Dump, f.Family, status), func(body nfnetlink.Attrs) error {
+		return exchange(c.In(ctx), request(msgGet, netlink.Dump, unix.AF_UNSPEC, status), func(body nfnetlink.Attrs) error {
 			if err := e.decode(body); err != nil || f.Translated && e.Status&SrcNAT == 0 {
 				return err
 			}

@@ -2,8 +2,8 @@
 // and deletes individual ones.
 //
 // A dump is streamed: its memory does not depend on the size of the table. The
-// kernel filters by family and, since Linux 5.15, by status; older kernels send
-// everything and the package filters. The kernel returns the entries in hash
+// kernel filters by status since Linux 5.15; older kernels send everything and the package
+// filters. The kernel returns the entries in hash
 // order, so the first N of a dump are a random sample.
 //
 // Errors wrap the kernel's errno and, if the cause is known, [ErrNotPermitted] or

@@ -83,7 +83,8 @@ const (
 	AgeUndated   Age = "undated"   // it is not known
 )
 
-// Entry returns the count of an entry of the policy, or of its key if there were too many entries.
+// Entry returns the count of an entry of the policy. It is zero if no connection is of it, or if there were too many
+// entries and it is counted with its key.
 func (e Evidence) Entry(entry judge.Entry) Count {
 	for _, c := range e.Counts {
 		if c.Entry == entry {

@@ -160,10 +160,6 @@ func TestRoutesAreReadOnceAndAreBounded(t *testing.T) {
 	}
 }
 
-func exempting(cidrs ...string) func(*config.Config) {
-	return func(c *config.Config) { c.NonMasqueradeCIDRs = cases.CIDRs(cidrs...) }
-}
-
 // gather returns the evidence of entries.
 func gather(change func(*config.Config), h History, all ...Entry) Evidence {
 	g := newGathering(comparisonOf(change), h, nil)

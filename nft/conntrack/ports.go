@@ -18,7 +18,7 @@ type PortKey struct {
 }
 
 // Ports tells among which ports that of a translated connection was chosen; false: it was not by
-// the policy. [nft.Policy.SourcePorts] returns one.
+// the policy. [judge.SourcePorts] returns one.
 type Ports func(seenAs netip.AddrPort) (judge.PortScope, bool)
 
 // Key returns the key of an entry; false if its source was not translated to one of the ports.

@@ -383,8 +383,8 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 			f.Evidence.Examined, f.Evidence.Tracked))
 	}
 	if f.Evidence.Full {
-		found = append(found, cli.Problem(config.Note, "evidence-full", "There are more connections or destinations than are "+
-			"kept: when some began is not known, and some destinations that do not answer may be missing."))
+		found = append(found, cli.Problem(config.Note, "evidence-full", "There are more connections or destinations than "+
+			"are kept: when some began is not known, and some destinations that do not answer may be missing."))
 	}
 	return found
 }
