@@ -10,6 +10,9 @@ import (
 // parseAddress parses an address, or a CIDR for all those within. The message is as
 // that of [parseCIDR].
 func parseAddress(s string) (netip.Prefix, string) {
+	if len(s) > maxQuoted {
+		return netip.Prefix{}, fmt.Sprintf(notAddress, quote(s))
+	}
 	a, err := netip.ParseAddr(s)
 	if err == nil && a.Zone() == "" && !a.Is4In6() {
 		return netip.PrefixFrom(a, a.BitLen()), ""
@@ -17,7 +20,7 @@ func parseAddress(s string) (netip.Prefix, string) {
 	p, msg := parseCIDR(s)
 	switch {
 	case msg == fmt.Sprintf(notCIDR, quote(s)):
-		msg = fmt.Sprintf("%s is neither an address nor a CIDR: write one such as %q", quote(s), "198.51.100.11")
+		msg = fmt.Sprintf(notAddress, quote(s))
 	case p != p.Masked() && !p.Addr().Is4In6():
 		msg = fmt.Sprintf("%q has host bits set: write %q for the address, or %q for all addresses of the node in it",
 			s, p.Addr(), p.Masked())
@@ -25,13 +28,19 @@ func parseAddress(s string) (netip.Prefix, string) {
 	return p, msg
 }
 
-const notCIDR = `%s is not a CIDR: write one such as "10.0.0.0/8"`
+const (
+	notCIDR    = `%s is not a CIDR: write one such as "10.0.0.0/8"`
+	notAddress = `%s is neither an address nor a CIDR: write one such as "198.51.100.11"`
+)
 
 var placeholder = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
 
 // parseCIDR parses a CIDR. The message explains what is wrong and what to write
 // instead; it is empty if the CIDR is valid.
 func parseCIDR(s string) (netip.Prefix, string) {
+	if len(s) > maxQuoted { // the errors of netip have a copy of it, and there may be many aliases of a long text
+		return netip.Prefix{}, fmt.Sprintf(notCIDR, quote(s))
+	}
 	p, err := netip.ParsePrefix(s)
 	if err == nil && !p.Addr().Is4In6() && p == p.Masked() {
 		return p, ""
