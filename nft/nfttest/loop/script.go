@@ -240,7 +240,8 @@ var steps = Steps{
 
 // OlderChains returns the chains of an older agent: none, idle ones that no packet reaches, or active ones.
 func OlderChains(what string) []xtables.OlderChain {
-	c := xtables.OlderChain{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Use: 2}, Rules: 2}
+	chain := nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ", Use: 2}
+	c := xtables.OlderChain{Chain: chain, Rules: 2}
 	switch what {
 	case "none":
 		return nil
