@@ -70,7 +70,7 @@ func (s *search) add(r nfnetlink.Rule) error {
 	}
 	source, _ := r.NAT()
 	found := Rule{
-		Table: r.Family.String() + " " + nfnetlink.Printable(r.Table), Chain: nfnetlink.Printable(r.Chain),
+		Table: r.Family.String() + " " + nfnetlink.Quote(r.Table), Chain: nfnetlink.Quote(r.Chain),
 		Command: nftrace.Command(r.In()),
 	}
 	if source && len(s.chains) < maxFound && !slices.Contains(s.chains, found) {

@@ -123,7 +123,7 @@ func TestNamesOfOtherProgramsAreEscaped(t *testing.T) {
 		})
 		return nil, c.Commit(b)
 	})
-	want := []others.Rule{{Table: `ip t\x1b`, Chain: `c\x1b`, Handle: 2, Command: "nft -a list ruleset ip"}}
+	want := []others.Rule{{Table: `ip $'t\033'`, Chain: `$'c\033'`, Handle: 2, Command: "nft -a list ruleset ip"}}
 	if diff := cmp.Diff(want, find(t, n, query("", "10.9.0.9"))); diff != "" {
 		t.Error(diff)
 	}
