@@ -62,6 +62,9 @@ const program = "nft-masq-agent"
 // overwrite its rules.
 func dispatch(ctx context.Context, known []command, args []string, e environment) int {
 	skipped, args := skipOlderName(args)
+	if slices.Equal(args, []string{"--"}) { // the end of no flags
+		args = nil
+	}
 	name := "run"
 	implied := false
 	switch {

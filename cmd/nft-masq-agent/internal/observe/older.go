@@ -145,7 +145,10 @@ func (s *olderAgents) logChains(chains []xtables.OlderChain) {
 		fields = append(fields, "note", "it uses random source ports, but this agent does not: see --random-fully")
 	}
 	switch {
-	case !s.o.TakeOver, len(xtables.Removable(chains)) == 0: // the text says why
+	case s.o.TakeOver && len(xtables.Removable(chains)) == 0:
+		s.Log(zap.WarnLevel, "legacy_rules_active",
+			"rules of an iptables-based agent are also active, and not certainly its own: stop it, and delete them", fields...)
+	case !s.o.TakeOver:
 		s.Log(zap.WarnLevel, "legacy_rules_active",
 			"rules of an iptables-based agent are also active: stop it, and run with --takeover or cleanup --legacy-only",
 			fields...)
