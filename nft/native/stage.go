@@ -2,8 +2,11 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -16,17 +19,32 @@ import (
 // transaction become active, and up to 6.12 a set that is changed in place can
 // miss an element (see nft/README.md).
 
-// batchSize is the most elements of a transaction that fills sets: a large one blocks other
-// writers, and 4,000 IPv6 prefixes take 256 KiB, which fit the send buffer of a process
-// without CAP_NET_ADMIN in the initial user namespace.
-const batchSize = 4_000
+// A filling transaction contains half of all prefixes, within bounds. The kernel
+// writes the whole set into a new array at the end of each transaction, so that
+// many small ones take a multiple of the time; a large one blocks other writers.
+const (
+	fillShare = 2
+	// 4,000 IPv6 prefixes take 256 KiB, which fit the send buffer of a process
+	// without CAP_NET_ADMIN in the initial user namespace.
+	smallBatch = 4_000
+	largeBatch = 100_000 // 6.4 MB
+)
 
 // Stage implements [nft.KernelState]: it fills the sets that are to be used.
 func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	if s.want == nil {
 		return nil
 	}
-	if err := s.fill(ctx, commit); err != nil {
+	total := 0
+	for _, w := range s.lacking() {
+		total += w.Len()
+	}
+	limit := min(max((total+fillShare-1)/fillShare, smallBatch), largeBatch)
+	err := s.fill(ctx, commit, limit)
+	if errors.Is(err, unix.EMSGSIZE) { // the send buffer is small, and nothing was sent
+		err = s.fill(ctx, commit, smallBatch)
+	}
+	if err != nil {
 		return fmt.Errorf("fill sets: %w", err)
 	}
 	return nil
@@ -40,7 +58,8 @@ func (s *State) lacking() []nft.Set {
 	})
 }
 
-func (s *State) fill(ctx context.Context, commit nft.Commit) error {
+// fill fills sets in transactions of at most so many elements.
+func (s *State) fill(ctx context.Context, commit nft.Commit, limit int) error {
 	lacking := s.lacking()
 	b := &nfnetlink.Batch{}
 	s.create(b)
@@ -54,9 +73,9 @@ func (s *State) fill(ctx context.Context, commit nft.Commit) error {
 		return err
 	}
 	for _, w := range lacking {
-		for position := 0; position < w.Len(); position += batchSize {
-			end := min(position+batchSize, w.Len())
-			if b.Elements > 0 && b.Elements+end-position > batchSize {
+		for position := 0; position < w.Len(); position += limit {
+			end := min(position+limit, w.Len())
+			if b.Elements > 0 && b.Elements+end-position > limit {
 				if err := send(); err != nil {
 					return err
 				}
