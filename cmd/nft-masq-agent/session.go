@@ -83,6 +83,9 @@ func (s *session) follow() {
 // load reads the config, and completes the ruleset by the addresses of this node, if it has snatAddresses.
 func (s *session) load() error {
 	s.Loaded, s.rejected = answer.Load(*s.Options)
+	if s.Missing && s.isAwaited() {
+		s.Loaded = answer.Build(*s.Options, s.agent.Files)
+	}
 	if s.Ruleset == nil || !s.Ruleset.Policy.HasSNAT() {
 		return nil
 	}
@@ -93,6 +96,12 @@ func (s *session) load() error {
 	completed := s.Ruleset.WithAddresses(addresses)
 	s.Ruleset = &completed
 	return nil
+}
+
+// isAwaited reports whether the agent has a config of the path that is missing: for three seconds that means nothing,
+// because somebody may be writing it.
+func (s *session) isAwaited() bool {
+	return s.agent != nil && s.agent.Vanished == "" && config.Count(s.agent.Files) > 0 && !s.Given("config")
 }
 
 // enforced returns the ruleset that the agent has compiled, or without an agent that of the usual config, which one

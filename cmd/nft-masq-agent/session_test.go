@@ -75,6 +75,44 @@ func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 	}
 }
 
+// For three seconds, a config that is missing means nothing: commands answer about the one that the agent has.
+func TestCommandsAnswerAboutTheConfigThatTheAgentHasUntilItVanished(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	const content = "nonMasqueradeCIDRs: [10.1.0.0/16]\n"
+	has := running.Report{ConfigPath: path, Compiled: true, Files: []config.Source{{Name: path, Data: []byte(content)}}}
+	vanished := has
+	vanished.Vanished = "the config vanished"
+	never := has
+	never.Files = nil
+	for _, tt := range []struct {
+		agent running.Report
+		args  string
+		empty bool
+		want  string
+	}{
+		{agent: has, want: content},
+		{agent: has, empty: true, want: content},
+		{agent: has, args: "--config " + path},
+		{agent: vanished},
+		{agent: vanished, empty: true},
+		{agent: never},
+	} {
+		_ = os.Remove(path)
+		if tt.empty {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := follow(t, tt.agent, tt.args)
+		if err := s.load(); err != nil || s.rejected != nil {
+			t.Fatal(err, s.rejected)
+		}
+		if want := wants(t, tt.want); s.Ruleset.Hash() != want.Hash() {
+			t.Errorf("%+v: %s, want %s of %q", tt, s.Ruleset.Hash(), want.Hash(), tt.want)
+		}
+	}
+}
+
 // A connection to a Service is one to both addresses and ports.
 func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	var e conntrack.Entry

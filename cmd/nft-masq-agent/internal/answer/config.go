@@ -22,18 +22,24 @@ func Load(o cli.Options) (l Loaded, err error) {
 	if err != nil {
 		return l, err
 	}
-	l.Missing = config.Count(sources) == 0
+	l = Build(o, sources)
+	l.Problems = append(l.Problems, note...)
+	if l.Problems.Err() != nil {
+		return l, l.Problems
+	}
+	return l, nil
+}
+
+// Build parses and compiles the content of files.
+func Build(o cli.Options, sources []config.Source) Loaded {
+	l := Loaded{Missing: config.Count(sources) == 0}
 	for i := range sources {
 		if !sources[i].Ignored {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}
 	l.Built = nft.Build(o.Defaults, o.NFT(), sources...)
-	l.Problems = append(l.Problems, note...)
-	if l.Problems.Err() != nil {
-		return l, l.Problems
-	}
-	return l, nil
+	return l
 }
 
 // read reads the files. note is about them.
