@@ -273,6 +273,9 @@ func (f *StatusFacts) ofRules() (found config.Problems) {
 			"config rejected; %s", f.enforced()))
 	} else if !f.Kernel.InSync {
 		remedy := "see its log; nft monitor shows which program changes them"
+		if f.InForce && (f.Kernel.Hash != f.Config.Hash || f.Kernel.Mode != f.Config.Mode) {
+			remedy = "the agent enforces that: this command has another config, or other flags"
+		}
 		if f.Agent == nil {
 			remedy = "start it, or check that it runs with these flags"
 		}
