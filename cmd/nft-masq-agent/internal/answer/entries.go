@@ -2,6 +2,7 @@ package answer
 
 import (
 	"fmt"
+	"slices"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -53,6 +54,7 @@ func entries(p nft.Policy) (list []Entry) {
 			for _, i := range q.Interfaces {
 				add(q.Key, "", i.Name, i.Pos)
 			}
+			list = slices.Grow(list, len(q.CIDRs)) // there can be hundreds of thousands
 			for _, c := range q.CIDRs {
 				add(q.Key, nft.FamilyKey(f.IPv6), c.String(), c.Pos)
 			}
