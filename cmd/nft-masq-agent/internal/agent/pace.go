@@ -85,9 +85,10 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 
 // repaired records a repair. It reports whether repairs are slowed down from now on.
 func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
+	first := p.settled.Before(now) // however long it took: one repair is no fight
 	p.spend(now, max(cost, betweenRepairs/time.Duration(p.share)))
 	wasSlow := p.slow
-	p.slow = !p.ready(now)
+	p.slow = !first && !p.ready(now)
 	return p.slow && !wasSlow
 }
 

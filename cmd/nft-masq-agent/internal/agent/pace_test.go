@@ -97,3 +97,18 @@ func TestACheckIsChargedForWhatItCausesUpToHalfAsMuch(t *testing.T) {
 		}
 	}
 }
+
+func TestOneExpensiveRepairIsNoFight(t *testing.T) {
+	start := time.Now()
+	p := pace{share: rulesShare, longest: rulesPause}
+	if p.repaired(start, time.Second) {
+		t.Error("the first repair is called slowed down")
+	}
+	if !p.repaired(start.Add(rulesPause), time.Second) {
+		t.Error("the second one is not")
+	}
+	later := start.Add(time.Hour)
+	if p.repaired(later, time.Second) {
+		t.Error("one after a quiet time is called slowed down")
+	}
+}
