@@ -121,14 +121,12 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 
 // countOpen counts the open connections that two policies translate differently.
 func countOpen(ctx context.Context, d *answer.Diff, older, newer nft.Policy) error {
-	old, err := conntrack.ReadComparison(older)
+	node, err := conntrack.ReadNode()
 	if err != nil {
 		return err
 	}
-	current, err := conntrack.ReadComparison(newer)
-	if err != nil {
-		return err
-	}
+	old := conntrack.NewComparison(older, node)
+	current := conntrack.NewComparison(newer, node)
 	var count *answer.ChangedCount
 	begin := func() { count = answer.NewChangedCount(old, current) }
 	err = conntrack.Open().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {

@@ -236,7 +236,7 @@ func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answ
 	question := conntrack.Question{From: facts.Packet.Src, To: facts.Packet.Dst, Protocol: f.protocol}
 	anywhere := question
 	anywhere.From = netip.Addr{}
-	evidence, err := s.evidence(ctx, *facts.Policy, s.history(*facts.Policy), question, anywhere)
+	evidence, err := conntrack.ReadEvidence(ctx, *facts.Policy, s.history(*facts.Policy), question, anywhere)
 	if err != nil {
 		return nil //nolint:nilerr // as without connections
 	}

@@ -7,7 +7,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
-	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 )
@@ -116,7 +115,7 @@ func (s *session) runningAgent() *running.Report {
 // gatherConnections compares open connections with the policy in force, and counts source ports.
 func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
 	history := s.history(f.Policy)
-	evidence, err := s.evidence(ctx, f.Policy, history)
+	evidence, err := conntrack.ReadEvidence(ctx, f.Policy, history)
 	if err != nil {
 		f.ConnectionsError = err
 		return
@@ -126,16 +125,4 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	tally, err := conntrack.Open().Tally(ctx, judge.SourcePorts(f.Policy))
 	f.ConnectionsError = err
 	f.Full = answer.FullestPorts(tally)
-}
-
-// evidence compares open connections with the policy in force. The agent knows which of them are older than that;
-// without one, that is not known.
-func (s *session) evidence(ctx context.Context, p nft.Policy, h conntrack.History, questions ...conntrack.Question) (
-	found conntrack.Evidence, err error,
-) {
-	c, err := conntrack.ReadComparison(p)
-	if err != nil {
-		return conntrack.Evidence{}, err
-	}
-	return conntrack.Open().Gather(ctx, c, h, questions...)
 }

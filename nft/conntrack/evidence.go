@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 )
 
@@ -142,6 +143,16 @@ func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, question
 	found.Sample = s
 	found.Full = found.Full || h.Full
 	return found, nil
+}
+
+// ReadEvidence compares each connection on the node of the calling thread with a policy, in one pass. It ends with the
+// context.
+func ReadEvidence(ctx context.Context, p nft.Policy, h History, questions ...Question) (Evidence, error) {
+	c, err := ReadComparison(p)
+	if err != nil {
+		return Evidence{}, err
+	}
+	return Open().Gather(ctx, c, h, questions...)
 }
 
 // Bounds of what a gathering keeps.

@@ -62,11 +62,7 @@ func (h *Node) Note(ctx context.Context, p nft.Policy) (earlier map[uint64]bool,
 
 // Gather implements [Host].
 func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
-	c, err := conntrack.ReadComparison(p)
-	if err != nil {
-		return conntrack.Evidence{}, err
-	}
-	return conntrack.Open().Gather(ctx, c, history)
+	return conntrack.ReadEvidence(ctx, p, history)
 }
 
 // Flush implements [Host].
