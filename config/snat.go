@@ -104,15 +104,16 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 		f.report(Error, "invalidEntry", item, "an entry of %s has none of from, to and out: for all connections, use %s",
 			KeySNATRules, KeySNATAddresses)
 	}
-	if f.found[Error] == errorsBefore && !r.matches(false) && !r.matches(true) {
+	if f.found[Error] == errorsBefore && !r.Matches(false) && !r.Matches(true) {
 		f.report(Warning, "noEffect", item, "an entry of %s never matches: from, to and addresses have no family in common",
 			KeySNATRules)
 	}
 	return r
 }
 
-// matches reports whether connections of a family can match the entry.
-func (r SNATRule) matches(ipv6 bool) bool {
+// Matches reports whether connections of a family can match the entry, and leave from one of its addresses. A list with
+// entries of the other family alone matches nothing.
+func (r SNATRule) Matches(ipv6 bool) bool {
 	included := func(list []CIDR) bool {
 		return slices.ContainsFunc(list, func(c CIDR) bool { return c.Addr().Is6() == ipv6 })
 	}

@@ -31,6 +31,9 @@ const RuleChain = "snat-rule-"
 func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 	entries := append(slices.Clip(c.SNATRules), config.SNATRule{Addresses: c.SNATAddresses})
 	for i, entry := range entries {
+		if !entry.Matches(ipv6) {
+			continue
+		}
 		r := SNATRule{
 			List:         NewList(ofFamily(entry.Addresses, ipv6)),
 			Pos:          entry.Pos,
@@ -41,12 +44,7 @@ func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 		if i < len(c.SNATRules) {
 			r.Place = i + 1
 		}
-		// A list with entries in the file, but none here, has those of the other family alone: nothing matches.
-		noSource := len(entry.From) > 0 && len(r.Sources.CIDRs) == 0
-		noDestination := len(entry.To) > 0 && len(r.Destinations.CIDRs) == 0
-		if len(r.CIDRs) > 0 && !noSource && !noDestination {
-			rules = append(rules, r)
-		}
+		rules = append(rules, r)
 	}
 	return rules
 }
