@@ -84,7 +84,7 @@ func likelyKey(name string) string {
 			if meant || edits == 2 && len(key) < 10 {
 				continue
 			}
-			if Similar(edits, name, key) || Similar(edits, shortName, shortKeys[i]) {
+			if similar(edits, name, key) || similar(edits, shortName, shortKeys[i]) {
 				return table[i].Key
 			}
 		}
@@ -111,9 +111,9 @@ var (
 	abbreviations = strings.NewReplacer("masquerade", "masq", "source", "src")
 )
 
-// Similar reports whether at most that many edits turn a into b. An edit deletes,
+// similar reports whether at most that many edits turn a into b. An edit deletes,
 // inserts or replaces one character, or swaps two adjacent ones.
-func Similar(edits int, a, b string) bool {
+func similar(edits int, a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
@@ -121,6 +121,6 @@ func Similar(edits int, a, b string) bool {
 		return len(a)+len(b) <= edits
 	}
 	swapped := len(a) > 1 && len(b) > 1 && a[:2] == string([]byte{b[1], b[0]})
-	return Similar(edits-1, a[1:], b) || Similar(edits-1, a, b[1:]) || Similar(edits-1, a[1:], b[1:]) ||
-		swapped && Similar(edits-1, a[2:], b[2:])
+	return similar(edits-1, a[1:], b) || similar(edits-1, a, b[1:]) || similar(edits-1, a[1:], b[1:]) ||
+		swapped && similar(edits-1, a[2:], b[2:])
 }
