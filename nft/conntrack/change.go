@@ -18,7 +18,7 @@ import (
 // Never outdated are connections that are closed, that a helper expected, in a zone other than 0, from
 // or to the node itself, to multicast or broadcast, from an address to itself, that a bridge may have
 // forwarded, or of which the destination was translated, and those of which the policy in force decides
-// by interfaces, which an entry does not contain.
+// by an interface that is not known.
 type Change struct{ Before, InForce *Comparison }
 
 // Outdated reports whether the policy before decided about an open connection, and the one in force

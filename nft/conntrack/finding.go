@@ -92,7 +92,7 @@ func index(ipv6 bool) int {
 
 // Compare returns the ruling of the policy for a new connection from the same source to the same
 // destination, after DNAT, and whether the entry agrees with it. The ruling is the zero value if the
-// finding is a reason that comes before the policy: up to [FamilyOff].
+// policy is not asked, because of a finding from [InZone] to [FamilyOff] other than [Closed].
 func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
 	r, f := c.compare(e)
 	if f <= Contradicts && !e.open() {

@@ -51,13 +51,13 @@ const silentAfter = 10
 
 // A destination is silent if at least five connections to it can be judged, and nine of ten are silent.
 const (
-	fewestSilent = 5
+	fewestJudged = 5
 	silentShare  = 0.9
 )
 
 func (u Unanswered) silent() bool {
 	total := u.Answered + u.Silent
-	return total >= fewestSilent && float64(u.Silent) >= silentShare*float64(total)
+	return total >= fewestJudged && float64(u.Silent) >= silentShare*float64(total)
 }
 
 // replies counts which destinations answer.
@@ -70,7 +70,7 @@ type replies struct {
 	full                bool
 }
 
-// fewestDestinations is how many destinations must be silent before the uplink is.
+// fewestDestinations is how many destinations must have a silent connection before the uplink is silent.
 const fewestDestinations = 3
 
 // maxDestinations bounds the memory.
@@ -82,8 +82,7 @@ func newReplies(timeouts map[uint8]uint32) *replies {
 	}
 }
 
-// see counts an entry. Connections of which a translation hides who answers are left out: those that
-// contradict the policy.
+// see counts an entry, if it agrees with the policy: of others, a translation may hide who answers.
 func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 	// A SYN+ACK may have been dropped behind connection tracking, such as by a strict reverse path filter.
 	answered := e.Status&SeenReply != 0 && e.State != "SYN_RECV"
@@ -161,7 +160,7 @@ func (r *replies) unanswered() (list []Unanswered) {
 	return list
 }
 
-// byAddress sums up destinations. Of UDP ports that expect no answers, only connections with one count.
+// byAddress sums up destinations. Connections to UDP ports that expect no answers do not count as silent.
 func (r *replies) byAddress(destinations map[netip.AddrPort]Unanswered) map[netip.Addr]Unanswered {
 	sums := map[netip.Addr]Unanswered{}
 	for target, u := range destinations {

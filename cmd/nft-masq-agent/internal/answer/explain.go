@@ -33,10 +33,10 @@ const (
 	// Contradicted means that open connections to the address contradict the policy, and did not certainly begin
 	// before it.
 	Contradicted Code = "contradicted"
-	// NoRoute means that the node has no route to the address.
-	NoRoute Code = "no-route"
 	// NotForwarded means that the node does not forward such packets.
 	NotForwarded Code = "not-forwarded"
+	// NoRoute means that the node has no route to the address.
+	NoRoute Code = "no-route"
 	// LocalAddress means that the address is one of this node.
 	LocalAddress Code = "local"
 	// Shown means that open connections to the address agree with the policy and were answered.
@@ -118,7 +118,7 @@ type ExplainFacts struct {
 	Route  routes.Route
 	// Kept is what the node does not forward of such packets, "" if it forwards them, and Remedy what changes that.
 	Kept, Remedy string
-	// ToAddress is the evidence of connections to the address, ToEntry that of others that the same entry decides.
+	// ToAddress is the evidence of connections to the address, ToEntry that of all that the same entry decides.
 	ToAddress, ToEntry conntrack.Count
 	Others             []others.Rule
 	Legacy             []xtables.LegacyTable
@@ -386,10 +386,10 @@ func (f *ExplainFacts) should(e expectation) conclusion {
 	shows := "no open connection shows it"
 	if n := f.ToAddress.Agrees; n > 0 {
 		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(n, "open connection"), verb(n, "agree"))
-	} else if n := f.ToEntry.Agrees; f.ToEntry.Answered > 0 {
+	} else if f.ToEntry.Answered > 0 {
 		c.code = ShownByEntry
-		shows = fmt.Sprintf("none is open to it, %s that the same entry decides %s", Plural(n, "open connection"),
-			verb(n, "agree"))
+		shows = fmt.Sprintf("none is open to it, %s that the same entry decides %s",
+			Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
 	}
 	c.headline = fmt.Sprintf("%s should see %s: %s; %s.", destination, e.words, e.policy, shows)
 	return c
@@ -398,7 +398,7 @@ func (f *ExplainFacts) should(e expectation) conclusion {
 // An expectation is what the destination should see by the policy.
 type expectation struct {
 	Answer
-	// address that it should see, the zero address if it is unknown or one of several.
+	// address that it should see, the zero address if it is unknown.
 	address netip.Addr
 	words   string // the address, and what it is
 	policy  string // what the policy does

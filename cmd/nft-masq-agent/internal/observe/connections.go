@@ -125,7 +125,7 @@ func (o *connections) handle(ctx context.Context, p *period, stale config.Stale)
 			return
 		}
 		if err != nil {
-			o.begin(p)
+			o.begin(p) // what was known may not be true any more
 			unreadable(o.Agent, err, &failed)
 		} else {
 			failed = ""
