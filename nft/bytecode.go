@@ -18,11 +18,11 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 	rules := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
 		size := 0
-		for _, n := range r.Nodes {
+		for _, n := range r.Statements {
 			size += len(n.Exprs)
 		}
 		rules[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, size)}
-		for _, n := range r.Nodes {
+		for _, n := range r.Statements {
 			for _, e := range n.Exprs {
 				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {
 					e = e.WithSet(name)

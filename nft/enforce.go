@@ -48,7 +48,7 @@ func ParseMarks(s string) ([]Mark, error) {
 
 // KnowsPods reports whether the policy identifies the sources that are pods.
 func (f FamilyPolicy) KnowsPods() bool {
-	return slices.ContainsFunc(f.Questions, func(q Question) bool { return q.LimitsSources() })
+	return slices.ContainsFunc(f.Conditions, func(condition Condition) bool { return condition.LimitsSources() })
 }
 
 // Enforces reports whether exemptions of a family are enforced.

@@ -29,16 +29,16 @@ func (p Policy) Additions(o Policy, few int) Entries {
 	var places []int
 	for _, f := range p.Families {
 		old, _ := o.Family(f.IPv6)
-		for _, q := range f.Questions {
-			previous := old.question(q.Key)
-			for _, c := range q.Prefixes() {
+		for _, condition := range f.Conditions {
+			previous := old.condition(condition.Key)
+			for _, c := range condition.Prefixes() {
 				if !previous.hasEntry(c) {
-					e.add(q.Key, c.String(), few)
+					e.add(condition.Key, c.String(), few)
 				}
 			}
-			for _, i := range q.Interfaces {
+			for _, i := range condition.Interfaces {
 				if !slices.ContainsFunc(previous.Interfaces, func(b config.Interface) bool { return b.Name == i.Name }) && !f.IPv6 {
-					e.add(q.Key, i.Name, few) // the same in all families
+					e.add(condition.Key, i.Name, few) // the same in all families
 				}
 			}
 		}

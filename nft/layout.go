@@ -30,6 +30,6 @@ type Layout interface {
 	Text(tables []Table) string
 }
 
-// ErrForeignPostrouting reports that iptables cannot use a chain POSTROUTING, and
+// ErrPostroutingHook reports that iptables cannot use a chain POSTROUTING, and
 // neither can mode iptables-nft: its hook is not that of iptables.
-var ErrForeignPostrouting = errors.New("iptables cannot use it")
+var ErrPostroutingHook = errors.New("iptables cannot use it")

@@ -33,14 +33,14 @@ type Enforcement struct {
 
 // A FamilyPolicy is the part of a policy for one address family.
 type FamilyPolicy struct {
-	IPv6      bool
-	SNAT      []SNATRule // of what is masqueraded: the first that matches and has an address on the node decides
-	Questions []Question // in evaluation order
+	IPv6       bool
+	SNAT       []SNATRule  // of what is masqueraded: the first that matches and has an address on the node decides
+	Conditions []Condition // in evaluation order
 }
 
-// A Question is a condition that a config sets for a family: a list with entries,
+// A Condition is a condition that a config sets for a family: a list with entries,
 // or one without a list.
-type Question struct {
+type Condition struct {
 	config.Row
 	List
 	Interfaces []config.Interface // sorted, none covers another
@@ -142,13 +142,13 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 		if row.Key == config.KeyNonMasqueradeCIDRs {
 			cidrs = withExemptions(c, cidrs, ipv6)
 		}
-		q := Question{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
+		q := Condition{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
 		position := row.Explicit(c)
 		if position != nil {
 			q.Pos = *position
 		}
 		if position != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
-			f.Questions = append(f.Questions, q)
+			f.Conditions = append(f.Conditions, q)
 		}
 	}
 	return f
@@ -199,18 +199,18 @@ func (p Policy) Family(ipv6 bool) (FamilyPolicy, bool) {
 	return FamilyPolicy{}, false
 }
 
-// question returns the question of a key, the zero value if it is not set.
-func (f FamilyPolicy) question(key string) Question {
-	for _, q := range f.Questions {
-		if q.Key == key {
-			return q
+// condition returns the condition of a key, the zero value if it is not set.
+func (f FamilyPolicy) condition(key string) Condition {
+	for _, condition := range f.Conditions {
+		if condition.Key == key {
+			return condition
 		}
 	}
-	return Question{}
+	return Condition{}
 }
 
 // List returns the list of a key, empty if it is not set.
-func (f FamilyPolicy) List(key string) List { return f.question(key).List }
+func (f FamilyPolicy) List(key string) List { return f.condition(key).List }
 
 // ofFamily returns the CIDRs of a family, which is the list itself if it has no
 // others.
@@ -276,13 +276,13 @@ func (p Policy) digest() digest {
 	w := bufio.NewWriter(h) // and a hash has no errors
 	write := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	for _, f := range p.Families {
-		write("%s\n", f.Family())
-		for _, q := range f.Questions {
-			write("%s\n", q.Name(f))
-			for _, p := range q.Prefixes() { // there are many
+		write("%s\n", f.NetfilterFamily())
+		for _, condition := range f.Conditions {
+			write("%s\n", condition.Name(f))
+			for _, p := range condition.Prefixes() { // there are many
 				_, _ = w.Write(append(p.AppendTo(w.AvailableBuffer()), '\n'))
 			}
-			for _, i := range q.Interfaces {
+			for _, i := range condition.Interfaces {
 				write("%s\n", i.Name)
 			}
 		}
@@ -311,13 +311,13 @@ func (p Policy) digest() digest {
 	return digest(h.Sum(nil))
 }
 
-// Name returns a name that is unique among the questions of both families.
-func (q Question) Name(f FamilyPolicy) string {
-	return cmp.Or(q.Set, q.Key) + f.Suffix()
+// Name returns a name that is unique among the conditions of both families.
+func (c Condition) Name(f FamilyPolicy) string {
+	return cmp.Or(c.Set, c.Key) + f.Suffix()
 }
 
-// Family returns the netfilter family.
-func (f FamilyPolicy) Family() nfnetlink.Family {
+// NetfilterFamily returns the netfilter family.
+func (f FamilyPolicy) NetfilterFamily() nfnetlink.Family {
 	if f.IPv6 {
 		return nfnetlink.IPv6
 	}

@@ -63,8 +63,8 @@ func (r Ruleset) String() string { return r.Layout.Text(r.Tables) }
 func (r Ruleset) CIDRs() (ipv4, ipv6 int) {
 	for _, f := range r.Policy.Families {
 		n := 0
-		for _, q := range f.Questions {
-			n += len(q.Prefixes())
+		for _, condition := range f.Conditions {
+			n += len(condition.Prefixes())
 		}
 		if f.IPv6 {
 			ipv6 += n
@@ -157,12 +157,12 @@ type Chain struct {
 
 // A Rule is a list of statements, each with text and bytecode.
 type Rule struct {
-	Nodes   []Node
-	Comment string // in mode iptables-nft a node has the comment
+	Statements []Statement
+	Comment    string // in mode iptables-nft a node has the comment
 }
 
-// A Node is a match or a statement of a rule.
-type Node struct {
+// A Statement is a match or a statement of a rule.
+type Statement struct {
 	Text  string           // in the syntax of its mode: nft's or iptables'
 	Exprs []nfnetlink.Expr // with the sets of [SideA]
 }
@@ -180,8 +180,8 @@ const (
 
 // String returns the rule in the syntax of its mode, without the chain.
 func (r Rule) String() string {
-	words := make([]string, 0, len(r.Nodes)+1)
-	for _, n := range r.Nodes {
+	words := make([]string, 0, len(r.Statements)+1)
+	for _, n := range r.Statements {
 		if n.Text != "" {
 			words = append(words, n.Text)
 		}

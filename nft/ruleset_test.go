@@ -84,7 +84,7 @@ func TestDifferencesOfChainsCountEachRule(t *testing.T) {
 			comment = "c"
 		}
 		exprs := nfnetlink.Marshal(nfnetlink.Inet, &expr.Objref{Type: 1, Name: name})
-		return nft.Rule{Nodes: []nft.Node{{Text: name, Exprs: exprs}}, Comment: comment}
+		return nft.Rule{Statements: []nft.Statement{{Text: name, Exprs: exprs}}, Comment: comment}
 	}
 	for _, tt := range []struct{ want, got, diffs string }{
 		{"abc", "abc", ""},
@@ -311,8 +311,8 @@ func TestInterfacesThatNoOtherEntryCoversAreKept(t *testing.T) {
 	}
 	p := nft.NewPolicy(config.Config{MasqueradeOutInterfaces: names}, nft.Options{Layout: native.Layout{}})
 	var kept []string
-	for _, q := range p.Families[0].Questions {
-		for _, i := range q.Interfaces {
+	for _, condition := range p.Families[0].Conditions {
+		for _, i := range condition.Interfaces {
 			kept = append(kept, fmt.Sprint(i.Name, i.Pos.Line))
 		}
 	}

@@ -30,7 +30,7 @@ func (b *bench) evidence(ctx context.Context) {
 		if err != nil {
 			return err
 		}
-		e, err := conntrack.Open().Gather(ctx, conntrack.NewComparison(policy, node), conntrack.History{})
+		e, err := conntrack.New().Gather(ctx, conntrack.NewComparison(policy, node), conntrack.History{})
 		if err == nil && e.Examined != connections {
 			err = errors.New("not all connections are examined")
 		}

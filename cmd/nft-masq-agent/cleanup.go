@@ -102,7 +102,7 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 		return exitFailed, hinted(err)
 	}
 	if f.legacy || f.legacyOnly {
-		chains, err := e.kernel.Kept(ctx)
+		chains, err := e.kernel.Doubtful(ctx)
 		if err != nil {
 			return exitFailed, hinted(err)
 		}

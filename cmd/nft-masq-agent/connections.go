@@ -215,7 +215,7 @@ func (f *connectionsFlags) list(
 		overruled = 0
 		r.Total = 0
 	}
-	err = conntrack.Open().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
+	err = conntrack.New().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
 		if !f.matches(e) || f.stale && !contradicting(comparison, e) {
 			return nil
 		}
@@ -315,7 +315,7 @@ func (f *connectionsFlags) delete(
 	if err != nil {
 		return err
 	}
-	deleted, err := conntrack.Open().Delete(ctx, func(e *conntrack.Entry) bool {
+	deleted, err := conntrack.New().Delete(ctx, func(e *conntrack.Entry) bool {
 		return keys[e.Key] && contradicting(comparison, e)
 	})
 	r.Deleted = deleted

@@ -202,7 +202,7 @@ func (n *testNode) generation() uint32 {
 func (n *testNode) differences(want nft.Ruleset) []string {
 	k := n.kernel()
 	defer k.Close()
-	s, err := k.Read(context.Background(), want, nft.Everything)
+	s, err := k.Read(context.Background(), want, nft.WithLeftovers)
 	if err != nil {
 		return []string{err.Error()}
 	}

@@ -35,7 +35,7 @@ func (n trafficNode) compared(p nft.Policy, task func(*conntrack.Comparison) err
 func (n trafficNode) noted(p nft.Policy) (h conntrack.History) {
 	n.t.Helper()
 	n.compared(p, func(c *conntrack.Comparison) (err error) {
-		h.Earlier, h.Full, err = conntrack.Open().Note(n.t.Context(), c)
+		h.Earlier, h.Incomplete, err = conntrack.New().Note(n.t.Context(), c)
 		h.AtStart = true
 		return err
 	})
@@ -43,12 +43,12 @@ func (n trafficNode) noted(p nft.Policy) (h conntrack.History) {
 }
 
 // gathered is the evidence about a policy.
-func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...conntrack.Question) (
+func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...conntrack.Query) (
 	e conntrack.Evidence,
 ) {
 	n.t.Helper()
 	n.compared(p, func(c *conntrack.Comparison) (err error) {
-		e, err = conntrack.Open().Gather(n.t.Context(), c, h, questions...)
+		e, err = conntrack.New().Gather(n.t.Context(), c, h, questions...)
 		return err
 	})
 	return e
@@ -56,7 +56,7 @@ func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...co
 
 // A sending is a packet, and what the far end saw.
 type sending struct {
-	question conntrack.Question
+	question conntrack.Query
 	nfttest.Sighting
 	asked, verdict string // the destination, and what the policy says
 }
@@ -79,7 +79,7 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 		}
 		n.check(err)
 		_, verdict := judge.Explain(p, nft.Connection{Src: src, Dst: dst.Addr(), InInterface: "pod0"})
-		q := conntrack.Question{From: src, To: dst, Protocol: unix.IPPROTO_UDP}
+		q := conntrack.Query{From: src, To: dst, Protocol: unix.IPPROTO_UDP}
 		all = append(all, sending{q, s, address, string(verdict)})
 	}
 	return all
@@ -116,7 +116,7 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 			}
 			history := n.noted(want.Policy)
 			sent := n.sendNext(want.Policy, addresses)
-			var questions []conntrack.Question
+			var questions []conntrack.Query
 			for _, s := range sent {
 				questions = append(questions, s.question)
 			}
@@ -214,7 +214,7 @@ func TestWhatIsNoEvidenceIsCountedByReason(t *testing.T) {
 				agree += c.Agrees
 				overruled += c.Overruled
 			}
-			if agree != 1 || overruled != 1 || e.Counts[0].Contradicting[0].Destination.String() != "10.9.0.8:5007" {
+			if agree != 1 || overruled != 1 || e.Counts[0].Examples[0].Destination.String() != "10.9.0.8:5007" {
 				t.Errorf("%d agree, %d are overruled: %+v", agree, overruled, e)
 			}
 		})

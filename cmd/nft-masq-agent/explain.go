@@ -75,7 +75,7 @@ func parseInterface(s string) (string, error) {
 }
 
 func parseProtocol(s string) (uint8, error) {
-	p := conntrack.ProtocolOf(strings.ToLower(s))
+	p := conntrack.ParseProtocol(strings.ToLower(s))
 	if p == 0 {
 		return 0, errors.New("is not a protocol such as tcp, udp, sctp or icmp")
 	}
@@ -233,7 +233,7 @@ func (f *explainFlags) gatherOthers(ctx context.Context, s *session, facts *answ
 	if facts.Policy == nil || !facts.Packet.Src.IsValid() {
 		return nil
 	}
-	question := conntrack.Question{From: facts.Packet.Src, To: facts.Packet.Dst, Protocol: f.protocol}
+	question := conntrack.Query{From: facts.Packet.Src, To: facts.Packet.Dst, Protocol: f.protocol}
 	anywhere := question
 	anywhere.From = netip.Addr{}
 	evidence, err := conntrack.ReadEvidence(ctx, *facts.Policy, s.history(*facts.Policy), question, anywhere)

@@ -129,7 +129,7 @@ func (n *faultyNode) step(word, text string) {
 		held := nfttest.In(n.test(), n.NS, running.Lock)
 		n.t.Cleanup(func() { _ = held.Close() })
 	case "late":
-		held := nfttest.In(n.test(), n.NS, running.Later)
+		held := nfttest.In(n.test(), n.NS, running.Announce)
 		n.t.Cleanup(func() { _ = held.Close() })
 	case "sent":
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}

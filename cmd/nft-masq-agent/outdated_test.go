@@ -15,7 +15,7 @@ import (
 func (n trafficNode) tracked() (all []string) {
 	n.t.Helper()
 	n.check(n.NS.Do(func() error {
-		return conntrack.Open().Dump(context.Background(), conntrack.Filter{}, func() { all = nil },
+		return conntrack.New().Dump(context.Background(), conntrack.Filter{}, func() { all = nil },
 			func(e *conntrack.Entry) error {
 				if e.Original.Src.Port() == 0 { // a bridge joins multicast groups
 					return nil

@@ -51,7 +51,7 @@ func TestACommandReadsEachListOnce(t *testing.T) {
 		}`, "-f", "-")
 	k := n.kernel()
 	defer k.Close()
-	if _, err := k.Apply(t.Context(), wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\n"), nft.Everything); err != nil {
+	if _, err := k.Apply(t.Context(), wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\n"), nft.WithLeftovers); err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{"status", "diff", "connections --stale", "cleanup --dry-run"} {

@@ -92,7 +92,7 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 			Files: files, Reread: reread, Hangup: hangup,
 			Generation: k.Generation, Processor: agent.ProcessorTime,
 			Addresses: node.Addresses, Follow: node.Follow,
-			Lock: running.Lock, Later: running.Later, Holder: running.Holder, Latecomer: running.Latecomer,
+			Lock: running.Lock, Announce: running.Announce, Holder: running.Holder, Announced: running.Announced,
 		},
 		own,
 		agent.Settings{

@@ -141,7 +141,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	if s.rejected == nil {
 		want = *s.Ruleset
 	}
-	f.state, err = s.kernel.Read(ctx, want, nft.Everything)
+	f.state, err = s.kernel.Read(ctx, want, nft.WithLeftovers)
 	if err != nil {
 		return f, hinted(err)
 	}
@@ -163,7 +163,7 @@ func (s *session) inForce(ctx context.Context) (f inForce, err error) {
 	}
 	state := f.state
 	if !candidate.Same(want) {
-		state, err = s.kernel.Read(ctx, *candidate, nft.Everything)
+		state, err = s.kernel.Read(ctx, *candidate, nft.WithLeftovers)
 	}
 	if err != nil {
 		return f, hinted(err)

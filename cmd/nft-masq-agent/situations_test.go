@@ -282,7 +282,7 @@ func (n trafficNode) traced(src netip.Addr, dst netip.AddrPort, proto nfttest.Pr
 	trace nftrace.Trace, none error,
 ) {
 	n.t.Helper()
-	query := nftrace.Query{From: src, To: dst, Protocol: conntrack.ProtocolOf(string(proto))}
+	query := nftrace.Query{From: src, To: dst, Protocol: conntrack.ParseProtocol(string(proto))}
 	ctx, cancel := context.WithCancel(n.t.Context())
 	defer cancel()
 	sent := make(chan struct{})

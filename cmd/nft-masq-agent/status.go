@@ -97,7 +97,7 @@ func (s *session) runningAgent() *running.Report {
 	}
 	r := running.Report{PID: running.Hidden, Alive: s.stuck}
 	holder, first := running.Holder()
-	latecomer, second := running.Latecomer()
+	latecomer, second := running.Announced()
 	switch {
 	case first && second:
 		r.PID = holder
@@ -122,7 +122,7 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	}
 	f.Evidence = &evidence
 	f.Recent = history.Recent
-	tally, err := conntrack.Open().Tally(ctx, judge.SourcePorts(f.Policy))
+	tally, err := conntrack.New().Tally(ctx, judge.SourcePorts(f.Policy))
 	f.ConnectionsError = err
 	f.Full = answer.FullestPorts(tally)
 }

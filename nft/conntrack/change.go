@@ -24,7 +24,7 @@ type Change struct{ Before, InForce *Comparison }
 // Outdated reports whether the policy before decided about an open connection, and the one in force
 // decides otherwise.
 func (c Change) Outdated(e *Entry) bool {
-	switch c.InForce.spared(e) {
+	switch c.InForce.exclusion(e) {
 	case Agrees, FamilyOff:
 	default:
 		return false
@@ -32,11 +32,11 @@ func (c Change) Outdated(e *Entry) bool {
 	if !e.open() || e.translatedDestination() {
 		return false
 	}
-	ruling, right := c.InForce.opinion(e)
+	ruling, right := c.InForce.ruling(e)
 	if right || ruling.Depends {
 		return false
 	}
-	_, agreed := c.Before.opinion(e)
+	_, agreed := c.Before.ruling(e)
 	return agreed
 }
 

@@ -25,9 +25,9 @@ type Tracker struct {
 	noted  int // the most entries that are noted
 }
 
-// Open returns that of the network namespace in which its methods are called. Each call
+// New returns that of the network namespace in which its methods are called. Each call
 // opens a connection of its own.
-func Open() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
+func New() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
 
 // A Filter selects the entries of a dump. The zero Filter selects all of them.
 type Filter struct {

@@ -273,7 +273,7 @@ func TestInterruptedDumpIsRestarted(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	insert(t, ns, untranslated(20, "203.0.113.9")...)
 	for _, failures := range []int{1, 4} {
-		for _, cause := range []error{unix.ENOBUFS, nfnetlink.ErrInterrupted} {
+		for _, cause := range []error{unix.ENOBUFS, nfnetlink.ErrReadAgain} {
 			failed, seen := 0, 0
 			table := newTable(throughSocket(dialIn(ns), func(int) error {
 				if seen != 10 || failed == failures {
@@ -496,7 +496,7 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 		if err := unix.Capset(&head, &caps[0]); err != nil {
 			return err
 		}
-		table := Open()
+		table := New()
 		_, statsErr := table.Stats()
 		for what, err := range map[string]error{
 			"dump":  table.Dump(t.Context(), Filter{}, anyTime, func(*Entry) error { return nil }),

@@ -62,8 +62,8 @@ var protocols = map[uint8]string{
 	unix.IPPROTO_GRE: "gre", unix.IPPROTO_ICMPV6: "icmpv6", unix.IPPROTO_SCTP: "sctp", unix.IPPROTO_UDPLITE: "udplite",
 }
 
-// ProtocolOf returns the protocol of a name, 0 if it is not known.
-func ProtocolOf(name string) uint8 {
+// ParseProtocol returns the protocol of a name, 0 if it is not known.
+func ParseProtocol(name string) uint8 {
 	for p, n := range protocols {
 		if n == name {
 			return p

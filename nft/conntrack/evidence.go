@@ -23,7 +23,7 @@ type Evidence struct {
 	// contradictions first, then the largest. Beyond 1,024 entries, those of a key are counted together,
 	// in one without a CIDR.
 	Counts []Count
-	// Answers are the counts of the questions, in their order.
+	// Answers are the counts of the queries, in their order.
 	Answers []Count
 	// NotJudged counts connections that are no evidence, by the name of the [Finding].
 	NotJudged map[string]int
@@ -32,10 +32,10 @@ type Evidence struct {
 	Unanswered []Unanswered
 
 	Sample
-	Full bool // a bound was hit: some destinations or connections were not kept
+	Incomplete bool // a bound was hit: some destinations or connections were not kept
 }
 
-// A Count is connections that are judged, of an entry of the policy or of a [Question].
+// A Count is connections that are judged, of an entry of the policy or of a [Query].
 type Count struct {
 	Entry  judge.Entry
 	Agrees int
@@ -48,9 +48,9 @@ type Count struct {
 	Overruled int
 	// Undated are those that contradict the policy, and it is not known when they began.
 	Undated int
-	// Contradicting are up to three examples of those that contradict: overruled ones first, then undated, then stale
+	// Examples are up to three examples of those that contradict: overruled ones first, then undated, then stale
 	// ones.
-	Contradicting []Example
+	Examples []Example
 	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Question].
 	Seen []netip.Addr
 	// Endpoints are up to three destinations, of connections to the address that was asked for, which lead elsewhere:
@@ -58,11 +58,11 @@ type Count struct {
 	Endpoints []netip.AddrPort
 }
 
-// Contradicts is the number of connections that contradict the policy.
-func (c Count) Contradicts() int { return c.Stale + c.Overruled + c.Undated }
+// Contradictions is the number of connections that contradict the policy.
+func (c Count) Contradictions() int { return c.Stale + c.Overruled + c.Undated }
 
 // Open is the number of connections that were judged.
-func (c Count) Open() int { return c.Agrees + c.Contradicts() }
+func (c Count) Open() int { return c.Agrees + c.Contradictions() }
 
 // An Example is a connection.
 type Example struct {
@@ -133,26 +133,26 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 }
 
 // Gather compares each connection with the policy, in one pass. It ends with the context.
-func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, questions ...Question) (Evidence, error) {
+func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, queries ...Query) (Evidence, error) {
 	var g *gathering
-	s, err := t.dumpSample(ctx, func() { g = newGathering(c, h, questions) }, func(e *Entry) { g.add(e) })
+	s, err := t.dumpSample(ctx, func() { g = newGathering(c, h, queries) }, func(e *Entry) { g.add(e) })
 	if err != nil {
 		return Evidence{}, err
 	}
 	found := g.evidence()
 	found.Sample = s
-	found.Full = found.Full || h.Full
+	found.Incomplete = found.Incomplete || h.Incomplete
 	return found, nil
 }
 
 // ReadEvidence compares each connection on the node of the calling thread with a policy, in one pass. It ends with the
 // context.
-func ReadEvidence(ctx context.Context, p nft.Policy, h History, questions ...Question) (Evidence, error) {
+func ReadEvidence(ctx context.Context, p nft.Policy, h History, queries ...Query) (Evidence, error) {
 	c, err := ReadComparison(p)
 	if err != nil {
 		return Evidence{}, err
 	}
-	return Open().Gather(ctx, c, h, questions...)
+	return New().Gather(ctx, c, h, queries...)
 }
 
 // Bounds of what a gathering keeps.
@@ -165,16 +165,16 @@ const (
 type gathering struct {
 	*Comparison
 	history   History
-	questions []Question
+	queries   []Query
 	answers   []Count
 	counts    map[judge.Entry]*Count
 	notJudged [findings]int
 	replies   *replies
 }
 
-func newGathering(c *Comparison, h History, questions []Question) *gathering {
+func newGathering(c *Comparison, h History, queries []Query) *gathering {
 	return &gathering{
-		Comparison: c, history: h, questions: questions, answers: make([]Count, len(questions)),
+		Comparison: c, history: h, queries: queries, answers: make([]Count, len(queries)),
 		counts: map[judge.Entry]*Count{}, replies: newReplies(c.timeouts),
 	}
 }
@@ -194,7 +194,7 @@ func (g *gathering) add(e *Entry) {
 		age = g.history.Age(e)
 	}
 	g.count(ruling.Entry).add(e, age)
-	for i, q := range g.questions {
+	for i, q := range g.queries {
 		if q.matches(e) {
 			g.answers[i].add(e, age)
 			g.answers[i].show(q, e, age)
@@ -239,19 +239,19 @@ var certainty = []Age{AgeOverruled, AgeUndated, AgeStale}
 
 func (c *Count) addExample(x Example) {
 	position := 0
-	for _, other := range c.Contradicting {
+	for _, other := range c.Examples {
 		if slices.Index(certainty, other.Age) <= slices.Index(certainty, x.Age) {
 			position++
 		}
 	}
 	if position < maxExamples {
-		c.Contradicting = slices.Insert(c.Contradicting, position, x)
-		c.Contradicting = c.Contradicting[:min(len(c.Contradicting), maxExamples)]
+		c.Examples = slices.Insert(c.Examples, position, x)
+		c.Examples = c.Examples[:min(len(c.Examples), maxExamples)]
 	}
 }
 
 // show adds what an answer shows of a connection.
-func (c *Count) show(q Question, e *Entry, age Age) {
+func (c *Count) show(q Query, e *Entry, age Age) {
 	seen := e.SeenAs().Addr()
 	if age == "" && e.Status&SeenReply != 0 && len(c.Seen) < maxExamples && !slices.Contains(c.Seen, seen) {
 		c.Seen = append(c.Seen, seen)
@@ -281,7 +281,7 @@ func (g *gathering) evidence() Evidence {
 	}
 	slices.SortFunc(e.Counts, compareCounts)
 	e.Unanswered = g.replies.unanswered()
-	e.Full = g.replies.full
+	e.Incomplete = g.replies.full
 	return e
 }
 
@@ -289,7 +289,7 @@ func compareCounts(a, b Count) int {
 	if n := b.Overruled - a.Overruled; n != 0 {
 		return n
 	}
-	if n := b.Contradicts() - a.Contradicts(); n != 0 {
+	if n := b.Contradictions() - a.Contradictions(); n != 0 {
 		return n
 	}
 	if n := b.Open() - a.Open(); n != 0 {

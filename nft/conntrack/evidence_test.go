@@ -24,7 +24,7 @@ func exampleNode() Node {
 	p := netip.MustParsePrefix
 	return Node{
 		Local: []netip.Prefix{p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128")},
-		Received: []netip.Prefix{
+		Delivered: []netip.Prefix{
 			p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128"), p("192.0.2.255/32"),
 		},
 		Networks: []routes.Network{
@@ -184,14 +184,17 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		old, young Entry
 		want       Count
 	}{
-		"nothing is known":      {History{}, old, young, Count{Undated: 2}},
-		"noted":                 {History{Since: since, Earlier: noted}, old, young, Count{Stale: 1, Overruled: 1}},
-		"both":                  {History{Since: since, Earlier: both}, old, young, Count{Stale: 2}},
-		"full":                  {History{Since: since, Earlier: noted, Full: true}, old, young, Count{Stale: 1, Undated: 1}},
+		"nothing is known": {History{}, old, young, Count{Undated: 2}},
+		"noted":            {History{Since: since, Earlier: noted}, old, young, Count{Stale: 1, Overruled: 1}},
+		"both":             {History{Since: since, Earlier: both}, old, young, Count{Stale: 2}},
+		"full": {
+			History{Since: since, Earlier: noted, Incomplete: true}, old, young, Count{Stale: 1, Undated: 1},
+		},
 		"at the start":          {History{AtStart: true, Earlier: noted}, old, young, Count{Undated: 1, Overruled: 1}},
 		"times, and no history": {History{Since: since}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1}},
 		"times, and full": {
-			History{Since: since, Earlier: noted, Full: true}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1},
+			History{Since: since, Earlier: noted, Incomplete: true}, dated(old, -1), dated(young, 1),
+			Count{Stale: 1, Overruled: 1},
 		},
 		"times":              {History{Since: since, Earlier: noted}, dated(old, -1), dated(young, -1), Count{Stale: 2}},
 		"times at the start": {History{Since: since, AtStart: true}, dated(old, -1), dated(young, -1), Count{Undated: 2}},
@@ -202,7 +205,7 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		}
 		got := found.Counts[0]
 		if got.Stale != tt.want.Stale || got.Overruled != tt.want.Overruled || got.Undated != tt.want.Undated ||
-			got.Open() != 2 || len(got.Contradicting) != 2 {
+			got.Open() != 2 || len(got.Examples) != 2 {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
 	}
@@ -220,10 +223,10 @@ func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
 		}
 	}
 	got := gather(func(*config.Config) {}, History{Earlier: noted}, all...).Counts[0]
-	if got.Stale != 5 || got.Overruled != 3 || len(got.Contradicting) != maxExamples {
+	if got.Stale != 5 || got.Overruled != 3 || len(got.Examples) != maxExamples {
 		t.Fatalf("%+v", got)
 	}
-	for _, x := range got.Contradicting {
+	for _, x := range got.Examples {
 		if x.Age != AgeOverruled {
 			t.Errorf("%+v", x)
 		}
@@ -242,7 +245,7 @@ func TestExamplesOfAnotherProgramComeFirst(t *testing.T) {
 			c.add(&e, age)
 		}
 		var got []Age
-		for _, x := range c.Contradicting {
+		for _, x := range c.Examples {
 			got = append(got, x.Age)
 		}
 		if !slices.Equal(got, tt.want) {
@@ -272,7 +275,7 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		sum += c.Agrees
 	}
 	rest := found.Entry(judge.Entry{Key: "nonMasqueradeCIDRs", Verdict: nft.Exempt})
-	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || !found.Full ||
+	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || !found.Incomplete ||
 		len(g.replies.exempt) != maxDestinations {
 		t.Errorf("%d counts of %d, %d of the key, %d destinations", len(found.Counts), sum, rest.Agrees,
 			len(g.replies.exempt))
@@ -394,13 +397,13 @@ func TestEvidenceOfPackets(t *testing.T) {
 		t.Errorf("bounded: %v, full %t: %v", one, full, err)
 	}
 	late := send("203.0.113.8:54")
-	to := Question{To: netip.MustParseAddrPort("203.0.113.8:0")}
-	elsewhere := Question{To: to.To, From: netip.MustParseAddr("10.244.1.99")}
+	to := Query{To: netip.MustParseAddrPort("203.0.113.8:0")}
+	elsewhere := Query{To: to.To, From: netip.MustParseAddr("10.244.1.99")}
 	found, err := table.Gather(t.Context(), comparison, History{Earlier: noted}, to, elsewhere)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found.Examined != 4 || found.Tracked != 4 || found.Partial || found.Full {
+	if found.Examined != 4 || found.Tracked != 4 || found.Partial || found.Incomplete {
 		t.Errorf("%+v", found)
 	}
 	counts := map[string][3]int{}
@@ -414,8 +417,8 @@ func TestEvidenceOfPackets(t *testing.T) {
 	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}
-	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Contradicting[0].SeenAs != late.Seen ||
-		a.Contradicting[0].Source != late.Sent || found.Answers[1].Open() != 0 {
+	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Examples[0].SeenAs != late.Seen ||
+		a.Examples[0].Source != late.Sent || found.Answers[1].Open() != 0 {
 		t.Errorf("%+v", found.Answers)
 	}
 	if len(node.Timeouts) != 4 || node.Timeouts[unix.IPPROTO_TCP] == 0 {

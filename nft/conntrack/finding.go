@@ -59,13 +59,13 @@ func (f Finding) String() string {
 // A Comparison compares connections with a policy, on a node. It asks about no rule of another
 // program: an entry shows what all rules together did.
 type Comparison struct {
-	surrounding
+	environment
 	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
 }
 
 // NewComparison returns the comparison with a policy.
 func NewComparison(p nft.Policy, n Node) *Comparison {
-	c := &Comparison{surrounding: newSurrounding(n)}
+	c := &Comparison{environment: newSurrounding(n)}
 	for i := range p.Families {
 		f := p.Families[i]
 		c.families[index(f.IPv6)] = &f
@@ -103,10 +103,10 @@ func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
 
 // compare is Compare, also of connections that are closed.
 func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
-	if f := c.spared(e); f != Agrees {
+	if f := c.exclusion(e); f != Agrees {
 		return judge.Ruling{}, f
 	}
-	ruling, right := c.opinion(e)
+	ruling, right := c.ruling(e)
 	switch {
 	case ruling.OfSource:
 		return ruling, OfSource
@@ -120,8 +120,8 @@ func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
 	return ruling, Contradicts
 }
 
-// spared returns why the translation of a connection does not depend on the policy; Agrees: it does.
-func (c *Comparison) spared(e *Entry) Finding {
+// exclusion returns why the translation of a connection does not depend on the policy; Agrees: it does.
+func (c *Comparison) exclusion(e *Entry) Finding {
 	src := e.Original.Src.Addr()
 	dst := e.Destination().Addr()
 	switch {
@@ -143,9 +143,9 @@ func (c *Comparison) spared(e *Entry) Finding {
 	return Agrees
 }
 
-// opinion returns the ruling of the policy, and whether the entry is translated accordingly. A family
+// ruling returns the ruling of the policy, and whether the entry is translated accordingly. A family
 // that is off is exempt.
-func (c *Comparison) opinion(e *Entry) (r judge.Ruling, right bool) {
+func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	src := e.Original.Src.Addr()
 	dst := e.Destination().Addr()
 	seen := e.SeenAs().Addr()

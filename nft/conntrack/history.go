@@ -17,8 +17,8 @@ type History struct {
 	AtStart bool
 	// Earlier has the hashes of the connections that contradicted the policy when it came into force; nil: not known.
 	Earlier map[uint64]bool
-	// Full says that there were more than Earlier has.
-	Full bool
+	// Incomplete says that there were more than Earlier has.
+	Incomplete bool
 	// Recent are the last counts of entries that had overruled connections within the last ten minutes.
 	Recent []Count
 }
@@ -37,7 +37,7 @@ func (h History) Age(e *Entry) Age {
 		return AgeUndated
 	case h.Earlier[e.hash()]:
 		return AgeStale
-	case h.Full:
+	case h.Incomplete:
 		return AgeUndated
 	}
 	return AgeOverruled

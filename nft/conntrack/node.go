@@ -15,9 +15,9 @@ import (
 
 // A Node is what connections are judged by, besides the policy.
 type Node struct {
-	Local    []netip.Prefix // the node's own addresses
-	Received []netip.Prefix // those, and of broadcast and anycast
-	Networks []routes.Network
+	Local     []netip.Prefix // the node's own addresses
+	Delivered []netip.Prefix // those, and of broadcast and anycast
+	Networks  []routes.Network
 	// Toward returns the interface by which packets from a source, or if it is not valid those of the node, leave to a
 	// destination; "": that is not known. nil: it is known of none.
 	Toward func(src, dst netip.Addr) (string, error)
@@ -36,9 +36,9 @@ func ReadNode() (n Node, err error) {
 		switch network.Type {
 		case unix.RTN_LOCAL:
 			n.Local = append(n.Local, network.Prefix)
-			n.Received = append(n.Received, network.Prefix)
+			n.Delivered = append(n.Delivered, network.Prefix)
 		case unix.RTN_BROADCAST, unix.RTN_ANYCAST:
-			n.Received = append(n.Received, network.Prefix)
+			n.Delivered = append(n.Delivered, network.Prefix)
 		case unix.RTN_UNICAST:
 			if network.Main {
 				n.Networks = append(n.Networks, network)
@@ -65,15 +65,15 @@ func timeout(name string) uint32 {
 	return uint32(seconds)
 }
 
-// A surrounding is a [Node] in the form that is fast to ask.
-type surrounding struct {
+// A environment is a [Node] in the form that is fast to ask.
+type environment struct {
 	local      judge.Addresses
 	delivered  judge.Addresses
 	interfaces map[netip.Prefix][]string // by network
 	lengths    []int                     // of the networks, the longest first
 	timeouts   map[uint8]uint32
 	toward     func(src, dst netip.Addr) (string, error)
-	known      map[[2]netip.Addr]string // interfaces by source and destination
+	lookups    map[[2]netip.Addr]string // interfaces by source and destination
 }
 
 // maxLookups is of how many pairs of addresses the kernel is asked for the route, each once.
@@ -81,25 +81,25 @@ const maxLookups = 1024
 
 // interfaceTo returns the interface by which packets leave to a destination. From the node, that is also the one on
 // which packets from there are expected. It is "" if it is not known.
-func (s *surrounding) interfaceTo(src, dst netip.Addr) string {
+func (s *environment) interfaceTo(src, dst netip.Addr) string {
 	pair := [2]netip.Addr{src, dst}
-	name, known := s.known[pair]
-	if known || s.toward == nil || len(s.known) >= maxLookups {
+	name, known := s.lookups[pair]
+	if known || s.toward == nil || len(s.lookups) >= maxLookups {
 		return name
 	}
 	name, _ = s.toward(src, dst) // "" with an error
-	s.known[pair] = name
+	s.lookups[pair] = name
 	return name
 }
 
-func newSurrounding(n Node) surrounding {
-	s := surrounding{
+func newSurrounding(n Node) environment {
+	s := environment{
 		local:      judge.NewAddresses(n.Local),
-		delivered:  judge.NewAddresses(append(slices.Clip(n.Received), netip.MustParsePrefix("255.255.255.255/32"))),
+		delivered:  judge.NewAddresses(append(slices.Clip(n.Delivered), netip.MustParsePrefix("255.255.255.255/32"))),
 		interfaces: map[netip.Prefix][]string{},
 		timeouts:   n.Timeouts,
 		toward:     n.Toward,
-		known:      map[[2]netip.Addr]string{},
+		lookups:    map[[2]netip.Addr]string{},
 	}
 	for _, network := range n.Networks {
 		if network.Bits() == 0 { // no bridge has everything on one link
@@ -115,7 +115,7 @@ func newSurrounding(n Node) surrounding {
 }
 
 // behind returns the interfaces by which packets to an address leave.
-func (s *surrounding) behind(a netip.Addr) []string {
+func (s *environment) behind(a netip.Addr) []string {
 	for _, bits := range s.lengths {
 		network, err := a.Prefix(bits)
 		if err != nil { // longer than an address of the family
@@ -130,7 +130,7 @@ func (s *surrounding) behind(a netip.Addr) []string {
 
 // bridged reports whether two addresses are behind the same interface. If that is a bridge, or part
 // of one, it may have forwarded what they exchange.
-func (s *surrounding) bridged(a, b netip.Addr) bool {
+func (s *environment) bridged(a, b netip.Addr) bool {
 	names := s.behind(a)
 	if len(names) == 0 {
 		return false

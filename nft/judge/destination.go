@@ -30,9 +30,9 @@ func Uncovered(network netip.Prefix, list nft.List) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// Destination returns an address to which a policy masquerades connections from some source, by the right interfaces;
-// false: it masquerades none.
-func Destination(f nft.FamilyPolicy) (netip.Addr, bool) {
+// MasqueradedDestination returns an address to which a policy masquerades connections from some source, by the right
+// interfaces; false: it masquerades none.
+func MasqueradedDestination(f nft.FamilyPolicy) (netip.Addr, bool) {
 	sources := f.List(config.KeyMasqueradeSrcCIDRs).Prefixes()
 	if len(sources) == 0 {
 		sources = []netip.Prefix{Everything(f.IPv6)}

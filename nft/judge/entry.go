@@ -51,69 +51,69 @@ func Rule(f *nft.FamilyPolicy, c nft.Connection) Ruling {
 		return r
 	}
 	leaving := false // by an interface that is not known, and may decide
-	for i := range f.Questions {
-		q := &f.Questions[i]
+	for i := range f.Conditions {
+		condition := &f.Conditions[i]
 		switch {
-		case q.Asks == config.ReceivedOn && c.InInterface == "" && !c.FromNode:
+		case condition.Asks == config.ReceivedOn && c.InInterface == "" && !c.FromNode:
 			r.Depends = true
 			continue
-		case q.Asks == config.LeavingBy && c.OutInterface == "":
+		case condition.Asks == config.LeavingBy && c.OutInterface == "":
 			leaving = true
 			continue
 		}
-		m := ask(q, c)
-		if m.yes == q.Outside {
+		m := ask(condition, c)
+		if m.yes == condition.Outside {
 			continue
 		}
-		r.Key = q.Key
+		r.Key = condition.Key
 		r.CIDR = m.cidr
-		r.OfSource = q.Asks == config.SourceAddress || q.Asks == config.ReceivedOn
-		r.Verdict = verdict(q)
+		r.OfSource = condition.Asks == config.SourceAddress || condition.Asks == config.ReceivedOn
+		r.Verdict = verdict(condition)
 		break
 	}
 	r.Depends = r.Depends || leaving && r.Verdict == nft.Masqueraded
 	return r
 }
 
-// verdict is that of a question which decides.
-func verdict(q *nft.Question) nft.Verdict {
-	if q.Masquerade {
+// verdict is that of a condition which decides.
+func verdict(condition *nft.Condition) nft.Verdict {
+	if condition.Masquerade {
 		return nft.Masqueraded
 	}
 	return nft.Exempt
 }
 
-// A match is the answer to a question, and the entry of its list that contains the address or matches the interface.
+// A match is the answer to a condition, and the entry of its list that contains the address or matches the interface.
 type match struct {
 	yes  bool
 	cidr netip.Prefix
 	link config.Interface
 }
 
-// ask asks a question about a connection.
-func ask(q *nft.Question, c nft.Connection) (m match) {
-	switch q.Asks {
+// ask asks a condition about a connection.
+func ask(condition *nft.Condition, c nft.Connection) (m match) {
+	switch condition.Asks {
 	case config.SentByNode:
 		m.yes = c.FromNode
 	case config.ReceivedOn:
 		if !c.FromNode {
-			m.link, m.yes = matching(q, c.InInterface)
+			m.link, m.yes = matching(condition, c.InInterface)
 		}
 	case config.LeavingBy:
-		m.link, m.yes = matching(q, c.OutInterface)
+		m.link, m.yes = matching(condition, c.OutInterface)
 	case config.SourceAddress:
-		m.cidr, m.yes = q.Covering(c.Src)
+		m.cidr, m.yes = condition.Covering(c.Src)
 	case config.DestinationAddress:
-		m.cidr, m.yes = q.Covering(c.Dst)
+		m.cidr, m.yes = condition.Covering(c.Dst)
 	default:
-		q.Unknown()
+		condition.Unknown()
 	}
 	return m
 }
 
-// matching returns the entry of a question that matches the name of an interface.
-func matching(q *nft.Question, name string) (config.Interface, bool) {
-	for _, i := range q.Interfaces {
+// matching returns the entry of a condition that matches the name of an interface.
+func matching(condition *nft.Condition, name string) (config.Interface, bool) {
+	for _, i := range condition.Interfaces {
 		if name != "" && i.Matches(name) {
 			return i, true
 		}
@@ -123,9 +123,9 @@ func matching(q *nft.Question, name string) (config.Interface, bool) {
 
 // IsPod reports whether the source of a connection is a pod according to a policy.
 func IsPod(f nft.FamilyPolicy, c nft.Connection) bool {
-	for i := range f.Questions {
-		q := &f.Questions[i]
-		if q.LimitsSources() && ask(q, c).yes != q.Outside {
+	for i := range f.Conditions {
+		condition := &f.Conditions[i]
+		if condition.LimitsSources() && ask(condition, c).yes != condition.Outside {
 			return false
 		}
 	}

@@ -5,16 +5,16 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// A Step is one question of a policy and its answer for a connection.
+// A Step is one condition of a policy and its answer for a connection.
 type Step struct {
-	Condition nft.Question // the condition; zero for questions of every policy
-	Question  string       // in words
-	Yes       bool         // the answer
-	CIDR      config.CIDR  // the entry that contains the address, if any; or only a position
-	Name      string       // the entry that matches the interface, if any
+	Condition nft.Condition // the condition; zero for those of every policy
+	Question  string        // in words
+	Yes       bool          // the answer
+	CIDR      config.CIDR   // the entry that contains the address, if any; or only a position
+	Name      string        // the entry that matches the interface, if any
 }
 
-// Explain returns the questions of the policy for a connection, in order, up to the one that decides, and the verdict.
+// Explain returns the conditions of the policy for a connection, in order, up to the one that decides, and the verdict.
 func Explain(p nft.Policy, c nft.Connection) ([]Step, nft.Verdict) {
 	c.Src = c.Src.Unmap()
 	c.Dst = c.Dst.Unmap()
@@ -29,26 +29,26 @@ func Explain(p nft.Policy, c nft.Connection) ([]Step, nft.Verdict) {
 	if c.ToNode {
 		return steps, nft.Local
 	}
-	for i := range f.Questions {
-		q := &f.Questions[i]
-		step := newStep(q, c)
+	for i := range f.Conditions {
+		condition := &f.Conditions[i]
+		step := newStep(condition, c)
 		steps = append(steps, step)
-		if step.Yes != q.Outside {
-			return steps, verdict(q)
+		if step.Yes != condition.Outside {
+			return steps, verdict(condition)
 		}
 	}
 	return append(steps, Step{Question: "anything else", Yes: true}), nft.Masqueraded
 }
 
-func newStep(q *nft.Question, c nft.Connection) Step {
-	m := ask(q, c)
-	step := Step{Condition: *q, Question: q.Question(), Yes: m.yes, Name: m.link.Name}
-	step.CIDR.Pos = q.Pos
+func newStep(condition *nft.Condition, c nft.Connection) Step {
+	m := ask(condition, c)
+	step := Step{Condition: *condition, Question: condition.Question(), Yes: m.yes, Name: m.link.Name}
+	step.CIDR.Pos = condition.Pos
 	if m.link.Name != "" {
 		step.CIDR.Pos = m.link.Pos
 	}
 	if m.cidr.IsValid() {
-		step.CIDR, _ = q.Find(m.cidr.Addr())
+		step.CIDR, _ = condition.Find(m.cidr.Addr())
 	}
 	return step
 }

@@ -37,7 +37,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 		node := m.Addresses()
 		p := nft.NewPolicy(c, o).WithAddresses(node)
 		family, on := p.Family(ipv6)
-		dst, exists := judge.Destination(family)
+		dst, exists := judge.MasqueradedDestination(family)
 		for _, conn := range someConnections(m, ipv6, c, c) {
 			want := cases.Specified(c, conn)
 			if got := verdict(p, conn); got != want {

@@ -9,7 +9,7 @@ import (
 
 // MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
 func MasqueradesNode(f nft.FamilyPolicy, a netip.Addr) bool {
-	dst, found := Destination(f)
+	dst, found := MasqueradedDestination(f)
 	return found && Rule(&f, nft.Connection{Src: a, Dst: dst, FromNode: true}).Verdict == nft.Masqueraded
 }
 

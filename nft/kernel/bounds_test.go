@@ -187,7 +187,7 @@ func (r *row) apply(bound time.Duration, want nft.Ruleset, depth nft.Depth) {
 func measure(r *row, ns *nfttest.NS, b bounded) {
 	first := b.of(0, "198.51.100.1")
 	second := b.of(1, "198.51.100.1")
-	r.apply(30*time.Second, first, nft.Everything)
+	r.apply(30*time.Second, first, nft.WithLeftovers)
 	r.apply(30*time.Second, second, nft.Contents)
 	heal := time.Second - polled
 	c := connect(r, ns)

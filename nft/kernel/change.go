@@ -34,7 +34,7 @@ type change struct {
 	generation uint32 // at which everything is right; 0: unknown, because the last try compared only a part
 }
 
-// try plans and writes once. It returns [nfnetlink.ErrInterrupted] if it is to be called again.
+// try plans and writes once. It returns [nfnetlink.ErrReadAgain] if it is to be called again.
 func (c *change) try(ctx context.Context) error {
 	c.tries++
 	if c.tries > 1 {
@@ -46,7 +46,7 @@ func (c *change) try(ctx context.Context) error {
 		return err
 	}
 	replacer, replaceable := c.state.wanted.(nft.Replacer)
-	if hasKind(c.found, nft.Odd) { // only a Replacer has differences of this kind
+	if hasKind(c.found, nft.Unexpected) { // only a Replacer has differences of this kind
 		return c.replaceTable(replacer)
 	}
 	err := c.state.stageAndSwitch(ctx)
@@ -64,7 +64,7 @@ func (c *change) try(ctx context.Context) error {
 	found := texts(c.found)
 	if !slices.Equal(found, c.rejected) {
 		c.rejected = found
-		return nfnetlink.ErrInterrupted
+		return nfnetlink.ErrReadAgain
 	}
 	return c.replaceTable(replacer)
 }
@@ -75,7 +75,7 @@ func (c *change) replaceTable(replacer nft.Replacer) error {
 		return c.state.retryIfOthersWrote(err)
 	}
 	c.recreated = true
-	return nfnetlink.ErrInterrupted
+	return nfnetlink.ErrReadAgain
 }
 
 // readAgain reads what tells whether what was compared and filled is still there.
@@ -107,12 +107,12 @@ func (s *State) commit(b *nfnetlink.Batch) error {
 	return nil
 }
 
-// retryIfOthersWrote returns [nfnetlink.ErrInterrupted] for a rejection if that may be due to what another program has
+// retryIfOthersWrote returns [nfnetlink.ErrReadAgain] for a rejection if that may be due to what another program has
 // written since the state was read, also if the generation of the state is unknown.
 func (s *State) retryIfOthersWrote(err error) error {
 	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
 		if current, _ := s.conn.Generation(); current != s.generation {
-			return nfnetlink.ErrInterrupted
+			return nfnetlink.ErrReadAgain
 		}
 	}
 	return err
@@ -140,7 +140,7 @@ func (s *State) stageAndSwitch(ctx context.Context) error {
 	err := s.commit(first)
 	s.findAgain = err != nil && !errors.Is(err, unix.ERESTART)
 	if s.findAgain && len(s.leftover) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
-		return nfnetlink.ErrInterrupted // of what goes, something has gone, or has come
+		return nfnetlink.ErrReadAgain // of what goes, something has gone, or has come
 	}
 	if err != nil || second.Len() == 0 {
 		return err

@@ -70,7 +70,7 @@ func (k *Kernel) Removable(ctx context.Context, removal Removal) (found []string
 func (k *Kernel) removable(ctx context.Context, removal Removal, earlier *State) (*State, error) {
 	depth := nft.TakeOver
 	if removal == Ours {
-		depth = nft.Everything
+		depth = nft.WithLeftovers
 	}
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
 	if err == nil && removal == LegacyOnly {
@@ -93,7 +93,7 @@ func names(diffs []nft.Difference) (list []string) {
 
 // Installed reads our rules that the kernel has; see [State.Installed].
 func (k *Kernel) Installed(ctx context.Context) (found nft.Installed, ok bool, err error) {
-	s, err := k.Read(ctx, nft.Ruleset{}, nft.Everything)
+	s, err := k.Read(ctx, nft.Ruleset{}, nft.WithLeftovers)
 	if err == nil {
 		found, ok = s.Installed()
 	}
@@ -123,9 +123,9 @@ func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
 	return slices.ContainsFunc(found, xtables.OlderChain.Decides), err
 }
 
-// Kept returns the chains of iptables-based agents that Cleanup does not remove, because they
+// Doubtful returns the chains of iptables-based agents that Cleanup does not remove, because they
 // may be another program's.
-func (k *Kernel) Kept(ctx context.Context) ([]xtables.OlderChain, error) {
+func (k *Kernel) Doubtful(ctx context.Context) ([]xtables.OlderChain, error) {
 	found, err := k.Older(ctx, nft.Ruleset{})
-	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Kept == "" }), err
+	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Doubt == "" }), err
 }

@@ -347,7 +347,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	r.reset(tr)
 	k := f.open()
 	defer r.closing.Go(func() { _ = k.Close() })
-	done, err := k.Apply(r.Context(), *tr.to, nft.Everything)
+	done, err := k.Apply(r.Context(), *tr.to, nft.WithLeftovers)
 	if gen, genErr := r.conn.Generation(); f.at == 0 && (err != nil || genErr != nil || done.Generation != gen) {
 		r.Errorf("Apply returned generation %d, %v; the kernel has %d, %v", done.Generation, err, gen, genErr)
 	}
@@ -366,7 +366,7 @@ func (r *rig) run(tr transition, f *faults, restart bool) {
 	if restart {
 		next = New(r.conn)
 	}
-	a, err := next.Apply(r.Context(), *tr.to, nft.Everything)
+	a, err := next.Apply(r.Context(), *tr.to, nft.WithLeftovers)
 	if err != nil {
 		r.Errorf("%s: the next Apply: %v", what, err)
 	}
@@ -495,14 +495,14 @@ func TestSeveralFaultsOfOneApply(t *testing.T) {
 		mode := cases.Modes()[m.IntN(len(cases.Modes()))]
 		want := nft.Compile(m.Config(), m.Options(mode)).WithAddresses(m.Addresses())
 		on = true
-		a, err := k.Apply(t.Context(), want, nft.Everything)
+		a, err := k.Apply(t.Context(), want, nft.WithLeftovers)
 		on, f.at = false, 0
 		if err == nil && a.Generation != 0 && a.Generation == generation(t, ns) {
 			if diffs, err := open(t, ns).Diff(t.Context(), want, everything); err != nil || len(diffs) > 0 {
 				t.Fatalf("said to be right at generation %d, but %q, %v", a.Generation, diffs, err)
 			}
 		}
-		apply(t, k, want, nft.Everything)
+		apply(t, k, want, nft.WithLeftovers)
 		inSync(t, ns, want)
 	}
 }
@@ -518,9 +518,9 @@ func TestRequestsOfAnApplyAreFew(t *testing.T) {
 		change, read int
 	}{
 		{nft.ModeNFTables, nft.Contents, 18, 10},
-		{nft.ModeNFTables, nft.Everything, 21, 13},
+		{nft.ModeNFTables, nft.WithLeftovers, 21, 13},
 		{nft.ModeIPTables, nft.Contents, 16, 13},
-		{nft.ModeIPTables, nft.Everything, 26, 23},
+		{nft.ModeIPTables, nft.WithLeftovers, 26, 23},
 	} {
 		f := &faults{dial: dialIn(nfttest.NewNS(t, "node"))}
 		k, c := f.open(), cases.Load(t, "both-families")

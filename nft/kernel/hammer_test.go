@@ -53,7 +53,7 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 			for i := range nfttest.Rounds(tt.reloads/20, tt.reloads/4, tt.reloads*25) {
 				// The other mode's rules are read when the mode changes.
 				if diffs := apply(t, k, tt.rulesets[(i+1)%len(tt.rulesets)],
-					map[bool]nft.Depth{true: nft.Everything, false: nft.Contents}[tt.name == "both modes"]); len(diffs) == 0 {
+					map[bool]nft.Depth{true: nft.WithLeftovers, false: nft.Contents}[tt.name == "both modes"]); len(diffs) == 0 {
 					t.Fatalf("reload %d did nothing", i)
 				}
 			}

@@ -73,8 +73,8 @@ type Applied struct {
 	// TookOver are the names of other agents' chains that were removed, Removed
 	// those of leftovers of another mode or chain name of ours.
 	TookOver, Removed []string
-	// Replaced are the chains of mode iptables-nft that others had written.
-	Replaced []string
+	// Overwritten are the chains of mode iptables-nft that others had written.
+	Overwritten []string
 	// Read is the generation of the ruleset that was compared, and Generation that at which everything was
 	// right. If another program wrote in the meantime, that is 0, or not the last one.
 	Read, Generation uint32
@@ -112,7 +112,7 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 		}
 		a.describe(found)
 	}
-	if depth >= nft.Everything {
+	if depth >= nft.WithLeftovers {
 		_, _ = RemoveTrace(k.In(ctx)) // which disturbs nobody, and is tried again
 	}
 	k.lastApplied = want
@@ -140,17 +140,17 @@ func (k *Kernel) readAndCompare(ctx context.Context, want nft.Ruleset, depth nft
 		found := texts(diffs)
 		if err == nil && generation != s.generation && !slices.Equal(found, last) {
 			last = found
-			return nfnetlink.ErrInterrupted
+			return nfnetlink.ErrReadAgain
 		}
 		return err
 	})
 	return s, diffs, err
 }
 
-// generationAfter returns the generation once differences were read. For those of kinds Odd and Prevented it first
-// waits until transactions in progress end, because the kernel counts what they add before it lists it.
+// generationAfter returns the generation once differences were read. For those of kinds Unexpected and Prevented it
+// first waits until transactions in progress end, because the kernel counts what they add before it lists it.
 func (k *Kernel) generationAfter(diffs []nft.Difference) (uint32, error) {
-	if hasKind(diffs, nft.Odd) || hasKind(diffs, nft.Prevented) {
+	if hasKind(diffs, nft.Unexpected) || hasKind(diffs, nft.Prevented) {
 		if err := k.conn.Settle(); err != nil {
 			return 0, err
 		}
@@ -166,9 +166,9 @@ func (a *Applied) describe(diffs []nft.Difference) {
 			a.TookOver = append(a.TookOver, d.Text)
 		case nft.Leftover:
 			a.Removed = append(a.Removed, d.Text)
-		case nft.Replaced:
-			a.Replaced = append(a.Replaced, d.Text)
-		case nft.Drift, nft.Odd, nft.Prevented:
+		case nft.Overwritten:
+			a.Overwritten = append(a.Overwritten, d.Text)
+		case nft.Drift, nft.Unexpected, nft.Prevented:
 		}
 	}
 }

@@ -41,7 +41,7 @@ func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
 		a, err := k.Apply(t.Context(), want, nft.Contents)
 		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
-		if diff := cmp.Diff(says, a.Replaced); err != nil || diff != "" {
+		if diff := cmp.Diff(says, a.Overwritten); err != nil || diff != "" {
 			t.Errorf("%v, replaced (-want +got):\n%s", err, diff)
 		}
 		inSync(t, ns, want)
@@ -96,7 +96,7 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		_, diff := k.Diff(ctx, after, nft.Contents)
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
-		_, kept := k.Kept(ctx)
+		_, kept := k.Doubtful(ctx)
 		_, removable := k.Removable(ctx, WithLegacy)
 		for _, err := range []error{applied, diff, installed, decides, kept, removable} {
 			if !errors.Is(err, context.Canceled) {

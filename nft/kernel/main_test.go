@@ -56,7 +56,7 @@ func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth nft.Depth) []string 
 	return a.Differences
 }
 
-const everything = nft.Everything
+const everything = nft.WithLeftovers
 
 // inSync fails the test unless the kernel has exactly what is wanted: a new
 // process finds no differences and writes nothing.

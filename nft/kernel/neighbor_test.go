@@ -125,7 +125,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t) // it waits until the agent gives up
 	change := func(k *Kernel, after nft.Ruleset) error {
-		_, err := k.Apply(t.Context(), after, nft.Everything)
+		_, err := k.Apply(t.Context(), after, nft.WithLeftovers)
 		return err
 	}
 	cleanup := func(k *Kernel, _ nft.Ruleset) error {

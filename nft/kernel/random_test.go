@@ -105,7 +105,7 @@ func TestRandomPoliciesReplaceEachOther(t *testing.T) {
 				o := m.Options(mode)
 				o.Layout = cases.Layout(mode, []string{cases.DefaultChain, "NON-MASQUERADE-DAEMON", "LONG-NAME-OF-A-CHAIN-23"}[i%3])
 				r := nft.Compile(c, o).WithAddresses(node)
-				apply(t, k, r, nft.Everything)
+				apply(t, k, r, nft.WithLeftovers)
 				isInstalled(t, ns, r)
 				for n := range 40 {
 					checkSource(t, c, r.Policy, node, m.Connection(m.Near(c, n%2 == 0), m.Near(c, n%2 == 0)))

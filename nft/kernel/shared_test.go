@@ -66,9 +66,9 @@ func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 				if !running {
 					k = open(t, ns)
 				}
-				a, err := k.Apply(t.Context(), want, nft.Everything)
-				if err != nil || len(a.Replaced) != 2 {
-					t.Errorf("replaced %q, %v", a.Replaced, err)
+				a, err := k.Apply(t.Context(), want, nft.WithLeftovers)
+				if err != nil || len(a.Overwritten) != 2 {
+					t.Errorf("replaced %q, %v", a.Overwritten, err)
 				}
 				inSync(t, ns, want)
 				for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
@@ -190,8 +190,8 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 					t.Errorf("Diff returned %q, %v, want %q", diffs, err, says)
 				}
 				for range 2 {
-					a, err := k.Apply(t.Context(), want, nft.Everything)
-					if !errors.Is(err, nft.ErrForeignPostrouting) || !strings.Contains(err.Error(), says) ||
+					a, err := k.Apply(t.Context(), want, nft.WithLeftovers)
+					if !errors.Is(err, nft.ErrPostroutingHook) || !strings.Contains(err.Error(), says) ||
 						!strings.Contains(err.Error(), fmt.Sprintf("nft delete chain %s nat POSTROUTING", family)) {
 						t.Errorf("Apply returned %v, error %v", a, err)
 					}
@@ -215,7 +215,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
 	with, none := cases.Load(t, "ipv6").Compile(nft.ModeIPTables), nft.Ruleset{} // none: an older agent's rules
 	nf := cases.Load(t, "default").Compile(nft.ModeNFTables)
-	takesOver, otherMode := applies(nf, nft.TakeOver), applies(nf, nft.Everything)
+	takesOver, otherMode := applies(nf, nft.TakeOver), applies(nf, nft.WithLeftovers)
 	const (
 		ours, theirs = cases.DefaultChain, "IP-MASQ"
 		jumpsTo      = "add rule ip nat FOREIGN goto %s"
@@ -318,7 +318,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 			want, wanted := wants[tt.Name[strings.LastIndex(tt.Name, " ")+1:]]
 			if wanted {
 				do = func(ctx context.Context, k *Kernel) ([]string, error) {
-					a, err := k.Apply(ctx, want, nft.Everything)
+					a, err := k.Apply(ctx, want, nft.WithLeftovers)
 					return a.Removed, err
 				}
 			}
@@ -400,7 +400,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				apply(t, k, want, max(depth, nft.Everything))
+				apply(t, k, want, max(depth, nft.WithLeftovers))
 				inSync(t, ns, want)
 				if diff := cmp.Diff(before, othersRules(t, ns)); diff != "" {
 					t.Fatalf("rules of others (-before +after):\n%s", diff)
@@ -484,7 +484,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 				err := ns.Do(func() (err error) {
 					k := New(nfnetlink.Dial())
 					for _, differs := range []bool{true, false} { // over sockets that have received nothing before
-						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), nft.Everything)
+						diffs := apply(t, k, cases.Load(t, "default").Compile(mode), nft.WithLeftovers)
 						if (len(diffs) > 0) != differs {
 							t.Errorf("differences are %v, want some: %t", diffs, differs)
 						}

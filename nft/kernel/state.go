@@ -52,7 +52,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 		if earlier != nil {
 			previous = earlier.modes[i]
 		}
-		if r.mode == want.Mode() || depth >= nft.Everything {
+		if r.mode == want.Mode() || depth >= nft.WithLeftovers {
 			current, err = r.read(c, want, k.lastApplied, depth, previous)
 			if err != nil {
 				return nil, err
@@ -65,7 +65,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 	}
 	// A policy without IPv6 in mode iptables-nft has no table ip6: our chain there is a leftover.
 	withoutIPv6 := want.Mode() == nft.ModeIPTables && len(want.Tables) == 1
-	if depth < nft.Everything && !(depth == nft.Contents && withoutIPv6) {
+	if depth < nft.WithLeftovers && !(depth == nft.Contents && withoutIPv6) {
 		return s, nil
 	}
 	if earlier != nil && !earlier.findAgain {
@@ -77,7 +77,7 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 		return nil, err
 	}
 	for _, l := range found {
-		if l.Ours || depth >= nft.TakeOver && l.Kept == "" {
+		if l.Ours || depth >= nft.TakeOver && l.Doubt == "" {
 			s.leftover = append(s.leftover, l)
 		}
 	}

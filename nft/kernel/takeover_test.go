@@ -158,7 +158,7 @@ func (a olderAgent) takeOvers() []takeOver {
 	return []takeOver{
 		{"nftables", of(nft.ModeNFTables, ""), nft.TakeOver},
 		// The chain with our own name is changed to ours without a request.
-		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), nft.Everything},
+		{"iptables-nft, the same chain", of(nft.ModeIPTables, a.chain), nft.WithLeftovers},
 		{"iptables-nft, another chain", of(nft.ModeIPTables, "TAKES-OVER"), nft.TakeOver},
 	}
 }
@@ -240,7 +240,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 				t.Errorf("a previous run left them: %t, %v", found, err)
 			}
 			native := nft.Compile(agent.config, nft.Options{Layout: native.Layout{}})
-			a, err := k.Apply(t.Context(), native, nft.Everything)
+			a, err := k.Apply(t.Context(), native, nft.WithLeftovers)
 			if err != nil || len(a.Removed)+len(a.TookOver) > 0 {
 				t.Errorf("%+v, %v", a, err)
 			}
@@ -276,8 +276,8 @@ func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	_, rules, _ := strings.Cut(agent.rules[nfnetlink.IPv4], " -j "+agent.chain+"\n")
 	rewrite := func() { nfttest.Run(t, ns, text+rules, "iptables-nft-restore", "--noflush") }
 	rewrite()
-	if a, err := k.Apply(t.Context(), want, everything); err != nil || len(a.Replaced) != 1 {
-		t.Errorf("replaced %q, %v", a.Replaced, err)
+	if a, err := k.Apply(t.Context(), want, everything); err != nil || len(a.Overwritten) != 1 {
+		t.Errorf("replaced %q, %v", a.Overwritten, err)
 	}
 	inSync(t, ns, want)
 	rewrite()
@@ -331,7 +331,7 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
-		apply(t, k, want, nft.Everything)
+		apply(t, k, want, nft.WithLeftovers)
 		if diff := cmp.Diff(six, nfttest.Save(t, ns, "ip6tables-nft-save", "nat")); diff != "" {
 			t.Errorf("%s: IPv6 (-before +after):\n%s", name, diff)
 		}

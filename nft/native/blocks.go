@@ -26,7 +26,7 @@ type blockUse struct {
 	suffix    string // of its chains
 	blocks    nft.PortBlocks
 	families  []nft.FamilyPolicy
-	translate func(*nft.PortRange) nft.Node
+	translate func(*nft.PortRange) nft.Statement
 }
 
 func (u blockUse) chain(number int) string { return fmt.Sprintf("%s-%d%s", u.name, number, u.suffix) }
@@ -56,7 +56,7 @@ func lastByte(ipv6 bool, b int) netip.Addr {
 }
 
 func (u blockUse) chains() (chains []nft.Chain) {
-	var protocols []nft.Node // encoded once: there are up to 256 chains
+	var protocols []nft.Statement // encoded once: there are up to 256 chains
 	for _, p := range portProtocols(u.families) {
 		protocols = append(protocols, ofProtocol(p))
 	}
@@ -65,7 +65,7 @@ func (u blockUse) chains() (chains []nft.Chain) {
 		c := nft.Chain{Name: u.chain(number), Elements: len(u.families)}
 		translate := u.translate(&ports)
 		for _, ofProtocol := range protocols {
-			c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{ofProtocol, translate}})
+			c.Rules = append(c.Rules, nft.Rule{Statements: []nft.Statement{ofProtocol, translate}})
 		}
 		c.Rules[0].Comment = "last byte of the pod's IP: " + u.blocks.Endings(number)
 		chains = append(chains, c)
@@ -92,9 +92,10 @@ func (u blockUse) rules() (rules []nft.Rule) {
 		text, bits := lowBits(f.IPv6, u.blocks.Count()-1)
 		set := u.blockMap(f) + nft.SideA
 		lookup := append(bits, &expr.Lookup{SourceRegister: reg1, SetName: set, IsDestRegSet: true})
-		rules = append(rules, nft.Rule{Nodes: []nft.Node{implying(f.IPv6, node(text+" vmap @"+set, lookup...))}})
+		verdict := withFamilyCheck(f.IPv6, statement(text+" vmap @"+set, lookup...))
+		rules = append(rules, nft.Rule{Statements: []nft.Statement{verdict}})
 	}
-	return append(rules, nft.Rule{Nodes: []nft.Node{u.translate(nil)}, Comment: "other protocols"})
+	return append(rules, nft.Rule{Statements: []nft.Statement{u.translate(nil)}, Comment: "other protocols"})
 }
 
 // lowBits loads the bits of the source's last byte that a mask has.
@@ -113,7 +114,7 @@ func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 func blockUses(p nft.Policy) (uses []blockUse) {
 	masq := blockUse{
 		name:      "ports",
-		translate: func(ports *nft.PortRange) nft.Node { return masquerade(p.RandomFully, ports) },
+		translate: func(ports *nft.PortRange) nft.Statement { return masquerade(p.RandomFully, ports) },
 	}
 	for _, f := range p.Families {
 		blocks := p.PortBlocks(f.IPv6)
@@ -152,7 +153,7 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	if len(own) > 0 {
 		chains = append(chains, nft.Chain{
 			Name: nodePortsChain,
-			Rules: portRules(portProtocols(own), blocks.Node, func(ports *nft.PortRange) nft.Node {
+			Rules: portRules(portProtocols(own), blocks.Node, func(ports *nft.PortRange) nft.Statement {
 				return masquerade(p.RandomFully, ports)
 			}),
 		})
@@ -171,6 +172,6 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	return chains
 }
 
-func ownRule(masq nft.Node) nft.Rule {
-	return nft.Rule{Nodes: []nft.Node{fromThisNode(), masq}, Comment: "from this node"}
+func ownRule(masq nft.Statement) nft.Rule {
+	return nft.Rule{Statements: []nft.Statement{fromThisNode(), masq}, Comment: "from this node"}
 }

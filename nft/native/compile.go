@@ -54,7 +54,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 		if p.Drops(f) {
 			t.Counters = append(t.Counters, invalidCounter(f))
 		}
-		t.Sets = append(t.Sets, setsOf(f)...)
+		t.Sets = append(t.Sets, conditionSets(f)...)
 		if p.Enforces(f) {
 			t.Sets = append(t.Sets, nft.Set{
 				Name: selfSet(f), IPv6: f.IPv6, Learned: true,
@@ -81,7 +81,7 @@ func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
 
 // masqueradeOf returns the statements that masquerade a family's connections: those that the node itself opened, and
 // any.
-func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Node) {
+func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Statement) {
 	switch plain := masquerade(p.RandomFully, nil); {
 	case p.PortBlocks(f.IPv6).Count() > 0:
 		return continueIn(nodePortsChain), continueIn(podPortsChain)
@@ -97,87 +97,91 @@ const hashComment = "config "
 
 // familyRules returns the rules for a connection's first packet; the first rule that
 // matches applies.
-func familyRules(f nft.FamilyPolicy, masq nft.Node) []nft.Rule {
+func familyRules(f nft.FamilyPolicy, masq nft.Statement) []nft.Rule {
 	rules := []nft.Rule{{
-		Nodes:   []nft.Node{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},
-		Comment: "to this node",
+		Statements: []nft.Statement{ofFamily(f.IPv6), toThisNode(), count("local" + f.Suffix()), stop()},
+		Comment:    "to this node",
 	}}
 	return append(rules, decisions(f,
-		[]nft.Node{count("exempt" + f.Suffix()), stop()}, []nft.Node{count("masqueraded" + f.Suffix()), masq})...)
+		[]nft.Statement{count("exempt" + f.Suffix()), stop()}, []nft.Statement{count("masqueraded" + f.Suffix()), masq})...)
 }
 
 // decisions returns the rules of a family's conditions: what is done with exempt packets,
 // and with those that are to be masqueraded.
-func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Node) (rules []nft.Rule) {
-	for _, q := range f.Questions {
-		for _, match := range matches(q, f) {
-			r := nft.Rule{Nodes: append(match, exempt...)}
-			if q.Masquerade {
-				r.Nodes = append(match, masqueraded...)
+func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Statement) (rules []nft.Rule) {
+	for _, condition := range f.Conditions {
+		for _, match := range matches(condition, f) {
+			r := nft.Rule{Statements: append(match, exempt...)}
+			if condition.Masquerade {
+				r.Statements = append(match, masqueraded...)
 			}
-			if q.Set == "" { // otherwise the set has the comment
-				r.Comment = q.Means
+			if condition.Set == "" { // otherwise the set has the comment
+				r.Comment = condition.Means
 			}
 			rules = append(rules, r)
 		}
 	}
-	return append(rules, nft.Rule{Nodes: append([]nft.Node{ofFamily(f.IPv6)}, masqueraded...)})
+	return append(rules, nft.Rule{Statements: append([]nft.Statement{ofFamily(f.IPv6)}, masqueraded...)})
 }
 
-// matches returns the matches, one per rule, for the packets that the question
+// matches returns the matches, one per rule, for the packets that the condition
 // decides. One rule can check that an interface is none of several; checking that
 // it is one of them takes a rule for each.
-func matches(q nft.Question, f nft.FamilyPolicy) [][]nft.Node {
-	switch q.Asks {
+func matches(condition nft.Condition, f nft.FamilyPolicy) [][]nft.Statement {
+	switch condition.Asks {
 	case config.SentByNode:
-		return [][]nft.Node{{ofFamily(f.IPv6), fromThisNode()}}
+		return [][]nft.Statement{{ofFamily(f.IPv6), fromThisNode()}}
 	case config.SourceAddress, config.DestinationAddress:
-		return [][]nft.Node{{implying(f.IPv6, inSet(f.IPv6, q.Asks == config.SourceAddress, q.Outside, q.Name(f)))}}
+		match := inSet(f.IPv6, condition.Asks == config.SourceAddress, condition.Outside, condition.Name(f))
+		return [][]nft.Statement{{withFamilyCheck(f.IPv6, match)}}
 	case config.ReceivedOn, config.LeavingBy:
 	default:
-		q.Unknown()
+		condition.Unknown()
 	}
-	var alternatives [][]nft.Node
-	conjunction := []nft.Node{ofFamily(f.IPv6)}
-	for _, i := range q.Interfaces {
-		match := byInterface(i.Name, q.Asks == config.LeavingBy, q.Outside)
-		alternatives = append(alternatives, []nft.Node{ofFamily(f.IPv6), match})
+	var alternatives [][]nft.Statement
+	conjunction := []nft.Statement{ofFamily(f.IPv6)}
+	for _, i := range condition.Interfaces {
+		match := byInterface(i.Name, condition.Asks == config.LeavingBy, condition.Outside)
+		alternatives = append(alternatives, []nft.Statement{ofFamily(f.IPv6), match})
 		conjunction = append(conjunction, match)
 	}
-	if q.Outside {
-		return [][]nft.Node{conjunction}
+	if condition.Outside {
+		return [][]nft.Statement{conjunction}
 	}
 	return alternatives
 }
 
-func setsOf(f nft.FamilyPolicy) []nft.Set {
+func conditionSets(f nft.FamilyPolicy) []nft.Set {
 	var sets []nft.Set
-	for _, q := range f.Questions {
-		if q.Set != "" {
-			sets = append(sets, nft.Set{Name: q.Name(f), IPv6: f.IPv6, Comment: q.Means, Prefixes: q.Prefixes()})
+	for _, condition := range f.Conditions {
+		if condition.Set != "" {
+			sets = append(sets, nft.Set{
+				Name: condition.Name(f), IPv6: f.IPv6, Comment: condition.Means, Prefixes: condition.Prefixes(),
+			})
 		}
 	}
 	return append(sets, snatSets(f)...)
 }
 
 func compilePorts(p nft.Policy) nft.Chain {
-	return nft.Chain{Name: portsChain, Rules: portRules(nft.PortProtocols(), p.Ports, func(ports *nft.PortRange) nft.Node {
-		return masquerade(p.RandomFully, ports)
-	})}
+	translate := func(ports *nft.PortRange) nft.Statement { return masquerade(p.RandomFully, ports) }
+	return nft.Chain{Name: portsChain, Rules: portRules(nft.PortProtocols(), p.Ports, translate)}
 }
 
 // portRules translates to port ranges, each with a probability proportional to
 // its size, and without ports for other protocols.
-func portRules(protocols []nft.Protocol, ranges []nft.PortRange, translate func(*nft.PortRange) nft.Node) []nft.Rule {
+func portRules(
+	protocols []nft.Protocol, ranges []nft.PortRange, translate func(*nft.PortRange) nft.Statement,
+) []nft.Rule {
 	var rules []nft.Rule
 	for _, proto := range protocols {
 		for _, choice := range nft.PortChoices(ranges) {
-			nodes := []nft.Node{ofProtocol(proto)}
+			statements := []nft.Statement{ofProtocol(proto)}
 			if !choice.Last() {
-				nodes = append(nodes, byChance(choice))
+				statements = append(statements, byChance(choice))
 			}
-			rules = append(rules, nft.Rule{Nodes: append(nodes, translate(&choice.PortRange))})
+			rules = append(rules, nft.Rule{Statements: append(statements, translate(&choice.PortRange))})
 		}
 	}
-	return append(rules, nft.Rule{Nodes: []nft.Node{translate(nil)}})
+	return append(rules, nft.Rule{Statements: []nft.Statement{translate(nil)}})
 }

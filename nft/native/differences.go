@@ -30,8 +30,8 @@ func (s *State) Differences() []nft.Difference {
 	case s.table.flooded:
 		add(nft.Drift, "%s has more than %d rules that are not in the config", tableName(), slack)
 	}
-	for _, text := range s.table.odd() {
-		add(nft.Odd, "%s", text)
+	for _, text := range s.table.unexpected() {
+		add(nft.Unexpected, "%s", text)
 	}
 	s.chainDifferences(add)
 	s.setDifferences(add)
@@ -54,7 +54,7 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 		}
 		switch {
 		case !got.unread:
-			for _, text := range w.Differences("chain "+w.Name, *s.want, s.live, got.rules) {
+			for _, text := range w.Differences("chain "+w.Name, *s.want, s.inUse, got.rules) {
 				add(nft.Drift, "%s", text)
 			}
 		case !s.unchanged:
@@ -82,7 +82,7 @@ func (c *ourChain) stays() bool {
 func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	wanted := map[string]bool{}
 	for _, w := range s.want.Sets {
-		name, ok := s.live[w.Name]
+		name, ok := s.inUse[w.Name]
 		if !ok {
 			add(nft.Drift, "set %s is missing", w.Name)
 			continue

@@ -2,8 +2,8 @@
 // table, reads the table in the kernel, compares it with the wanted one, and plans
 // repairs.
 //
-// Compiling is pure: compile.go has the table, nodes.go what its rules consist of, snat.go, blocks.go, enforce.go and
-// untranslated.go the chains of some keys, and text.go the table as text. [Read] reads the table (read.go), and reads
-// and compares elements (elements.go); differences.go compares everything else. stage.go fills sets, and switch.go
+// Compiling is pure: compile.go has the table, statements.go what its rules consist of, snat.go, blocks.go, enforce.go
+// and dropinvalid.go the chains of some keys, and text.go the table as text. [Read] reads the table (read.go), and
+// reads and compares elements (elements.go); differences.go compares everything else. stage.go fills sets, and switch.go
 // decides which chains differ and plans the transaction that changes what packets see. Package kernel commits.
 package native

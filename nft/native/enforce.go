@@ -24,7 +24,7 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 	c := nft.Chain{Name: enforceChain, Hook: nft.NATHook(nft.EnforcePriority)}
 	for _, m := range p.Enforce.Marks {
 		c.Rules = append(c.Rules, nft.Rule{
-			Nodes: []nft.Node{hasMark(m), stop()}, Comment: "left to the program that marked it",
+			Statements: []nft.Statement{hasMark(m), stop()}, Comment: "left to the program that marked it",
 		})
 	}
 	for _, f := range p.Families {
@@ -32,27 +32,27 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 			continue
 		}
 		c.Rules = append(c.Rules,
-			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
-			nft.Rule{Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
+			nft.Rule{Statements: []nft.Statement{ofFamily(f.IPv6), toThisNode(), stop()}, Comment: "to this node"},
+			nft.Rule{Statements: []nft.Statement{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node"})
 		hairpin := nft.Rule{
-			Nodes: []nft.Node{toItself(f), stop()}, Comment: "back to the pod that it came from",
+			Statements: []nft.Statement{toItself(f), stop()}, Comment: "back to the pod that it came from",
 		}
 		asked := false
-		for _, q := range f.Questions {
-			if q.Asks == config.SentByNode {
+		for _, condition := range f.Conditions {
+			if condition.Asks == config.SentByNode {
 				continue
 			}
-			if !asked && !q.LimitsSources() { // from here on, all sources are pods
+			if !asked && !condition.LimitsSources() { // from here on, all sources are pods
 				c.Rules = append(c.Rules, hairpin)
 				asked = true
 			}
-			for _, match := range matches(q, f) {
-				r := nft.Rule{Nodes: append(match, count("exempt"+f.Suffix()), keepSource(f))}
+			for _, match := range matches(condition, f) {
+				r := nft.Rule{Statements: append(match, count("exempt"+f.Suffix()), keepSource(f))}
 				switch {
-				case q.Masquerade:
-					r.Nodes = append(match, stop())
-				case q.LimitsSources():
-					r = nft.Rule{Nodes: append(match, stop()), Comment: "not from a pod"}
+				case condition.Masquerade:
+					r.Statements = append(match, stop())
+				case condition.LimitsSources():
+					r = nft.Rule{Statements: append(match, stop()), Comment: "not from a pod"}
 				}
 				c.Rules = append(c.Rules, r)
 			}
@@ -76,7 +76,7 @@ func selfSet(f nft.FamilyPolicy) string { return "self" + f.Suffix() }
 // adds the pair of the source and itself, and then asks for the pair of source and
 // destination. The set has no others, whichever packets added them. If it is full, the
 // rule does not match until pairs expire.
-func toItself(f nft.FamilyPolicy) nft.Node {
+func toItself(f nft.FamilyPolicy) nft.Statement {
 	// The second address follows the first one: registers 1 to 4 have 16 bytes, those
 	// from 8 on 4, in the same memory.
 	ip := "ip"
@@ -93,7 +93,7 @@ func toItself(f nft.FamilyPolicy) nft.Node {
 	destination.DestRegister = second
 	text := fmt.Sprintf("update @%s { %s saddr . %[2]s saddr timeout %[3]s } %[2]s saddr . %[2]s daddr @%[1]s", set, ip,
 		learnedFor)
-	return implying(f.IPv6, node(text,
+	return withFamilyCheck(f.IPv6, statement(text,
 		source, repeated,
 		&expr.Dynset{SrcRegKey: reg1, SetName: set, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: learnedFor},
 		source, destination, &expr.Lookup{SourceRegister: reg1, SetName: set}))
@@ -102,7 +102,7 @@ func toItself(f nft.FamilyPolicy) nft.Node {
 // learnedFor is how long a set keeps a pair: a flood of sources fills it for no longer.
 const learnedFor = time.Second
 
-func hasMark(m nft.Mark) nft.Node {
+func hasMark(m nft.Mark) nft.Statement {
 	word := func(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 	text := fmt.Sprintf("meta mark 0x%08x", m.Value)
 	es := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1}}
@@ -110,12 +110,12 @@ func hasMark(m nft.Mark) nft.Node {
 		text = fmt.Sprintf("meta mark & 0x%08x == 0x%08x", m.Mask, m.Value)
 		es = append(es, &expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 4, Mask: word(m.Mask), Xor: word(0)})
 	}
-	return node(text, append(es, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
+	return statement(text, append(es, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: word(m.Value)})...)
 }
 
 // keepSource assigns a connection its current source address.
-func keepSource(f nft.FamilyPolicy) nft.Node {
-	n := node(snatText(f)+addressText(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true))
-	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), false, reg1, 0, 0))
+func keepSource(f nft.FamilyPolicy) nft.Statement {
+	n := statement(snatText(f)+addressText(f.IPv6, true), nfnetlink.AddressPayload(f.IPv6, true))
+	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.NetfilterFamily(), false, reg1, 0, 0))
 	return n
 }

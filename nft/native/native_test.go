@@ -168,7 +168,7 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 		n := modes.New(t, native.Read)
 		check := func(found []string, inNow, inAfter int) {
 			t.Helper()
-			s, now, after := n.Read(t, tt.want, nft.Everything), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+			s, now, after := n.Read(t, tt.want, nft.WithLeftovers), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 			if err := s.Stage(t.Context(), func(*nfnetlink.Batch) error { return errors.New("it writes") }); err != nil {
 				t.Error(err)
 			}
@@ -276,7 +276,7 @@ func TestBaseChainsStayEmpty(t *testing.T) {
 	if after := handle(); before == "" || after != before {
 		t.Errorf("before it was %q, now %q", before, after)
 	}
-	n.Apply(t, nft.Ruleset{}, nft.Everything)
+	n.Apply(t, nft.Ruleset{}, nft.WithLeftovers)
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
 		t.Errorf("left\n%s", left)
 	}

@@ -16,12 +16,12 @@ import (
 
 // A State is our table as the kernel has it, and the wanted one. It implements [nft.KernelState] and [nft.Replacer].
 type State struct {
-	conn  *nfnetlink.Conn
-	want  *nft.Table // nil: none
-	last  bool       // another mode is wanted, whose rules come first
-	table *ourTable
-	live  nft.Sides                // the kernel's set for each wanted one of which it has one
-	right map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
+	conn      *nfnetlink.Conn
+	want      *nft.Table // nil: none
+	otherMode bool       // another mode is wanted, whose rules come first
+	table     *ourTable
+	inUse     nft.Sides                // the kernel's set for each wanted one of which it has one
+	correct   map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
 
 	filled    []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
 	unchanged bool            // the rules that were not read are those that are wanted
@@ -40,8 +40,8 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 	nft.KernelState, error,
 ) {
 	s := &State{
-		conn: c, table: newTable(), last: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
-		live: nft.Sides{}, right: map[string]nfnetlink.Set{},
+		conn: c, table: newTable(), otherMode: want.Mode() != "" && want.Mode() != nft.ModeNFTables,
+		inUse: nft.Sides{}, correct: map[string]nfnetlink.Set{},
 	}
 	if want.Mode() == nft.ModeNFTables && len(want.Tables) > 0 {
 		s.want = &want.Tables[0]
@@ -61,8 +61,8 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 		return s, nil
 	}
 	for _, w := range s.want.Sets {
-		if name := s.current(w); name != "" {
-			s.live[w.Name] = name
+		if name := s.nameInUse(w); name != "" {
+			s.inUse[w.Name] = name
 		}
 	}
 	switch {
@@ -82,9 +82,9 @@ func (s *State) keep(earlier *State) {
 	s.encoded = earlier.encoded
 	s.encodedFor = earlier.encodedFor
 	for _, w := range s.want.Sets {
-		known := earlier.right[w.Name]
+		known := earlier.correct[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
-			s.right[w.Name] = known
+			s.correct[w.Name] = known
 			if slices.ContainsFunc(earlier.filled, func(f nfnetlink.Set) bool { return f.Name == known.Name }) {
 				s.filled = append(s.filled, known)
 			}
@@ -98,7 +98,7 @@ func (s *State) keep(earlier *State) {
 // as many. The policy is the same, but the addresses of the node can be others.
 func (s *State) trust(installed nft.Ruleset) error {
 	for _, w := range s.want.Sets {
-		name, ok := s.live[w.Name]
+		name, ok := s.inUse[w.Name]
 		if !ok {
 			continue
 		}
@@ -116,7 +116,7 @@ func (s *State) trust(installed nft.Ruleset) error {
 			}
 		}
 		if len(diffs) == 0 {
-			s.right[w.Name] = set
+			s.correct[w.Name] = set
 		}
 		s.diffs = append(s.diffs, diffs...)
 	}
@@ -139,7 +139,7 @@ func (s *State) compareSets(hash string) error {
 	installed, _ := s.Installed()
 	other := installed.Hash != hash
 	for _, w := range s.want.Sets {
-		name, ok := s.live[w.Name]
+		name, ok := s.inUse[w.Name]
 		if !ok || other && w.Mappings == nil {
 			continue
 		}
@@ -148,7 +148,7 @@ func (s *State) compareSets(hash string) error {
 			return err
 		}
 		if len(diffs) == 0 {
-			s.right[w.Name] = s.table.sets[name]
+			s.correct[w.Name] = s.table.sets[name]
 		}
 		if !other {
 			s.diffs = append(s.diffs, diffs...)
@@ -182,8 +182,8 @@ func (s *State) refersTo(set string) bool {
 	return false
 }
 
-// current returns the set of the kernel that is used for a wanted one, "" for none.
-func (s *State) current(w nft.Set) (name string) {
+// nameInUse returns the set of the kernel that is used for a wanted one, "" for none.
+func (s *State) nameInUse(w nft.Set) (name string) {
 	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
 		existing, ok := s.table.sets[side]
 		if ok && sameDeclaration(existing, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
@@ -193,13 +193,13 @@ func (s *State) current(w nft.Set) (name string) {
 	return name
 }
 
-// next returns the set that is to be used for a wanted one: the one that is right, or else
+// nameToUse returns the set that is to be used for a wanted one: the one that is right, or else
 // the other side.
-func (s *State) next(w nft.Set) string {
-	if right, ok := s.right[w.Name]; ok {
+func (s *State) nameToUse(w nft.Set) string {
+	if right, ok := s.correct[w.Name]; ok {
 		return right.Name
 	}
-	current := s.current(w)
+	current := s.nameInUse(w)
 	if _, taken := s.table.sets[w.Name+nft.SideA]; current == w.Name+nft.SideA || current == "" && taken {
 		return w.Name + nft.SideB
 	}
@@ -261,8 +261,8 @@ func (t *ourTable) read(c *nfnetlink.Conn) (err error) {
 	return err
 }
 
-// odd describes what the table has that cannot be in the wanted one, and cannot be deleted without it.
-func (t *ourTable) odd() (texts []string) {
+// unexpected describes what the table has that cannot be in the wanted one, and cannot be deleted without it.
+func (t *ourTable) unexpected() (texts []string) {
 	name := tableName()
 	switch {
 	case t.Dormant():
@@ -312,7 +312,7 @@ func (s *State) readRules(frame bool) error {
 	}
 	if len(chains) == len(s.table.chains) {
 		_, err := s.listRules("", limit)
-		if !errors.Is(err, nfnetlink.ErrInterrupted) {
+		if !errors.Is(err, nfnetlink.ErrReadAgain) {
 			return err
 		}
 		s.table.flooded = false

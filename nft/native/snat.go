@@ -36,8 +36,8 @@ func masquerades(f nft.FamilyPolicy) bool {
 // exemptsNode reports whether nothing that the node itself sends is masqueraded: it was
 // received on no interface.
 func exemptsNode(f nft.FamilyPolicy) bool {
-	return slices.ContainsFunc(f.Questions, func(q nft.Question) bool {
-		return q.Asks == config.SentByNode || q.Asks == config.ReceivedOn
+	return slices.ContainsFunc(f.Conditions, func(condition nft.Condition) bool {
+		return condition.Asks == config.SentByNode || condition.Asks == config.ReceivedOn
 	})
 }
 
@@ -107,7 +107,7 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
-	c.Rules = append(c.Rules, nft.Rule{Nodes: []nft.Node{masq}, Comment: "any other"})
+	c.Rules = append(c.Rules, nft.Rule{Statements: []nft.Statement{masq}, Comment: "any other"})
 	return append(chains, c)
 }
 
@@ -120,24 +120,24 @@ func translate(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) []nft.Rule {
 }
 
 // toAddress translates to an address of an entry, and to ports.
-func toAddress(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) func(*nft.PortRange) nft.Node {
-	return func(ports *nft.PortRange) nft.Node { return sourceNAT(f, r, p.RandomFully, ports) }
+func toAddress(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) func(*nft.PortRange) nft.Statement {
+	return func(ports *nft.PortRange) nft.Statement { return sourceNAT(f, r, p.RandomFully, ports) }
 }
 
 // entryRules sends the connections that match an entry of snatRules to its chain: by one
 // rule, or one for each of its interfaces.
 func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
-	var match []nft.Node
+	var match []nft.Statement
 	for i, l := range listsOf(r, f) {
 		lookup := inSet(f.IPv6, l.source, false, l.set)
 		if i == 0 { // then the other is of the same family
-			lookup = implying(f.IPv6, lookup)
+			lookup = withFamilyCheck(f.IPv6, lookup)
 		}
 		match = append(match, lookup)
 	}
-	send := func(match []nft.Node) {
-		nodes := append(match, continueIn(ruleName(r, "", f)))
-		rules = append(rules, nft.Rule{Nodes: nodes, Comment: placeOf(r)})
+	send := func(match []nft.Statement) {
+		statements := append(match, continueIn(ruleName(r, "", f)))
+		rules = append(rules, nft.Rule{Statements: statements, Comment: placeOf(r)})
 	}
 	for _, o := range r.Interfaces {
 		send(append(slices.Clip(match), byInterface(o.Name, true, false)))
@@ -152,7 +152,7 @@ func snatText(f nft.FamilyPolicy) string { return "snat " + choose(f.IPv6, "ip6"
 
 // sourceNAT translates to the node's address, or to the one of several that a map has for the
 // pod's group, and to ports unless they are nil.
-func sourceNAT(f nft.FamilyPolicy, r nft.SNATRule, randomFully bool, ports *nft.PortRange) nft.Node {
+func sourceNAT(f nft.FamilyPolicy, r nft.SNATRule, randomFully bool, ports *nft.PortRange) nft.Statement {
 	var es []expr.Any
 	text := snatText(f)
 	if len(r.Present) == 1 {
@@ -169,10 +169,10 @@ func sourceNAT(f nft.FamilyPolicy, r nft.SNATRule, randomFully bool, ports *nft.
 		es = append(bits, &expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: set})
 	}
 	load, low, high := loadPorts(ports, reg2)
-	n := node(text+portsText(":", ports)+randomText(randomFully), append(es, load...)...)
-	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.Family(), randomFully, reg1, low, high))
+	n := statement(text+portsText(":", ports)+randomText(randomFully), append(es, load...)...)
+	n.Exprs = append(n.Exprs, nfnetlink.SourceNAT(f.NetfilterFamily(), randomFully, reg1, low, high))
 	if len(r.Present) == 1 {
 		return n
 	}
-	return implying(f.IPv6, n)
+	return withFamilyCheck(f.IPv6, n)
 }

@@ -53,7 +53,7 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 // lacking returns the wanted sets of which the kernel has none with the right elements.
 func (s *State) lacking() []nft.Set {
 	return slices.DeleteFunc(slices.Clone(s.want.Sets), func(w nft.Set) bool {
-		_, ok := s.right[w.Name]
+		_, ok := s.correct[w.Name]
 		return ok
 	})
 }
@@ -96,18 +96,18 @@ func (s *State) record(sets []nft.Set, handles map[string]uint64) {
 		s.table.Table = nfnetlink.Table{Family: s.want.Family, Name: s.want.Name, Handle: handle}
 	}
 	for _, w := range sets {
-		name := s.next(w)
+		name := s.nameToUse(w)
 		filled := nfnetlink.Set{Name: name, Handle: handles[name]}
-		s.right[w.Name] = filled
+		s.correct[w.Name] = filled
 		s.filled = append(s.filled, filled)
 	}
 }
 
 func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, start, end int) {
 	if w.Mappings != nil {
-		b.AddMappings(s.want.Family, s.want.Name, s.next(w), w.Mappings[start:end])
+		b.AddMappings(s.want.Family, s.want.Name, s.nameToUse(w), w.Mappings[start:end])
 	} else {
-		b.AddElements(s.want.Family, s.want.Name, s.next(w), w.Prefixes[start:end])
+		b.AddElements(s.want.Family, s.want.Name, s.nameToUse(w), w.Prefixes[start:end])
 	}
 }
 
@@ -128,7 +128,7 @@ func (s *State) create(b *nfnetlink.Batch) {
 		}
 	}
 	for _, w := range s.lacking() {
-		name := s.next(w)
+		name := s.nameToUse(w)
 		if _, exists := s.table.sets[name]; exists {
 			b.DelSet(s.want.Family, s.want.Name, name)
 		}

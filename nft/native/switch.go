@@ -29,25 +29,25 @@ func (s *State) Switch(first, second *nfnetlink.Batch) {
 		}
 		s.planSwitch(first, second)
 	case !s.table.exists:
-	case s.last:
+	case s.otherMode:
 		second.DelTable(s.table.Family, s.table.Name)
 	default:
 		first.DelTable(s.table.Family, s.table.Name)
 	}
 }
 
-// stillOdd is the condition that our table has, at this generation too, something that the kernel counts but does not
+// notListed is the condition that our table has, at this generation too, something that the kernel counts but does not
 // list. The kernel counts at once what another program is adding, but lists it only when that has committed.
-type stillOdd struct{}
+type notListed struct{}
 
-// Check implements [nfnetlink.Condition].
-func (stillOdd) Check(c *nfnetlink.Conn) error {
+// Check implements [nfnetlink.Precondition].
+func (notListed) Check(c *nfnetlink.Conn) error {
 	current := newTable()
 	if err := current.read(c); err != nil {
 		return err
 	}
-	if len(current.odd()) == 0 {
-		return nfnetlink.ErrInterrupted
+	if len(current.unexpected()) == 0 {
+		return nfnetlink.ErrReadAgain
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ type sameSets struct {
 	filled []nfnetlink.Set
 }
 
-// Check implements [nfnetlink.Condition].
+// Check implements [nfnetlink.Precondition].
 func (x sameSets) Check(c *nfnetlink.Conn) error {
 	if err := c.SameTable(x.table); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (x sameSets) Check(c *nfnetlink.Conn) error {
 	}
 	for _, set := range x.filled {
 		if handles[set.Name] != set.Handle {
-			return nfnetlink.ErrInterrupted
+			return nfnetlink.ErrReadAgain
 		}
 	}
 	return nil
@@ -89,7 +89,7 @@ func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 	t := *s.want
 	sides := nft.Sides{}
 	for _, w := range t.Sets {
-		sides[w.Name] = s.next(w)
+		sides[w.Name] = s.nameToUse(w)
 	}
 	used := slices.Collect(maps.Values(sides))
 	deletions := first
@@ -147,7 +147,7 @@ func (s *State) hasChain(w nft.Chain, sides nft.Sides) bool {
 		return false
 	}
 	if got.unread {
-		return s.unchanged && maps.Equal(s.live, sides)
+		return s.unchanged && maps.Equal(s.inUse, sides)
 	}
 	return nft.SameRules(w.Bytecode(*s.want, sides), got.rules)
 }
@@ -198,8 +198,8 @@ func (s *State) encodedRules(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
 // the caller's next attempt creates it: until then there are no rules.
 func (s *State) Replace(commit nft.Commit) error {
 	b := &nfnetlink.Batch{}
-	if s.table.hides() && len(s.table.odd()) == 1 {
-		b.Require(stillOdd{})
+	if s.table.hides() && len(s.table.unexpected()) == 1 {
+		b.Require(notListed{})
 	}
 	if s.table.exists {
 		b.DelTable(s.want.Family, s.want.Name)
@@ -212,7 +212,7 @@ func (s *State) Replace(commit nft.Commit) error {
 		}
 		return s.conn.Settle()
 	}
-	fresh := State{want: s.want, table: newTable(), right: map[string]nfnetlink.Set{}}
+	fresh := State{want: s.want, table: newTable(), correct: map[string]nfnetlink.Set{}}
 	fresh.create(b)
 	for _, w := range s.want.Sets {
 		fresh.addElements(b, w, 0, w.Len())
@@ -223,6 +223,6 @@ func (s *State) Replace(commit nft.Commit) error {
 	}
 	fresh.record(s.want.Sets, b.Handles)
 	s.table.Handle = fresh.table.Handle
-	s.right = fresh.right
+	s.correct = fresh.correct
 	return nil
 }

@@ -46,7 +46,7 @@ func Again(ctx context.Context, do func() error) error {
 // writing, or whether the outcome is unknown: then read again. While reading, a listed
 // object may be gone.
 func disturbed(err error) bool {
-	return IsAny(err, ErrInterrupted, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
+	return IsAny(err, ErrReadAgain, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
 		IsNotExist(err) && !errors.As(err, new(*RejectedError))
 }
 

@@ -20,7 +20,7 @@ type Batch struct {
 	// Generation is the one that the kernel reports right after the batch was committed.
 	Generation uint32
 	deleted    map[ruleID]bool // what the batch has deleted, and does not delete again
-	conditions []Condition     // see [Batch.Require]
+	conditions []Precondition  // see [Batch.Require]
 }
 
 // A ruleID names a rule, or with handle 0 a chain.
@@ -104,14 +104,14 @@ func (b *Batch) DelEmptyTable(t Table) {
 	b.add(t.Family, unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, a)
 }
 
-// A Condition is what a batch relies on, such as that a handle is still that of the rule that was read.
-type Condition interface {
-	// Check returns [ErrInterrupted] if it does not hold any more.
+// A Precondition is what a batch relies on, such as that a handle is still that of the rule that was read.
+type Precondition interface {
+	// Check returns [ErrReadAgain] if it does not hold any more.
 	Check(c *Conn) error
 }
 
 // Require makes the batch right at any generation at which a condition holds. [Conn.Commit] checks it.
-func (b *Batch) Require(x Condition) { b.conditions = append(b.conditions, x) }
+func (b *Batch) Require(x Precondition) { b.conditions = append(b.conditions, x) }
 
 // AddChain creates a chain. An existing chain of that name must have the same
 // hook; its policy is updated.

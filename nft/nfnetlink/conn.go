@@ -142,8 +142,8 @@ func (s *socket) Close() error {
 // fail drops a socket in which unread replies may be queued.
 func (s *socket) fail() { _ = s.Close() }
 
-// ErrInterrupted reports that a list is perhaps incomplete.
-var ErrInterrupted = errors.New("what was read changed meanwhile")
+// ErrReadAgain reports that a list is perhaps incomplete.
+var ErrReadAgain = errors.New("what was read changed meanwhile")
 
 // Generation returns the number that the kernel increments with each transaction
 // in the network namespace.
@@ -196,7 +196,7 @@ func (c *Conn) Commit(b *Batch) error {
 }
 
 // check returns a generation at which conditions hold.
-func (c *Conn) check(conditions []Condition) (generation uint32, err error) {
+func (c *Conn) check(conditions []Precondition) (generation uint32, err error) {
 	generation, err = c.Generation()
 	if err != nil {
 		return 0, err
@@ -362,7 +362,7 @@ func opOf(t netlink.HeaderType) Op {
 
 // Exchange sends one request and calls do for each message of the reply, of which only a dump
 // has several. If do fails, or the context ends, the rest of the reply is not read: the socket
-// is closed, so that the kernel stops the dump. The error is [ErrInterrupted] if what was
+// is closed, so that the kernel stops the dump. The error is [ErrReadAgain] if what was
 // listed has changed meanwhile.
 func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error {
 	if err := c.ctx.Err(); err != nil {
@@ -410,7 +410,7 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 		}
 	}
 	if interrupted {
-		return ErrInterrupted
+		return ErrReadAgain
 	}
 	return nil
 }

@@ -51,12 +51,12 @@ func (c *Conn) Table(family Family, name string) (Table, error) {
 	return get(c, family, unix.NFT_MSG_GETTABLE, a, parseTable)
 }
 
-// SameTable returns [ErrInterrupted] if a table that was read is gone, or another one has its name: then what it
+// SameTable returns [ErrReadAgain] if a table that was read is gone, or another one has its name: then what it
 // contains has other handles.
 func (c *Conn) SameTable(t Table) error {
 	current, err := c.Table(t.Family, t.Name)
 	if IsNotExist(err) || err == nil && current.Handle != t.Handle {
-		return ErrInterrupted
+		return ErrReadAgain
 	}
 	return err
 }
@@ -129,7 +129,7 @@ func (c *Conn) EachRule(family Family, table, chain string, do func(Rule) error)
 	err := c.walk(netlink.Dump, family, unix.NFT_MSG_GETRULE, a, func(f Family, b Attrs) error {
 		return do(ParseRule(f, b))
 	})
-	if err != nil && (chain == "" || !errors.Is(err, ErrInterrupted)) {
+	if err != nil && (chain == "" || !errors.Is(err, ErrReadAgain)) {
 		return fmt.Errorf("list rules: %w", err)
 	}
 	return nil

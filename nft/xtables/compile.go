@@ -78,7 +78,7 @@ func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	for _, f := range p.Families {
 		c := compiler{family: f, policy: p, chain: l.Name}
 		jump := c.node("-j "+l.Name, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.Name})
-		tables = append(tables, nft.Table{Family: f.Family(), Name: NATTable, Chains: []nft.Chain{
+		tables = append(tables, nft.Table{Family: f.NetfilterFamily(), Name: NATTable, Chains: []nft.Chain{
 			{Name: l.Name, Rules: append(c.exempts(), c.masquerades()...)},
 			{
 				Name: Postrouting, Hook: postroutingHook(),
@@ -97,13 +97,13 @@ type compiler struct {
 
 // rule returns a rule. ip-masq-agent begins comments with its own name regardless of the
 // chain, and its predecessor with the predecessor's name.
-func (c compiler) rule(comment string, verdict nft.Node) nft.Rule {
+func (c compiler) rule(comment string, verdict nft.Statement) nft.Rule {
 	prefix := "ip-masq-agent: "
 	if c.chain == "NON-MASQUERADE-DAEMON" {
 		prefix = "non-masquerade-daemon: "
 	}
 	counter := c.node("", &expr.Counter{}) // which iptables adds to every rule
-	return nft.Rule{Nodes: []nft.Node{c.comment(prefix + comment), c.notLocal(), counter, verdict}}
+	return nft.Rule{Statements: []nft.Statement{c.comment(prefix + comment), c.notLocal(), counter, verdict}}
 }
 
 // exempts returns a rule for each entry of nonMasqueradeCIDRs.
@@ -112,7 +112,7 @@ func (c compiler) exempts() []nft.Rule {
 	exempt := c.rule(commentExempt, c.node("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))
 	rules := make([]nft.Rule, len(entries))
 	for i, entry := range entries {
-		rules[i].Nodes = append([]nft.Node{c.destination(entry.Prefix)}, exempt.Nodes...)
+		rules[i].Statements = append([]nft.Statement{c.destination(entry.Prefix)}, exempt.Statements...)
 	}
 	return rules
 }
@@ -125,9 +125,9 @@ func (c compiler) masquerades() []nft.Rule {
 		for _, choice := range nft.PortChoices(c.policy.Ports) {
 			r := c.rule(commentMasq, c.masquerade(&choice.PortRange))
 			if !choice.Last() {
-				r.Nodes = slices.Insert(r.Nodes, len(r.Nodes)-2, c.byChance(choice)) // before the counter
+				r.Statements = slices.Insert(r.Statements, len(r.Statements)-2, c.byChance(choice)) // before the counter
 			}
-			r.Nodes = slices.Insert(r.Nodes, 0, c.node("-p "+proto.String(), proto.Match()...))
+			r.Statements = slices.Insert(r.Statements, 0, c.node("-p "+proto.String(), proto.Match()...))
 			rules = append(rules, r)
 		}
 	}

@@ -20,7 +20,7 @@ func (s *State) Differences() (diffs []nft.Difference) {
 		}
 		if !t.chain.signed {
 			diffs = append(diffs, nft.Difference{
-				Kind: nft.Replaced,
+				Kind: nft.Overwritten,
 				Text: fmt.Sprintf("%s: chain %s has %d rules, none of which this agent wrote", t, s.name, t.chain.total),
 			})
 		} else if t.chain.hash != s.hash {
@@ -45,7 +45,7 @@ func (t *table) prevented() []nft.Difference {
 	if t.post != nil && !t.post.Hook.Equal(postroutingHook()) { // our jump would be in a chain that iptables does not use
 		text := fmt.Sprintf("%s: chain POSTROUTING has %s, not %s", t, t.post.Hook, postroutingHook())
 		err := fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
-			text, nft.ErrForeignPostrouting, t.Family, NATTable, Postrouting, nft.ModeNFTables)
+			text, nft.ErrPostroutingHook, t.Family, NATTable, Postrouting, nft.ModeNFTables)
 		return []nft.Difference{{Kind: nft.Prevented, Text: text, Err: err}}
 	}
 	return nil

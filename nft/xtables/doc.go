@@ -4,8 +4,8 @@
 // those that iptables-based agents, which this one replaces, left there, and our own that are no
 // longer wanted.
 //
-// Compiling (compile.go, nodes.go, chainname.go) is pure. [Read] reads (read.go);
-// comparing (differences.go) and planning (plan.go) work on what was read. Package
+// Compiling (compile.go, statements.go, chainname.go) is pure. [Read] reads (read.go);
+// comparing (differences.go) and planning (switch.go) work on what was read. Package
 // kernel commits. Chains of agents are in older.go, tables of legacy ip_tables, which nf_tables does
 // not show, in legacy.go.
 package xtables

@@ -47,8 +47,8 @@ type OlderChain struct {
 	Rules int
 	// RandomFully means that it masquerades with --random-fully.
 	RandomFully bool
-	// Kept is why the chain is not certainly an agent's, "" if it is. It is never removed then.
-	Kept string
+	// Doubt is why the chain is not certainly an agent's, "" if it is. It is never removed then.
+	Doubt string
 
 	table nfnetlink.Table
 	rules []uint64 // the handles of its rules
@@ -160,7 +160,7 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 	})
 	chain.Rules = len(chain.rules)
 	if uncommented > 0 && !chain.Ours && !slices.Contains(agentChains, name) {
-		chain.Kept = fmt.Sprintf("its rule with handle %d has no comment of such an agent", uncommented)
+		chain.Doubt = fmt.Sprintf("its rule with handle %d has no comment of such an agent", uncommented)
 	}
 	return chain, err
 }
@@ -176,7 +176,7 @@ func (l OlderChain) isAgents() bool {
 
 // Removable returns the chains that are certainly an agent's.
 func Removable(all []OlderChain) []OlderChain {
-	return slices.DeleteFunc(slices.Clone(all), func(l OlderChain) bool { return l.Kept != "" })
+	return slices.DeleteFunc(slices.Clone(all), func(l OlderChain) bool { return l.Doubt != "" })
 }
 
 // RemoveOlder deletes chains, as they were found, with the agents' jumps to them, and nothing else:
@@ -209,13 +209,13 @@ func (l OlderChain) Check(c *nfnetlink.Conn) error {
 	}
 	current, err := c.Chain(l.Family, l.Table, l.Name)
 	if nfnetlink.IsNotExist(err) {
-		return nfnetlink.ErrInterrupted
+		return nfnetlink.ErrReadAgain
 	}
 	if err != nil {
 		return err
 	}
 	if current.Use != l.Use {
-		return nfnetlink.ErrInterrupted
+		return nfnetlink.ErrReadAgain
 	}
 	for _, handle := range l.jumps {
 		r, err := c.Rule(l.Family, l.Table, Postrouting, handle)
@@ -223,7 +223,7 @@ func (l OlderChain) Check(c *nfnetlink.Conn) error {
 			return err
 		}
 		if target, _ := r.Target(); target != l.Name || !leads(r) {
-			return nfnetlink.ErrInterrupted
+			return nfnetlink.ErrReadAgain
 		}
 	}
 	return nil
@@ -236,7 +236,7 @@ func (l OlderChain) Jumps() int { return max(int(l.Use)-l.Rules, 0) }
 func (l OlderChain) Reached() bool { return l.Rules > 0 && l.Jumps() > 0 }
 
 // Decides reports whether packets may reach rules that are certainly an iptables-based agent's.
-func (l OlderChain) Decides() bool { return !l.Ours && l.Kept == "" && l.Reached() }
+func (l OlderChain) Decides() bool { return !l.Ours && l.Doubt == "" && l.Reached() }
 
 // String returns the name of the chain and, unless it is ours, what exists of it.
 func (l OlderChain) String() string {
@@ -254,8 +254,8 @@ func (l OlderChain) String() string {
 	if l.RandomFully {
 		text += ", random-fully"
 	}
-	if l.Kept != "" {
-		text += ", not removed: " + l.Kept
+	if l.Doubt != "" {
+		text += ", not removed: " + l.Doubt
 	}
 	return text
 }

@@ -203,7 +203,7 @@ func TestNamesCountOnlyInTheTablesOfIPTables(t *testing.T) {
 			var got []string
 			for _, l := range found {
 				got = append(got, l.Family.String()+" "+l.Table)
-				if l.Name != name || l.Kept != "" {
+				if l.Name != name || l.Doubt != "" {
 					t.Errorf("found %s", l)
 				}
 			}

@@ -83,7 +83,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if len(want.Tables) > 1 {
 			nfttest.Run(t, theirs.NS, want.String(), "ip6tables-nft-restore", "--noflush")
 		}
-		s := theirs.Read(t, want, nft.Everything)
+		s := theirs.Read(t, want, nft.WithLeftovers)
 		for _, diff := range modes.Texts(s) {
 			if !strings.HasPrefix(diff, "replaced: ") {
 				t.Errorf("%s: of what iptables wrote differs %s", c.Name, diff)
@@ -95,7 +95,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if len(want.Tables) == 1 { // what is left of IPv6 is a matter of FindOlder
 			n.Load(t, "table ip6 nat\ndelete table ip6 nat")
 		}
-		n.Apply(t, want, nft.Everything)
+		n.Apply(t, want, nft.WithLeftovers)
 		installed, ok := n.Read(t, want, nft.Contents).Installed()
 		if !ok || installed != (nft.Installed{Layout: want.Layout, Hash: want.Hash()}) {
 			t.Errorf("%s: installed is %+v, %t", c.Name, installed, ok)
@@ -293,7 +293,7 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 				t.Error("it is ours")
 			}
 			if strings.HasPrefix(tt.finds[0], "prevented: ") {
-				if err := s.Differences()[0].Err; !errors.Is(err, nft.ErrForeignPostrouting) {
+				if err := s.Differences()[0].Err; !errors.Is(err, nft.ErrPostroutingHook) {
 					t.Error(err)
 				}
 				return

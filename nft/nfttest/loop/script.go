@@ -158,7 +158,7 @@ var steps = Steps{
 	"reject": func(w *World, rest string) string {
 		err := map[string]error{
 			"": nil, "EPERM": unix.EPERM, "ENOMEM": unix.ENOMEM, "ENOENT": unix.ENOENT, "ERESTART": unix.ERESTART,
-			"interrupted": fmt.Errorf("list elements: %w", nfnetlink.ErrInterrupted),
+			"interrupted": fmt.Errorf("list elements: %w", nfnetlink.ErrReadAgain),
 		}[rest[strings.LastIndex(rest, " ")+1:]]
 		if strings.Contains(rest, "write ") {
 			err = &nfnetlink.RejectedError{Op: nfnetlink.CreateRule, Err: err}

@@ -55,7 +55,7 @@ func (n *Node) Read(t testing.TB, want nft.Ruleset, depth nft.Depth) nft.KernelS
 
 // kinds are the kinds of differences, as [Texts] begins with them.
 var kinds = map[nft.DifferenceKind]string{
-	nft.Drift: "", nft.Odd: "odd: ", nft.Leftover: "leftover: ", nft.Replaced: "replaced: ",
+	nft.Drift: "", nft.Unexpected: "odd: ", nft.Leftover: "leftover: ", nft.Overwritten: "replaced: ",
 	nft.Prevented: "prevented: ",
 }
 

@@ -44,9 +44,9 @@ type Inputs struct {
 	// Lock is that of the network namespace, and Later tells who has it that this is another
 	// agent. Holder and Latecomer are the agents that have these two.
 	Lock      func() (io.Closer, error)
-	Later     func() (io.Closer, error)
+	Announce  func() (io.Closer, error)
 	Holder    func() (pid int, found bool)
-	Latecomer func() (pid int, found bool)
+	Announced func() (pid int, found bool)
 }
 
 // Settings are the options of the command line that the loop needs, and what describes the
@@ -201,9 +201,9 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 			v.attempt.reason = onStart
 		}
 	}
-	err := a.decide(ctx, &v, e)
+	err := a.choosePolicy(ctx, &v, e)
 	if err == nil {
-		err = a.place(ctx, &v, e)
+		err = a.addAddresses(ctx, &v, e)
 	}
 	if v.policy.want != previous.policy.want {
 		a.publish(v) // for observers that act for the policy in the kernel
@@ -254,13 +254,13 @@ func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 	}
 	*v = v.withApplied(applied, time.Now())
 	if len(applied.Differences) > 0 {
-		GiveBack() // sets and messages are large
+		FreeMemorySoon() // sets and messages are large
 	}
 	return nil
 }
 
-// GiveBack returns memory to the system after a delay.
-func GiveBack() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
+// FreeMemorySoon returns memory to the system after a delay.
+func FreeMemorySoon() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
 func (a *Agent) compile(f Files) content {
 	c := content{files: f.Sources, readAt: time.Now()}
@@ -280,10 +280,10 @@ func (a *Agent) compile(f Files) content {
 	return c
 }
 
-// decide chooses the policy for a new content, and again if that was not possible, or if
+// choosePolicy chooses the policy for a new content, and again if that was not possible, or if
 // rules of a previous run may be gone.
-func (a *Agent) decide(ctx context.Context, v *view, e event) error {
-	if !v.read || e.files == nil && v.policy.source != "" && v.policy.leftover == nil {
+func (a *Agent) choosePolicy(ctx context.Context, v *view, e event) error {
+	if !v.read || e.files == nil && v.policy.source != "" && v.policy.inherited == nil {
 		return nil
 	}
 	var n situation
@@ -300,16 +300,16 @@ func (a *Agent) decide(ctx context.Context, v *view, e event) error {
 			return err
 		}
 	}
-	v.policy = decide(v.policy, v.content, n)
+	v.policy = nextPolicy(v.policy, v.content, n)
 	if e.files != nil {
 		v.tries = 0
 	}
 	return nil
 }
 
-// place completes the wanted ruleset with the addresses of this node. They are followed
+// addAddresses completes the wanted ruleset with the addresses of this node. They are followed
 // from the first time on; a full check also lists them.
-func (a *Agent) place(ctx context.Context, v *view, e event) error {
+func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 	if e.moved != nil {
 		v.unfollowed = e.moved.Err
 		if e.moved.Err == nil && !e.moved.At.Before(v.listed) {

@@ -53,8 +53,8 @@ func named(t *testing.T, name string, test func(t *testing.T, w *world)) {
 		n.Options, n.Deliver = settings.NFT, func(s []config.Source, err error) { files <- Files{s, err} }
 		w.agent = New(Inputs{
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation, Processor: n.Processor,
-			Addresses: n.Addresses, Follow: n.Follow, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
-			Latecomer: n.Latecomer,
+			Addresses: n.Addresses, Follow: n.Follow, Lock: n.Lock, Announce: n.Lock, Holder: n.Holder,
+			Announced: n.Latecomer,
 		}, n, settings, log)
 		return w.agent
 	}, func(*loop.World) { test(w.T, w) })

@@ -57,8 +57,8 @@ func (a *Agent) Current() View { return a.seen(a.current()) }
 func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 	for last := (time.Time{}); ctx.Err() == nil; {
 		p := a.published.Load()
-		see(a.seen(p.view), p.full != last)
-		last = p.full
+		see(a.seen(p.view), p.resynced != last)
+		last = p.resynced
 		select {
 		case <-p.outdated:
 		case <-ctx.Done():
@@ -66,9 +66,9 @@ func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
 	}
 }
 
-// During returns a context for a pass of an observer that has seen a view. It ends when the loop decides another
+// WithPolicy returns a context for a pass of an observer that has seen a view. It ends when the loop decides another
 // policy, to which the pass gives way.
-func (a *Agent) During(ctx context.Context, seen View) (context.Context, context.CancelFunc) {
+func (a *Agent) WithPolicy(ctx context.Context, seen View) (context.Context, context.CancelFunc) {
 	this, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
@@ -96,10 +96,10 @@ func (a *Agent) ServeOnSocket(pattern string, h http.Handler) {
 	a.served[pattern] = h
 }
 
-// Tell sets what knows the problems of the last minute, which a report of the agent has.
-func (a *Agent) Tell(problems func() config.Problems) { a.problems = problems }
+// SetProblems sets what knows the problems of the last minute, which a report of the agent has.
+func (a *Agent) SetProblems(problems func() config.Problems) { a.problems = problems }
 
-func (a *Agent) told() config.Problems {
+func (a *Agent) currentProblems() config.Problems {
 	if a.problems == nil {
 		return nil
 	}

@@ -12,13 +12,13 @@ const (
 	FromFile     Source = "file"     // the current config
 	FromPrevious Source = "previous" // the last good config, or what a previous run left in the kernel
 	FromLenient  Source = "lenient"  // what the older agents read from a file that this one rejects
-	FromForeign  Source = "foreign"  // rules of an iptables-based agent; this one writes nothing
+	FromOlder    Source = "foreign"  // rules of an iptables-based agent; this one writes nothing
 	FromDefaults Source = "defaults" // built in
 )
 
 // Sources lists all sources.
 func Sources() []Source {
-	return []Source{FromFile, FromPrevious, FromLenient, FromForeign, FromDefaults}
+	return []Source{FromFile, FromPrevious, FromLenient, FromOlder, FromDefaults}
 }
 
 // A policy is the policy that the loop enforces.
@@ -27,9 +27,9 @@ type policy struct {
 	want     *nft.Ruleset // nil: nothing is to be written
 	content  content      // of which want was compiled
 	accepted bool         // from a config that was accepted in this run
-	// leftover is the rules of a previous run, which stay as they are: of the source
+	// inherited is the rules of a previous run, which stay as they are: of the source
 	// FromPrevious, unless a config was accepted in this run.
-	leftover *nft.Installed
+	inherited *nft.Installed
 }
 
 // A situation is the state of a node on which no config was accepted in this run.
@@ -39,10 +39,10 @@ type situation struct {
 	defaults content
 }
 
-// decide returns the policy to enforce from now on. A rejected config changes nothing if one
+// nextPolicy returns the policy to enforce from now on. A rejected config changes nothing if one
 // was accepted before. Otherwise the order is: what a previous run left, what the older
 // agents would enforce, the older agent's own rules, the defaults.
-func decide(current policy, c content, n situation) policy {
+func nextPolicy(current policy, c content, n situation) policy {
 	switch {
 	case c.missing != nil:
 		return policy{source: FromDefaults, want: c.want, content: c, accepted: true}
@@ -54,13 +54,13 @@ func decide(current policy, c content, n situation) policy {
 	case current.accepted:
 		return current
 	case n.previous != nil && current.want == nil:
-		return policy{source: FromPrevious, leftover: n.previous}
+		return policy{source: FromPrevious, inherited: n.previous}
 	case c.want != nil:
 		return policy{source: FromLenient, want: c.want, content: c}
 	case current.want != nil:
 		return current
 	case n.older:
-		return policy{source: FromForeign}
+		return policy{source: FromOlder}
 	}
 	return policy{source: FromDefaults, want: n.defaults.want, content: n.defaults}
 }
@@ -76,8 +76,8 @@ func (p policy) same(want *nft.Ruleset) bool {
 // hash returns the hash of what is enforced, "" for nothing of ours.
 func (p policy) hash() string {
 	switch {
-	case p.leftover != nil:
-		return p.leftover.Hash
+	case p.inherited != nil:
+		return p.inherited.Hash
 	case p.want == nil:
 		return ""
 	}

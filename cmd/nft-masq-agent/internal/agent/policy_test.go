@@ -29,7 +29,7 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 	}
 	leniently, builtIn := of(FromLenient, lenient), of(FromDefaults, defaults)
 	file, last, without := accepted(FromFile, good), accepted(FromPrevious, good), accepted(FromDefaults, defaults)
-	kept, foreign := policy{source: FromPrevious, leftover: left}, policy{source: FromForeign}
+	kept, foreign := policy{source: FromPrevious, inherited: left}, policy{source: FromOlder}
 	everything, older, empty := situation{left, true, defaults}, situation{nil, true, defaults},
 		situation{nil, false, defaults}
 	for _, tt := range []struct {
@@ -57,9 +57,9 @@ func TestPolicyIsDecidedInThisOrder(t *testing.T) {
 		{"so do the defaults of a missing file", without, lenient, everything, without},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := decide(tt.now, tt.c, tt.n)
+			got := nextPolicy(tt.now, tt.c, tt.n)
 			if got.source != tt.want.source || got.want != tt.want.want || got.content.want != tt.want.want ||
-				got.accepted != tt.want.accepted || got.leftover != tt.want.leftover {
+				got.accepted != tt.want.accepted || got.inherited != tt.want.inherited {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}
 		})

@@ -84,10 +84,10 @@ func (a *Agent) compare(v view) (e event, due bool) {
 	case v.inForce() && generation != s.rules.seen && !s.rules.ready(now) && !overdue:
 		return e, false
 	case v.inForce() && (generation != s.rules.seen || overdue):
-		s.saw(nft.Frame, 0, generation, now)
+		s.recordCheck(nft.Frame, 0, generation, now)
 		return event{reason: onDrift, depth: nft.Frame}, true
 	case v.policy.want != nil && overdue:
-		s.saw(nft.Contents, 0, generation, now)
+		s.recordCheck(nft.Contents, 0, generation, now)
 		return event{reason: onDrift, depth: nft.Contents}, true
 	}
 	return a.compareElements(v, generation)
@@ -104,7 +104,7 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 	if a.takesOver(v) {
 		e.depth = nft.TakeOver
 	}
-	s.saw(e.depth, 0, generation, now)
+	s.recordCheck(e.depth, 0, generation, now)
 	return e, true
 }
 
@@ -121,9 +121,9 @@ func (a *Agent) resyncDepth() nft.Depth {
 	return nft.TakeOver
 }
 
-// saw records at which generation something was right. What was right at the generation that was read, and was not
-// compared, is so, too.
-func (s *schedule) saw(depth nft.Depth, read, generation uint32, now time.Time) {
+// recordCheck records at which generation something was right. What was right at the generation that was read, and was
+// not compared, is so, too.
+func (s *schedule) recordCheck(depth nft.Depth, read, generation uint32, now time.Time) {
 	s.rules.seen = generation
 	s.checked = now
 	if depth > nft.Frame || read != 0 && read == s.elements.seen {
@@ -146,7 +146,7 @@ func (a *Agent) depth(v view, e event) nft.Depth {
 		depth = nft.TakeOver
 	}
 	if depth == nft.TakeOver && !a.takesOver(v) {
-		return nft.Everything
+		return nft.WithLeftovers
 	}
 	return depth
 }
@@ -157,18 +157,18 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	now := time.Now()
 	switch {
 	case v.attempt.applied != nil:
-		s.saw(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
+		s.recordCheck(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
 	case kernel.Delayed(v.attempt.err):
-		s.saw(depth, 0, 0, now) // again, within the pace
+		s.recordCheck(depth, 0, 0, now) // again, within the pace
 	case v.attempt.err != nil: // our rules may be only partly written
 		generation, _ := a.in.Generation()
-		s.saw(depth, 0, generation, now)
+		s.recordCheck(depth, 0, generation, now)
 	}
 	v.attempt.slowed = s.charge(*v, depth, now)
 
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
-	if v.failure == nil && (full || v.full.IsZero()) {
-		v.full = now
+	if v.failure == nil && (full || v.resynced.IsZero()) {
+		v.resynced = now
 		if depth > nft.Contents {
 			s.deep = now.Add(min(elementsShare*v.attempt.cost, elementsPause))
 		}
@@ -181,7 +181,7 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	}
 	switch {
 	case v.failure == nil:
-		s.timer.Reset(max(0, time.Until(v.full.Add(s.resync))))
+		s.timer.Reset(max(0, time.Until(v.resynced.Add(s.resync))))
 	case v.attempt.reason != onDrift || previous.failure == nil: // other programs do not delay it
 		s.timer.Reset(Backoff(v.tries))
 	}

@@ -36,7 +36,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		},
 		policy:    policy{source: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		installed: good, told: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		installed: good, history: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
 		failure: errors.New("broken"),
 	})
 	a.second.hasLock.Store(true)

@@ -27,12 +27,12 @@ type view struct {
 	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
 	replaced  *nft.Ruleset   // what it accepted before the last change of our rules, nil for nothing
 	accepted  bool           // from an accepted config
-	told      running.Policy // about installed
+	history   running.Policy // about installed
 	failure   error          // why it is not known to be in the kernel; nil if it is
 	tries     int            // since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
-	full       time.Time // when everything was last checked
+	resynced   time.Time // when everything was last checked
 	hangups    int
 	changes    int // of our rules
 	repairs    int // of rules that another program had changed
@@ -148,7 +148,7 @@ func (v view) words() string {
 	switch v.policy.source {
 	case "":
 		return "nothing is enforced yet because the kernel's rules cannot be read"
-	case FromForeign:
+	case FromOlder:
 		return "the rules of an iptables-based agent stay active, and nothing is written"
 	case FromFile:
 		subject = "config"
@@ -170,7 +170,7 @@ func (v view) words() string {
 	installed := v.hash()
 	subject += " (" + hash + ")"
 	switch {
-	case v.policy.leftover != nil, installed == hash:
+	case v.policy.inherited != nil, installed == hash:
 		return subject + " " + verb + " enforced"
 	case installed == "":
 		return subject + " is not in the kernel yet"
@@ -215,27 +215,27 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 	}
 	v.changes++
 	v.replaced = previous.installed
-	v.told = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Why: v.attempt.reason}
+	v.history = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Why: v.attempt.reason}
 	if known {
-		v.told.Since = previous.told.Since
+		v.history.Since = previous.history.Since
 	}
 	switch {
 	case v.attempt.changed == restored:
-		v.told.What = fmt.Sprintf("rules restored, differences: %d", n)
-		v.told.Why = "changed by another program"
+		v.history.What = fmt.Sprintf("rules restored, differences: %d", n)
+		v.history.Why = "changed by another program"
 	case v.attempt.changed == moved:
-		v.told.What = "source addresses replaced by those that this node has"
+		v.history.What = "source addresses replaced by those that this node has"
 	case known:
-		v.told.What = fmt.Sprintf("differences removed: %d", n)
+		v.history.What = fmt.Sprintf("differences removed: %d", n)
 	case previous.installed != nil:
 		v.attempt.added = want.Policy.Additions(previous.installed.Policy, few)
 		v.attempt.removed = previous.installed.Policy.Additions(want.Policy, few)
-		v.told.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
+		v.history.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
 			v.attempt.added.Count, v.attempt.removed.Count)
 	case n == 0:
-		v.told.What = "the rules were already in place"
+		v.history.What = "the rules were already in place"
 	default:
-		v.told.What = "rules installed"
+		v.history.What = "rules installed"
 	}
 	return v
 }

@@ -56,24 +56,24 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		},
 	} {
 		v := tt.before
-		v.policy.want, v.told.Since, v.attempt.reason = tt.want, start, onResync
+		v.policy.want, v.history.Since, v.attempt.reason = tt.want, start, onResync
 		got := v.withApplied(tt.applied, start.Add(time.Second))
-		if got.attempt.changed != tt.effect || got.told.What != tt.what {
-			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.told.What)
+		if got.attempt.changed != tt.effect || got.history.What != tt.what {
+			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.history.What)
 		}
 		if !got.inForce() || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
-		if why := got.told.Why; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
+		if why := got.history.Why; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
 			t.Errorf("%s: because of %s", name, why)
 		}
 		since := start
 		if v.hash() != tt.want.Hash() {
 			since = start.Add(time.Second)
 		}
-		if !got.told.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) ||
+		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) ||
 			(got.changes == 1) != (tt.what != "") {
-			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.told.Since.Sub(start), got.repairs, got.changes)
+			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.history.Since.Sub(start), got.repairs, got.changes)
 		}
 	}
 }

@@ -46,17 +46,17 @@ func entries(p nft.Policy) (list []Entry) {
 		add(config.KeyEnforceNonMasquerade, "", value, p.Enforce.Pos)
 	}
 	for _, f := range p.Families {
-		for _, q := range f.Questions {
-			titles[q.Key] = nft.FamilyName(f.IPv6) + " " + q.Key + ": " + q.Means
-			if q.Asks == config.SentByNode {
-				add(q.Key, "", "false", q.Pos)
+		for _, condition := range f.Conditions {
+			titles[condition.Key] = nft.FamilyName(f.IPv6) + " " + condition.Key + ": " + condition.Means
+			if condition.Asks == config.SentByNode {
+				add(condition.Key, "", "false", condition.Pos)
 			}
-			for _, i := range q.Interfaces {
-				add(q.Key, "", i.Name, i.Pos)
+			for _, i := range condition.Interfaces {
+				add(condition.Key, "", i.Name, i.Pos)
 			}
-			list = slices.Grow(list, len(q.CIDRs)) // there can be hundreds of thousands
-			for _, c := range q.CIDRs {
-				add(q.Key, nft.FamilyKey(f.IPv6), c.String(), c.Pos)
+			list = slices.Grow(list, len(condition.CIDRs)) // there can be hundreds of thousands
+			for _, c := range condition.CIDRs {
+				add(condition.Key, nft.FamilyKey(f.IPv6), c.String(), c.Pos)
 			}
 		}
 	}

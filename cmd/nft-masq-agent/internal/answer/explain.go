@@ -87,7 +87,7 @@ func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
 // contradictions returns examples of these.
 func contradictions(c conntrack.Count) []conntrack.Example {
 	stale := func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale }
-	return slices.DeleteFunc(slices.Clone(c.Contradicting), stale)
+	return slices.DeleteFunc(slices.Clone(c.Examples), stale)
 }
 
 // SetEvidence sets what open connections show. It was asked about those from the source, and about those from

@@ -69,7 +69,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 	agree := conntrack.Count{Agrees: 4, Answered: 3, Seen: shown}
 	overruled := conntrack.Count{
 		Agrees: 1, Answered: 1, Overruled: 2,
-		Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
+		Examples: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 	}
 	for _, tt := range []struct {
 		name, config, to string
@@ -165,7 +165,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
-					Undated: 1, Contradicting: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeUndated)},
+					Undated: 1, Examples: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeUndated)},
 				}, agree)
 			},
 			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began " +
@@ -176,7 +176,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
 					Agrees: 1, Answered: 1, Stale: 1, Seen: shown,
-					Contradicting: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeStale)},
+					Examples: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeStale)},
 				}, agree)
 			},
 			headline: "203.0.113.9:443 sees 192.0.2.1",
@@ -209,7 +209,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) {
 				f.evidenceOf(conntrack.Count{
 					Overruled: 1, Endpoints: []netip.AddrPort{netip.MustParseAddrPort("10.9.0.9:80")},
-					Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
+					Examples: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 				}, agree)
 			},
 			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: " +

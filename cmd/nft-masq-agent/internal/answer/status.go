@@ -203,7 +203,7 @@ func (s *Status) setEvidence(f StatusFacts) {
 			Entry: c.Entry.String(), Family: nft.FamilyKey(c.Entry.IPv6), Verdict: c.Entry.Verdict, Open: c.Open(),
 			Stale: c.Stale, Overruled: c.Overruled, Undated: c.Undated,
 		}
-		for _, x := range c.Contradicting {
+		for _, x := range c.Examples {
 			e.Examples = append(e.Examples, exampleConnection(x))
 		}
 		s.Evidence = append(s.Evidence, e)
@@ -385,7 +385,7 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 		found = append(found, cli.Problem(config.Note, "sampled", "Counted among %d of %d connections.",
 			f.Evidence.Examined, f.Evidence.Tracked))
 	}
-	if f.Evidence.Full {
+	if f.Evidence.Incomplete {
 		found = append(found, cli.Problem(config.Note, "evidence-full", "There are more connections or destinations than "+
 			"are kept: when some began is not known, and some destinations that do not answer may be missing."))
 	}
@@ -399,7 +399,7 @@ func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
 	details := ""
 	for _, c := range counts {
 		n += c.Overruled
-		for _, x := range c.Contradicting {
+		for _, x := range c.Examples {
 			if details == "" && x.Age == conntrack.AgeOverruled {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
 					"nft-masq-agent explain %s --from %s --trace names the rule of that program: turn off its masquerading, or set "+

@@ -179,7 +179,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first:   "2 connections that began under this policy contradict it: another program decides",
 			details: "nft-masq-agent explain 203.0.113.9 --from 10.244.1.7 --trace names the rule", facts: func(f *StatusFacts) {
 				f.Evidence.Counts = []conntrack.Count{{
-					Entry: anything, Overruled: 2, Contradicting: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
+					Entry: anything, Overruled: 2, Examples: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 				}}
 			},
 		},
@@ -249,7 +249,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "more than is kept", first: "in sync: ", note: "evidence-full",
-			facts: func(f *StatusFacts) { f.Evidence.Full = true },
+			facts: func(f *StatusFacts) { f.Evidence.Incomplete = true },
 		},
 		{
 			name: "conntrack is full", id: health.Conntrack,

@@ -49,7 +49,7 @@ type Node struct {
 
 // NewNode returns what reads the facts of this node.
 func NewNode(proc string) Node {
-	return Node{Proc: proc, Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.Open().Stats}
+	return Node{Proc: proc, Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.New().Stats}
 }
 
 // Facts are what was read of a node, besides its rules and its connections.
@@ -154,7 +154,7 @@ func (f *Facts) legacy() (found config.Problems) {
 
 // podsOf asks the policy of a family about one packet of each pod of the node.
 func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
-	dst, found := judge.Destination(family)
+	dst, found := judge.MasqueradedDestination(family)
 	if !found {
 		return Exempt(family)
 	}
@@ -201,20 +201,20 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 		nft.FamilyName(family.IPv6))}
 }
 
-// listed describes the list of a question by its first entry and its place.
-func listed(q nft.Question) string {
+// listed describes the list of a condition by its first entry and its place.
+func listed(condition nft.Condition) string {
 	switch {
-	case len(q.CIDRs) > 0:
-		return fmt.Sprintf("%s begins with %s (%s)", q.Key, q.CIDRs[0], q.CIDRs[0].Pos)
-	case len(q.Interfaces) > 0:
-		return fmt.Sprintf("%s begins with %s (%s)", q.Key, q.Interfaces[0].Name, q.Interfaces[0].Pos)
+	case len(condition.CIDRs) > 0:
+		return fmt.Sprintf("%s begins with %s (%s)", condition.Key, condition.CIDRs[0], condition.CIDRs[0].Pos)
+	case len(condition.Interfaces) > 0:
+		return fmt.Sprintf("%s begins with %s (%s)", condition.Key, condition.Interfaces[0].Name, condition.Interfaces[0].Pos)
 	}
-	return fmt.Sprintf("%s (%s)", q.Key, q.Pos)
+	return fmt.Sprintf("%s (%s)", condition.Key, condition.Pos)
 }
 
 // Exempt notes that a policy masquerades nothing of a family.
 func Exempt(family nft.FamilyPolicy) config.Problems {
-	if _, found := judge.Destination(family); found {
+	if _, found := judge.MasqueradedDestination(family); found {
 		return nil
 	}
 	reason := ""

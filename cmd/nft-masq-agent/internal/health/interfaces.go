@@ -16,18 +16,18 @@ func (f *Facts) interfaces(p nft.Policy) (found config.Problems) {
 	if len(p.Families) == 0 {
 		return nil
 	}
-	for _, q := range p.Families[0].Questions { // the same in all families
+	for _, condition := range p.Families[0].Conditions { // the same in all families
 		carries := routes.Interface.Sends
-		if q.Asks == config.ReceivedOn {
+		if condition.Asks == config.ReceivedOn {
 			carries = routes.Interface.Receives
 		}
-		if !q.Outside || len(q.Interfaces) == 0 {
+		if !condition.Outside || len(condition.Interfaces) == 0 {
 			continue
 		}
 		matched := false
 		var masters []string
 		for _, link := range f.Links {
-			listed := slices.ContainsFunc(q.Interfaces, func(i config.Interface) bool { return i.Matches(link.Name) })
+			listed := slices.ContainsFunc(condition.Interfaces, func(i config.Interface) bool { return i.Matches(link.Name) })
 			master := config.Printable(link.Master)
 			switch {
 			case !listed:
@@ -38,22 +38,22 @@ func (f *Facts) interfaces(p nft.Policy) (found config.Problems) {
 			}
 		}
 		if !matched {
-			found = append(found, problem(config.Error, InterfaceList, "", "%s", unmatchedList(q, masters)))
+			found = append(found, problem(config.Error, InterfaceList, "", "%s", unmatchedList(condition, masters)))
 		}
 	}
 	return found
 }
 
-// unmatchedList describes the list of a question, and the interfaces that those with a matching name are parts of.
-func unmatchedList(q nft.Question, masters []string) string {
+// unmatchedList describes the list of a condition, and the interfaces that those with a matching name are parts of.
+func unmatchedList(condition nft.Condition, masters []string) string {
 	ask := "`ip route get ADDRESS` names the one by which packets leave"
 	instead := ""
-	if q.Asks == config.ReceivedOn {
+	if condition.Asks == config.ReceivedOn {
 		ask = "`ip route get POD` names the one on which a pod's packets arrive"
 		instead = ", or use " + config.KeyMasqueradeSrcCIDRs
 	}
-	text := fmt.Sprintf("nothing is masqueraded: no packet passes an interface of %s (%s)", q.Key,
-		strings.Join(config.Names(q.Interfaces), ", "))
+	text := fmt.Sprintf("nothing is masqueraded: no packet passes an interface of %s (%s)", condition.Key,
+		strings.Join(config.Names(condition.Interfaces), ", "))
 	if len(masters) == 0 {
 		return fmt.Sprintf("%s, because this node has none of them; %s: list that%s", text, ask, instead)
 	}

@@ -148,7 +148,7 @@ func (o *connections) note(ctx context.Context, p *period) {
 	earlier, full, err := o.host.Note(ctx, p.rules.Policy)
 	if err == nil {
 		p.history.Earlier = earlier
-		p.history.Full = full
+		p.history.Incomplete = full
 	}
 	p.noted = ctx.Err() == nil
 }

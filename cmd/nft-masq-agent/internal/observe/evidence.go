@@ -51,7 +51,7 @@ func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
 		}
 		t.overruled[c.Entry] = overruled{c, time.Now()}
 		family := nft.FamilyKey(c.Entry.IPv6)
-		x := c.Contradicting[0]
+		x := c.Examples[0]
 		t.once(a, family+" "+c.Entry.String(), zap.WarnLevel, "connections_overruled",
 			"connections contradict the policy: another program decides; nft-masq-agent explain "+
 				x.Destination.Addr().String()+" --from "+x.Source.Addr().String()+" --trace names its rule",

@@ -70,7 +70,7 @@ func (o *nodeHealth) often() config.Problems {
 // look checks the node, and logs what is new. Another file matters only if the config is missing. If another policy is
 // decided meanwhile, it ends, and is done again for that.
 func (o *nodeHealth) look(ctx context.Context, v agent.View) {
-	ctx, end := o.During(ctx, v)
+	ctx, end := o.WithPolicy(ctx, v)
 	defer end()
 	found := o.check(ctx, v.Installed.Policy)
 	if ctx.Err() != nil {

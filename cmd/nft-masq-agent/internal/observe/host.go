@@ -13,7 +13,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A Host is what observers read, next to the loop, which does not wait for it: a [Node], or
+// A Host is what observers read, next to the loop, which does not wait for it: a [Kernel], or
 // a fake in tests.
 type Host interface {
 	// Older finds chains of iptables-based agents.
@@ -29,44 +29,44 @@ type Host interface {
 	Pressure(context.Context, conntrack.Ports) (conntrack.Pressure, error)
 }
 
-// A Node is the kernel of this network namespace.
+// A Kernel is the kernel of this network namespace.
 //
 // It reads other programs' rules on a connection of its own, so that the loop never waits
 // for it.
-type Node struct{ *kernel.Kernel }
+type Kernel struct{ *kernel.Kernel }
 
 // NewNode returns a node for a kernel.
-func NewNode(k *kernel.Kernel) *Node { return &Node{k} }
+func NewNode(k *kernel.Kernel) *Kernel { return &Kernel{k} }
 
 // Pressure reads how many source ports are in use.
-func (h *Node) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
-	return conntrack.Open().Pressure(ctx, ports)
+func (h *Kernel) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
+	return conntrack.New().Pressure(ctx, ports)
 }
 
 // Older implements [Host].
-func (h *Node) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
-	defer agent.GiveBack()
+func (h *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
+	defer agent.FreeMemorySoon()
 	k := h.Another()
 	defer func() { _ = k.Close() }()
 	return k.Older(ctx, want)
 }
 
 // Note implements [Host].
-func (h *Node) Note(ctx context.Context, p nft.Policy) (earlier map[uint64]bool, full bool, err error) {
+func (h *Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint64]bool, full bool, err error) {
 	c, err := conntrack.ReadComparison(p)
 	if err != nil {
 		return nil, false, err
 	}
-	return conntrack.Open().Note(ctx, c)
+	return conntrack.New().Note(ctx, c)
 }
 
 // Gather implements [Host].
-func (h *Node) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
+func (h *Kernel) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
 	return conntrack.ReadEvidence(ctx, p, history)
 }
 
 // Flush implements [Host].
-func (h *Node) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error) {
+func (h *Kernel) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error) {
 	node, err := conntrack.ReadNode()
 	if err != nil {
 		return 0, err
@@ -74,7 +74,7 @@ func (h *Node) Flush(ctx context.Context, prior, inForce nft.Policy, stale confi
 	change := conntrack.Change{
 		Before: conntrack.NewComparison(prior, node), InForce: conntrack.NewComparison(inForce, node),
 	}
-	return conntrack.Open().Delete(ctx, func(e *conntrack.Entry) bool {
+	return conntrack.New().Delete(ctx, func(e *conntrack.Entry) bool {
 		return (stale == config.StaleAll || e.Original.Protocol == unix.IPPROTO_UDP) && change.Outdated(e)
 	})
 }

@@ -22,7 +22,7 @@ func All(
 	a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems,
 ) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
-	a.Tell(healthy.known)
+	a.SetProblems(healthy.known)
 	evidence := &connections{Agent: a, host: h}
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{

@@ -75,8 +75,8 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 		n.Options, n.Deliver = o.NFT(), func(s []config.Source, err error) { files <- agent.Files{Sources: s, Err: err} }
 		w.agent = agent.New(agent.Inputs{
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation,
-			Processor: func() time.Duration { return 0 }, Lock: n.Lock, Later: n.Lock, Holder: n.Holder,
-			Latecomer: n.Latecomer,
+			Processor: func() time.Duration { return 0 }, Lock: n.Lock, Announce: n.Lock, Holder: n.Holder,
+			Announced: n.Latecomer,
 		}, n, agent.Settings{NFT: o.NFT(), LostLines: func() uint64 { return 0 }}, log)
 		w.all = All(w.agent, w, o, w.check)
 		w.agent.Observe(w.all...)
@@ -241,7 +241,7 @@ func (w *world) show(list string) {
 			Agrees:    1,
 			Overruled: nfttest.Must(strconv.Atoi(overruled)),
 			Stale:     nfttest.Must(strconv.Atoi(stale)),
-			Contradicting: []conntrack.Example{{
+			Examples: []conntrack.Example{{
 				Protocol: "udp", Source: netip.MustParseAddrPort("10.244.1.2:4000"),
 				Destination: netip.MustParseAddrPort("10.9.0.9:53"), SeenAs: netip.MustParseAddrPort("192.0.2.1:1024"),
 			}},

@@ -66,7 +66,7 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 
 // search searches, and logs what is new. If another policy is decided meanwhile, it ends, and is done again for that.
 func (s *olderAgents) search(ctx context.Context, v agent.View) {
-	ctx, end := s.During(ctx, v)
+	ctx, end := s.WithPolicy(ctx, v)
 	defer end()
 	s.done = v
 	s.began = time.Now()

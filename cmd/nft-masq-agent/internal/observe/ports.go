@@ -37,7 +37,7 @@ func (p *ports) Run(ctx context.Context) {
 		if v.Installed != nil {
 			policy = v.Installed.Policy
 		}
-		this, end := p.During(ctx, v)
+		this, end := p.WithPolicy(ctx, v)
 		found, err := p.read(this, judge.SourcePorts(policy))
 		pause := max(p.o.ConntrackInterval, agent.CheckShare*time.Since(start))
 		switch {

@@ -17,9 +17,9 @@ const (
 // an error if another process is that.
 func Lock() (io.Closer, error) { return listen(lockName) }
 
-// Later tells the agent that has the lock, until it is closed, that this process is
+// Announce tells the agent that has the lock, until it is closed, that this process is
 // another agent. It is an error if a third one does so.
-func Later() (io.Closer, error) { return listen(laterName) }
+func Announce() (io.Closer, error) { return listen(laterName) }
 
 func listen(name string) (io.Closer, error) {
 	l, err := net.Listen("unix", name)
@@ -47,9 +47,9 @@ const Hidden = -1
 // does not count: every user can take the lock.
 func Holder() (pid int, found bool) { return listener(lockName) }
 
-// Latecomer returns the process of an agent that came later than the one that has the
+// Announced returns the process of an agent that came later than the one that has the
 // lock, as Holder does.
-func Latecomer() (pid int, found bool) { return listener(laterName) }
+func Announced() (pid int, found bool) { return listener(laterName) }
 
 // Agent returns the process of an agent in this network namespace, also of one that cannot
 // have the lock because a process of another user has it.
@@ -58,7 +58,7 @@ func Agent() (pid int, found bool) {
 	if found {
 		return pid, true
 	}
-	return Latecomer()
+	return Announced()
 }
 
 func listener(name string) (pid int, found bool) {

@@ -64,7 +64,7 @@ func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
 		if pid, ok := running.Agent(); ok {
 			t.Errorf("an agent runs: process %d", pid)
 		}
-		later, err := running.Later()
+		later, err := running.Announce()
 		if err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func Ask(socket string) (r Report, err error) {
 // found by its lock: an agent may notice it only later. Without the lock, the agent itself
 // may be the one that has it by now.
 func second(r Report) int {
-	other := Latecomer
+	other := Announced
 	if !r.HasLock {
 		other = Holder
 	}

@@ -44,7 +44,7 @@ func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 		if err != nil || r.PID != os.Getpid() || r.Source != "file" || r.SecondAgent != 0 {
 			t.Errorf("alone: %+v, %v, want pid %d, source file and no second agent", r, err, os.Getpid())
 		}
-		second, err := running.Later()
+		second, err := running.Announce()
 		if err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 			}
 			_ = c.Close()
 		}
-		if _, err := running.Later(); err == nil {
+		if _, err := running.Announce(); err == nil {
 			t.Error("a third one says so, too")
 		}
 		return second.Close()
@@ -79,7 +79,7 @@ func TestAgentIsNotItsOwnSecondAgent(t *testing.T) {
 	err := nfttest.NewNS(t, "agent").Do(func() error {
 		for name, take := range map[string]func() (io.Closer, error){
 			"lock":                  running.Lock,
-			"that of a later agent": running.Later,
+			"that of a later agent": running.Announce,
 			"lock of another user":  func() (io.Closer, error) { return listenAsNobody("@nft-masq-agent") },
 			"neither of the two":    func() (io.Closer, error) { return io.NopCloser(nil), nil },
 		} {

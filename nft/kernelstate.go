@@ -18,8 +18,8 @@ const (
 	Frame
 	// Contents is all of it.
 	Contents
-	// Everything is also what other modes, or other names of our chain, left behind.
-	Everything
+	// WithLeftovers is also what other modes, or other names of our chain, left behind.
+	WithLeftovers
 	// TakeOver is also the rules of iptables-based agents, which are to go.
 	TakeOver
 )
@@ -61,10 +61,10 @@ type DifferenceKind int
 // The kinds of differences.
 const (
 	Drift       DifferenceKind = iota // rules, sets and counters of ours are written again
-	Odd                               // our table has something else: it is replaced
+	Unexpected                        // our table has something else: it is replaced
 	Leftover                          // it is removed
 	OlderAgents                       // rules of an iptables-based agent, which are removed
-	Replaced                          // what has our chain's name, which we did not write, is replaced
+	Overwritten                       // what has our chain's name, which we did not write, is replaced
 	Prevented                         // nothing can be written
 )
 
@@ -82,7 +82,7 @@ func (d Difference) String() string {
 		return "leftover " + d.Text
 	case OlderAgents:
 		return "another agent's " + d.Text
-	case Drift, Odd, Replaced, Prevented:
+	case Drift, Unexpected, Overwritten, Prevented:
 	}
 	return d.Text
 }

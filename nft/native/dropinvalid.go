@@ -28,11 +28,11 @@ func compileUntranslated(p nft.Policy) []nft.Chain {
 	hook := nft.NATHook(untranslatedPriority)
 	hook.Type = "filter"
 	first := nft.Chain{Name: untranslatedChain, Hook: hook, Rules: []nft.Rule{
-		{Nodes: []nft.Node{invalid(), continueIn(dropChain)}, Comment: "of no connection, and tracked"},
+		{Statements: []nft.Statement{invalid(), continueIn(dropChain)}, Comment: "of no connection, and tracked"},
 	}}
 	if slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool { return f.IPv6 && p.Drops(f) }) {
 		first.Rules = append(first.Rules, nft.Rule{
-			Nodes: []nft.Node{beyondItsLink(), continueIn(dropChain)}, Comment: "untracked, and beyond its link",
+			Statements: []nft.Statement{beyondItsLink(), continueIn(dropChain)}, Comment: "untracked, and beyond its link",
 		})
 	}
 	c := nft.Chain{Name: dropChain}
@@ -41,11 +41,11 @@ func compileUntranslated(p nft.Policy) []nft.Chain {
 			continue
 		}
 		c.Rules = append(append(c.Rules, notToOneElsewhere(f.IPv6)...), nft.Rule{
-			Nodes: []nft.Node{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node",
+			Statements: []nft.Statement{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node",
 		})
-		f.Questions = slices.DeleteFunc(slices.Clone(f.Questions),
-			func(q nft.Question) bool { return q.Asks == config.SentByNode })
-		c.Rules = append(c.Rules, decisions(f, []nft.Node{stop()}, []nft.Node{count(invalidCounter(f)), drop()})...)
+		f.Conditions = slices.DeleteFunc(slices.Clone(f.Conditions),
+			func(condition nft.Condition) bool { return condition.Asks == config.SentByNode })
+		c.Rules = append(c.Rules, decisions(f, []nft.Statement{stop()}, []nft.Statement{count(invalidCounter(f)), drop()})...)
 	}
 	return []nft.Chain{c, first}
 }
@@ -54,8 +54,8 @@ func compileUntranslated(p nft.Policy) []nft.Chain {
 func invalidCounter(f nft.FamilyPolicy) string { return string(nft.Invalid) + f.Suffix() }
 
 // invalid matches packets that connection tracking calls invalid, which have no other state.
-func invalid() nft.Node {
-	return node("ct state == invalid",
+func invalid() nft.Statement {
+	return statement("ct state == invalid",
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
@@ -64,9 +64,9 @@ func invalid() nft.Node {
 // routed, which no receiver accepts (RFC 4861, 3810 and 4286). Conntrack does not track these
 // types of ICMPv6, and calls the others from 130 to 152 invalid, or new. Neighbor discovery
 // between the ports of a bridge has a hop limit of 255, which a router lowers.
-func beyondItsLink() nft.Node {
+func beyondItsLink() nft.Statement {
 	const first, last, hopLimit = 130, 152, 7 // hopLimit is an offset
-	return implying(true, node("icmpv6 type 130-152 ip6 hoplimit != 255 ct state == untracked",
+	return withFamilyCheck(true, statement("icmpv6 type 130-152 ip6 hoplimit != 255 ct state == untracked",
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_ICMPV6}},
 		&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Len: 1},
@@ -84,19 +84,19 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 	if !ipv6 {
 		several := addrType("fib daddr type != unicast", false, expr.CmpOpNeq, unix.RTN_UNICAST)
 		return []nft.Rule{{
-			Nodes:   []nft.Node{ofFamily(false), several, stop()},
-			Comment: "to this node, multicast or broadcast",
+			Statements: []nft.Statement{ofFamily(false), several, stop()},
+			Comment:    "to this node, multicast or broadcast",
 		}}
 	}
 	first := nfnetlink.AddressPayload(true, false)
 	first.Len = 1
-	multicast := implying(true, node("ip6 daddr ff00::/8",
+	multicast := withFamilyCheck(true, statement("ip6 daddr ff00::/8",
 		first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
 	return []nft.Rule{
-		{Nodes: []nft.Node{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
-		{Nodes: []nft.Node{multicast, stop()}, Comment: "multicast"},
+		{Statements: []nft.Statement{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
+		{Statements: []nft.Statement{multicast, stop()}, Comment: "multicast"},
 	}
 }
 
 // drop drops the packet.
-func drop() nft.Node { return node("drop", &expr.Verdict{Kind: expr.VerdictDrop}) }
+func drop() nft.Statement { return statement("drop", &expr.Verdict{Kind: expr.VerdictDrop}) }

@@ -19,13 +19,13 @@ import (
 // node returns a node of mode iptables-nft: it has the bytes that iptables-nft 1.8.9 writes
 // and the text that iptables-save prints. iptables-nft calls a table with anything else
 // incompatible.
-func (c compiler) node(text string, exprs ...expr.Any) nft.Node {
-	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(c.family.Family(), exprs...)}
+func (c compiler) node(text string, exprs ...expr.Any) nft.Statement {
+	return nft.Statement{Text: text, Exprs: nfnetlink.Marshal(c.family.NetfilterFamily(), exprs...)}
 }
 
 // destination matches packets to a prefix. It compares whole bytes if the prefix ends on
 // one, otherwise it masks. iptables omits a prefix of length 0.
-func (c compiler) destination(p netip.Prefix) nft.Node {
+func (c compiler) destination(p netip.Prefix) nft.Statement {
 	bits := p.Bits()
 	if bits == 0 {
 		return c.node("")
@@ -46,13 +46,13 @@ func (c compiler) destination(p netip.Prefix) nft.Node {
 	return c.node(text, load, mask, compare)
 }
 
-func (c compiler) comment(text string) nft.Node {
+func (c compiler) comment(text string) nft.Statement {
 	info := xt.Comment(text)
 	return c.node("-m comment --comment "+strconv.Quote(text), &expr.Match{Name: "comment", Info: &info})
 }
 
 // notLocal matches packets to addresses other than this node's.
-func (c compiler) notLocal() nft.Node {
+func (c compiler) notLocal() nft.Statement {
 	const invertDest = 2 // XT_ADDRTYPE_INVERT_DEST
 	return c.node("-m addrtype ! --dst-type LOCAL", &expr.Match{
 		Name: "addrtype", Rev: 1,
@@ -64,7 +64,7 @@ func (c compiler) notLocal() nft.Node {
 // 2^-31. It encodes struct xt_statistic_info: u16 mode, u16 flags, u32 probability, 8 bytes
 // for the other mode, and a pointer of the kernel. iptables computes the other mode's count
 // from the memory that they share, here the probability.
-func (c compiler) byChance(choice nft.PortChoice) nft.Node {
+func (c compiler) byChance(choice nft.PortChoice) nft.Statement {
 	probability := math.Round(math.Exp2(31) * float64(choice.Size()) / float64(choice.Remaining))
 	info := make(xt.Unknown, 24)
 	binary.NativeEndian.PutUint32(info[4:], uint32(probability))
@@ -74,7 +74,7 @@ func (c compiler) byChance(choice nft.PortChoice) nft.Node {
 }
 
 // masquerade masquerades to ports, or to any if they are nil.
-func (c compiler) masquerade(ports *nft.PortRange) nft.Node {
+func (c compiler) masquerade(ports *nft.PortRange) nft.Statement {
 	text := "-j MASQUERADE"
 	info := xt.NatRange{MinIP: net.IPv6zero, MaxIP: net.IPv6zero}
 	if ports != nil {

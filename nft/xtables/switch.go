@@ -76,14 +76,14 @@ type foundRule struct {
 	rule  nfnetlink.Rule
 }
 
-// Check implements [nfnetlink.Condition].
+// Check implements [nfnetlink.Precondition].
 func (f foundRule) Check(c *nfnetlink.Conn) error {
 	if err := c.SameTable(f.table); err != nil {
 		return err
 	}
 	current, err := c.Rule(f.rule.Family, f.rule.Table, f.rule.Chain, f.rule.Handle)
 	if err == nil && !sameExprs(current, f.rule) {
-		return nfnetlink.ErrInterrupted
+		return nfnetlink.ErrReadAgain
 	}
 	return err
 }

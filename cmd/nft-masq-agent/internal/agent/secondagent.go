@@ -38,7 +38,7 @@ func (s *second) try() {
 	}
 	find := s.in.Holder
 	if s.lock != nil {
-		find = s.in.Latecomer
+		find = s.in.Announced
 	}
 	other, found := find()
 	if !found {
@@ -68,7 +68,7 @@ func (s *second) takeLock() {
 		return
 	}
 	if s.later == nil {
-		later, err := s.in.Later()
+		later, err := s.in.Announce()
 		if err == nil {
 			s.later = later
 		}

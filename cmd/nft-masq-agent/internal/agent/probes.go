@@ -34,7 +34,7 @@ func (a *Agent) Alive() error {
 // Started returns an error until a policy is in the kernel, even if it replaces a
 // rejected file. Pods that start earlier may use wrong source addresses.
 func (a *Agent) Started() error {
-	if v := a.current(); v.installed == nil && v.policy.source != FromForeign && v.policy.leftover == nil {
+	if v := a.current(); v.installed == nil && v.policy.source != FromOlder && v.policy.inherited == nil {
 		return errors.New("no rules are installed yet")
 	}
 	return nil
@@ -57,13 +57,13 @@ func (a *Agent) Report() running.Report {
 		Alive: text(a.Alive()), Ready: text(v.ready()), Failure: text(v.problem()), Vanished: text(v.vanished()),
 		Delayed: kernel.Delayed(v.failure),
 		Source:  string(v.policy.source), Compiled: v.policy.want != nil, Addresses: v.addresses,
-		HasLock: a.second.hasLock.Load(), SecondAgent: int(a.second.other.Load()), Problems: a.told(),
+		HasLock: a.second.hasLock.Load(), SecondAgent: int(a.second.other.Load()), Problems: a.currentProblems(),
 	}
 	if path, err := filepath.Abs(r.ConfigPath); err == nil {
 		r.ConfigPath = path
 	}
 	if v.installed != nil {
-		r.Policy = &v.told
+		r.Policy = &v.history
 	}
 	r.Files = v.policy.content.files
 	r.Rejected = config.ProblemsOf(v.content.err)

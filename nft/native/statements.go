@@ -21,39 +21,39 @@ const (
 )
 
 // ofFamily matches packets of one address family.
-func ofFamily(ipv6 bool) nft.Node {
-	return node("meta nfproto "+choose(ipv6, "ipv6", "ipv4"),
+func ofFamily(ipv6 bool) nft.Statement {
+	return statement("meta nfproto "+choose(ipv6, "ipv6", "ipv4"),
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.Family())}})
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.NetfilterFamily())}})
 }
 
-// implying adds to a node a check of the family before it, which nft does not print: the node
+// withFamilyCheck adds to a node a check of the family before it, which nft does not print: the node
 // loads an address of the family.
-func implying(ipv6 bool, n nft.Node) nft.Node {
+func withFamilyCheck(ipv6 bool, n nft.Statement) nft.Statement {
 	n.Exprs = append(ofFamily(ipv6).Exprs, n.Exprs...)
 	return n
 }
 
 // toThisNode matches packets to an address of this node: route type LOCAL.
-func toThisNode() nft.Node {
+func toThisNode() nft.Statement {
 	return addrType("fib daddr type local", false, expr.CmpOpEq, unix.RTN_LOCAL)
 }
 
 // fromThisNode matches packets from an address of this node.
-func fromThisNode() nft.Node {
+func fromThisNode() nft.Statement {
 	return addrType("fib saddr type local", true, expr.CmpOpEq, unix.RTN_LOCAL)
 }
 
 // addrType compares the type of the route to the source or the destination.
-func addrType(text string, source bool, op expr.CmpOp, typ uint32) nft.Node {
-	return node(text,
+func addrType(text string, source bool, op expr.CmpOp, typ uint32) nft.Statement {
+	return statement(text,
 		&expr.Fib{Register: reg1, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
 		&expr.Cmp{Op: op, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, typ)})
 }
 
 // inSet matches packets whose source or destination is, or is not, in a set.
-func inSet(ipv6, source, not bool, set string) nft.Node {
-	return node(addressText(ipv6, source)+choose(not, " != @", " @")+set+nft.SideA,
+func inSet(ipv6, source, not bool, set string) nft.Statement {
+	return statement(addressText(ipv6, source)+choose(not, " != @", " @")+set+nft.SideA,
 		nfnetlink.AddressPayload(ipv6, source),
 		&expr.Lookup{SourceRegister: reg1, SetName: set + nft.SideA, Invert: not})
 }
@@ -70,17 +70,19 @@ func choose(first bool, a, b string) string {
 	return b
 }
 
-// node returns a node with the text that nft prints.
-func node(text string, exprs ...expr.Any) nft.Node {
-	return nft.Node{Text: text, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...)}
+// statement returns a statement with the text that nft prints.
+func statement(text string, exprs ...expr.Any) nft.Statement {
+	return nft.Statement{Text: text, Exprs: nfnetlink.Marshal(nfnetlink.Inet, exprs...)}
 }
 
-func ofProtocol(p nft.Protocol) nft.Node { return node("meta l4proto "+p.String(), p.Match()...) }
+func ofProtocol(p nft.Protocol) nft.Statement {
+	return statement("meta l4proto "+p.String(), p.Match()...)
+}
 
 // byInterface matches packets by their input or output interface, or by a prefix
 // of its name, which ends in "*". The node's own traffic has no input interface. Since
 // Linux 5.5 a postrouting chain can match the input interface.
-func byInterface(name string, output, not bool) nft.Node {
+func byInterface(name string, output, not bool) nft.Statement {
 	meta := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1}
 	if output {
 		meta.Key = expr.MetaKeyOIFNAME
@@ -94,26 +96,27 @@ func byInterface(name string, output, not bool) nft.Node {
 	} else {
 		compare.Data = append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 	}
-	return node(fmt.Sprintf("%s %s%q", choose(output, "oifname", "iifname"), choose(not, "!= ", ""), name), meta, compare)
+	text := fmt.Sprintf("%s %s%q", choose(output, "oifname", "iifname"), choose(not, "!= ", ""), name)
+	return statement(text, meta, compare)
 }
 
 // byChance matches packets at random, with the probability of a choice.
-func byChance(c nft.PortChoice) nft.Node {
-	return node(fmt.Sprintf("numgen random mod %d < %d", c.Remaining, c.Size()),
+func byChance(c nft.PortChoice) nft.Statement {
+	return statement(fmt.Sprintf("numgen random mod %d < %d", c.Remaining, c.Size()),
 		&expr.Numgen{Register: reg1, Modulus: c.Remaining, Type: unix.NFT_NG_RANDOM},
 		&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		&expr.Cmp{Op: expr.CmpOpLt, Register: reg1, Data: binaryutil.BigEndian.PutUint32(c.Size())})
 }
 
-func count(counter string) nft.Node {
-	return node("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
+func count(counter string) nft.Statement {
+	return statement("counter name "+counter, &expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: counter})
 }
 
 // masquerade translates the source to the address of the output interface, and to ports, or
 // to any if they are nil.
-func masquerade(randomFully bool, ports *nft.PortRange) nft.Node {
+func masquerade(randomFully bool, ports *nft.PortRange) nft.Statement {
 	load, low, high := loadPorts(ports, reg1)
-	n := node("masquerade"+portsText(" to :", ports)+randomText(randomFully), load...)
+	n := statement("masquerade"+portsText(" to :", ports)+randomText(randomFully), load...)
 	n.Exprs = append(n.Exprs, nfnetlink.Masquerade(randomFully, low, high))
 	return n
 }
@@ -140,9 +143,9 @@ func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32)
 	return append(load, &expr.Immediate{Register: reg + 1, Data: binaryutil.BigEndian.PutUint16(r.Max)}), reg, reg + 1
 }
 
-func stop() nft.Node { return node("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
+func stop() nft.Statement { return statement("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.
-func continueIn(chain string) nft.Node {
-	return node("goto "+chain, &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
+func continueIn(chain string) nft.Statement {
+	return statement("goto "+chain, &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain})
 }

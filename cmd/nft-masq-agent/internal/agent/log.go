@@ -15,18 +15,18 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// A line is a line of the log.
-type line struct {
+// A logLine is a logLine of the log.
+type logLine struct {
 	level  zapcore.Level
 	text   string
 	fields []any // names and values in turn
 }
 
 // lines collects lines.
-type lines []line
+type lines []logLine
 
 func (l *lines) add(level zapcore.Level, event, text string, fields ...any) {
-	*l = append(*l, line{level, text, append(fields, "event", event)})
+	*l = append(*l, logLine{level, text, append(fields, "event", event)})
 }
 
 // report returns the lines about an attempt: the difference of two views.
@@ -110,10 +110,10 @@ func (a *Agent) reportContent(l *lines, previous, v view) {
 // reportApplied reports that the kernel has the wanted rules: one line for a change, and
 // at level debug if nothing changed.
 func (a *Agent) reportApplied(l *lines, previous, v view, applied kernel.Applied) {
-	if len(applied.Replaced) > 0 {
+	if len(applied.Overwritten) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
 			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
-			"found", applied.Replaced)
+			"found", applied.Overwritten)
 	}
 	if len(applied.TookOver) > 0 && previous.accepted {
 		l.add(zap.WarnLevel, "legacy_rules_removed",
@@ -188,7 +188,7 @@ func reportFailure(l *lines, err error, installed bool) {
 		level = zap.WarnLevel
 		event = "rules_delayed"
 		text = "other programs change nftables all the time; the rules are not yet written, retrying"
-	case errors.Is(err, nft.ErrForeignPostrouting):
+	case errors.Is(err, nft.ErrPostroutingHook):
 		event = "rules_rejected"
 		text = "the rules cannot be written; retrying"
 	case kernel.Rejected(err) && installed:
