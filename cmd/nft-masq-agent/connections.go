@@ -234,7 +234,11 @@ func (f *connectionsFlags) list(
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src))
 	})
 	for i := range listed {
-		r.Connections = append(r.Connections, answer.NewConnection(&listed[i], comparison, history))
+		connection := answer.NewConnection(&listed[i])
+		if comparison != nil {
+			connection = answer.JudgedConnection(&listed[i], comparison, history)
+		}
+		r.Connections = append(r.Connections, connection)
 	}
 	if overruled > 0 {
 		r.Add(config.Note, "connections-overruled", "%s not listed: another program decided under this policy; explain "+

@@ -214,7 +214,7 @@ func TestWhatIsNoEvidenceIsCountedByReason(t *testing.T) {
 				agree += c.Agrees
 				overruled += c.Overruled
 			}
-			if agree != 1 || overruled != 1 || e.Counts[0].Examples[0].Destination.String() != "10.9.0.8:5007" {
+			if agree != 1 || overruled != 1 || e.Counts[0].Examples[0].Destination().String() != "10.9.0.8:5007" {
 				t.Errorf("%d agree, %d are overruled: %+v", agree, overruled, e)
 			}
 		})

@@ -64,14 +64,11 @@ func (c Count) Contradictions() int { return c.Stale + c.Overruled + c.Undated }
 // Open is the number of connections that were judged.
 func (c Count) Open() int { return c.Agrees + c.Contradictions() }
 
-// An Example is a connection.
+// An Example is a connection that contradicts the policy.
 type Example struct {
-	Protocol    string
-	Source      netip.AddrPort
-	Destination netip.AddrPort // after DNAT
-	SeenAs      netip.AddrPort
-	Answered    bool
-	Age         Age
+	Entry
+	Verdict nft.Verdict // of the policy
+	Age     Age
 }
 
 // An Age is when a connection that contradicts the policy began.
@@ -193,10 +190,10 @@ func (g *gathering) add(e *Entry) {
 	if found == Contradicts {
 		age = g.history.Age(e)
 	}
-	g.count(ruling.Entry).add(e, age)
+	g.count(ruling.Entry).add(e, ruling.Verdict, age)
 	for i, q := range g.queries {
 		if q.matches(e) {
-			g.answers[i].add(e, age)
+			g.answers[i].add(e, ruling.Verdict, age)
 			g.answers[i].show(q, e, age)
 		}
 	}
@@ -216,7 +213,8 @@ func (g *gathering) count(entry judge.Entry) *Count {
 	return c
 }
 
-func (c *Count) add(e *Entry, age Age) {
+// add counts a connection, of which the policy has a verdict. Its age is "" if it agrees with that.
+func (c *Count) add(e *Entry, verdict nft.Verdict, age Age) {
 	switch age {
 	case AgeStale:
 		c.Stale++
@@ -231,7 +229,7 @@ func (c *Count) add(e *Entry, age Age) {
 		}
 		return
 	}
-	c.addExample(newExample(e, age))
+	c.addExample(Example{*e, verdict, age})
 }
 
 // certainty orders examples of what contradicts: another program decided for certain, perhaps, or not.
@@ -259,13 +257,6 @@ func (c *Count) show(q Query, e *Entry, age Age) {
 	endpoint := e.Destination()
 	if endpoint.Addr() != q.To.Addr() && len(c.Endpoints) < maxExamples && !slices.Contains(c.Endpoints, endpoint) {
 		c.Endpoints = append(c.Endpoints, endpoint)
-	}
-}
-
-func newExample(e *Entry, age Age) Example {
-	return Example{
-		Protocol: ProtocolName(e.Original.Protocol), Source: e.Original.Src, Destination: e.Destination(),
-		SeenAs: e.SeenAs(), Answered: e.Status&SeenReply != 0, Age: age,
 	}
 }
 

@@ -242,7 +242,7 @@ func TestExamplesOfAnotherProgramComeFirst(t *testing.T) {
 	} {
 		var c Count
 		for _, age := range tt.ages {
-			c.add(&e, age)
+			c.add(&e, nft.Exempt, age)
 		}
 		var got []Age
 		for _, x := range c.Examples {
@@ -417,8 +417,8 @@ func TestEvidenceOfPackets(t *testing.T) {
 	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}
-	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Examples[0].SeenAs != late.Seen ||
-		a.Examples[0].Source != late.Sent || found.Answers[1].Open() != 0 {
+	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Examples[0].SeenAs() != late.Seen ||
+		a.Examples[0].Original.Src != late.Sent || found.Answers[1].Open() != 0 {
 		t.Errorf("%+v", found.Answers)
 	}
 	if len(node.Timeouts) != 4 || node.Timeouts[unix.IPPROTO_TCP] == 0 {

@@ -57,8 +57,8 @@ type Connection struct {
 	Overruled bool `json:"overruled,omitempty"`
 }
 
-// NewConnection returns an entry for output. The comparison is nil if there is no policy.
-func NewConnection(e *conntrack.Entry, comparison *conntrack.Comparison, history conntrack.History) Connection {
+// NewConnection returns an entry for output, without a verdict.
+func NewConnection(e *conntrack.Entry) Connection {
 	c := Connection{
 		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
 		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
@@ -67,16 +67,28 @@ func NewConnection(e *conntrack.Entry, comparison *conntrack.Comparison, history
 	if e.Original.Dst != e.Destination() {
 		c.Requested = End(e.Original.Dst)
 	}
-	if comparison != nil {
-		ruling, finding := comparison.Compare(e)
-		if finding == conntrack.Contradicts {
-			c.Overruled = history.Age(e) == conntrack.AgeOverruled
-			c.Stale = !c.Overruled
-		}
-		if finding != conntrack.OnInterface {
-			c.Verdict = ruling.Verdict
-		}
+	return c
+}
+
+// JudgedConnection returns an entry with the verdict of a policy.
+func JudgedConnection(e *conntrack.Entry, policy *conntrack.Comparison, history conntrack.History) Connection {
+	ruling, finding := policy.Compare(e)
+	if finding == conntrack.Contradicts {
+		return exampleConnection(conntrack.Example{Entry: *e, Verdict: ruling.Verdict, Age: history.Age(e)})
 	}
+	c := NewConnection(e)
+	if finding != conntrack.OnInterface {
+		c.Verdict = ruling.Verdict
+	}
+	return c
+}
+
+// exampleConnection returns a connection that contradicts the policy.
+func exampleConnection(x conntrack.Example) Connection {
+	c := NewConnection(&x.Entry)
+	c.Verdict = x.Verdict
+	c.Overruled = x.Age == conntrack.AgeOverruled
+	c.Stale = !c.Overruled
 	return c
 }
 

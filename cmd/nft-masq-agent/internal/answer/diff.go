@@ -183,7 +183,7 @@ func (c *ChangedCount) Add(e *conntrack.Entry) {
 	const limit = 3
 	change.Count++
 	if len(change.Examples) < limit {
-		change.Examples = append(change.Examples, NewConnection(e, nil, conntrack.History{}))
+		change.Examples = append(change.Examples, NewConnection(e))
 	}
 }
 

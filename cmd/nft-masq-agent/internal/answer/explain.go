@@ -322,12 +322,12 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 	var seen []netip.Addr
 	answered := false
 	for _, x := range examples {
-		answered = answered || x.Answered
-		if !slices.Contains(seen, x.SeenAs.Addr()) {
-			seen = append(seen, x.SeenAs.Addr())
+		answered = answered || x.Status&conntrack.SeenReply != 0
+		if !slices.Contains(seen, x.SeenAs().Addr()) {
+			seen = append(seen, x.SeenAs().Addr())
 		}
-		c.details = append(c.details, fmt.Sprintf("%s %s to %s is seen as %s", x.Protocol, End(x.Source), End(x.Destination),
-			End(x.SeenAs)))
+		c.details = append(c.details, fmt.Sprintf("%s %s to %s is seen as %s", conntrack.ProtocolName(x.Original.Protocol),
+			End(x.Original.Src), End(x.Destination()), End(x.SeenAs())))
 	}
 	expected := e.words
 	if len(evidence.Endpoints) > 0 {

@@ -47,11 +47,12 @@ func testFacts(t *testing.T, text string, dst string) *ExplainFacts {
 
 // exampleOf is an example of a connection that contradicts the policy.
 func exampleOf(address string, age conntrack.Age) conntrack.Example {
-	return conntrack.Example{
-		Protocol: "tcp", Source: netip.MustParseAddrPort("10.244.1.7:40000"),
-		Destination: netip.MustParseAddrPort("203.0.113.9:443"), SeenAs: netip.MustParseAddrPort(address + ":40000"),
-		Age: age,
-	}
+	src := netip.MustParseAddrPort("10.244.1.7:40000")
+	dst := netip.MustParseAddrPort("203.0.113.9:443")
+	return conntrack.Example{Entry: conntrack.Entry{Key: conntrack.Key{
+		Original: conntrack.Tuple{Src: src, Dst: dst, Protocol: unix.IPPROTO_TCP},
+		Reply:    conntrack.Tuple{Src: dst, Dst: netip.MustParseAddrPort(address + ":40000"), Protocol: unix.IPPROTO_TCP},
+	}, Timeout: 77}, Verdict: nft.Masqueraded, Age: age}
 }
 
 // evidenceOf sets what connections to the address and to the entry of the policy show.

@@ -210,14 +210,6 @@ func (s *Status) setEvidence(f StatusFacts) {
 	}
 }
 
-// exampleConnection returns an example of the evidence as other commands show connections.
-func exampleConnection(x conntrack.Example) Connection {
-	return Connection{
-		Protocol: x.Protocol, Source: End(x.Source), Destination: End(x.Destination), SeenAs: End(x.SeenAs),
-		Stale: x.Age == conntrack.AgeStale,
-	}
-}
-
 // problems are everything that is wrong, and what is to be known.
 func (f *StatusFacts) problems() (found config.Problems) {
 	found = append(found, f.Files...)
@@ -403,8 +395,8 @@ func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
 			if details == "" && x.Age == conntrack.AgeOverruled {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
 					"nft-masq-agent explain %s --from %s --trace names the rule of that program: turn off its masquerading, or set "+
-					"enforceNonMasquerade", x.Protocol, x.Source, x.Destination, x.SeenAs,
-					c.Entry, x.Destination.Addr(), x.Source.Addr())
+					"enforceNonMasquerade", conntrack.ProtocolName(x.Original.Protocol), End(x.Original.Src),
+					End(x.Destination()), End(x.SeenAs()), c.Entry, x.Destination().Addr(), x.Original.Src.Addr())
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -311,6 +312,30 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 				t.Errorf("want a note %s: %v", tt.note, s.Notes)
 			}
 		})
+	}
+}
+
+// An example says of a connection what the list of connections says of it.
+func TestAnExampleIsTheConnectionOfTheList(t *testing.T) {
+	for _, age := range []conntrack.Age{conntrack.AgeStale, conntrack.AgeUndated, conntrack.AgeOverruled} {
+		want := Connection{
+			Protocol: "tcp", Source: "10.244.1.7:40000", Destination: "203.0.113.9:443", SeenAs: "192.0.2.77:40000",
+			Timeout: 77, Verdict: nft.Masqueraded, Stale: age != conntrack.AgeOverruled, Overruled: age == conntrack.AgeOverruled,
+		}
+		count := conntrack.Count{Undated: 1, Examples: []conntrack.Example{exampleOf("192.0.2.77", age)}}
+		status := healthy(t, "")
+		status.Evidence.Counts = []conntrack.Count{count}
+		if diff := cmp.Diff([]Connection{want}, NewStatus(*status).Evidence[0].Examples); diff != "" {
+			t.Errorf("status, %s (-want +got)\n%s", age, diff)
+		}
+		if age == conntrack.AgeStale { // explain does not list them
+			continue
+		}
+		facts := testFacts(t, "", "203.0.113.9:443")
+		facts.evidenceOf(count, count)
+		if diff := cmp.Diff([]Connection{want}, Explain(*facts).Contradicting); diff != "" {
+			t.Errorf("explain, %s (-want +got)\n%s", age, diff)
+		}
 	}
 }
 

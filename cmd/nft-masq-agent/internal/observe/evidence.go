@@ -54,9 +54,9 @@ func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
 		x := c.Examples[0]
 		t.once(a, family+" "+c.Entry.String(), zap.WarnLevel, "connections_overruled",
 			"connections contradict the policy: another program decides; nft-masq-agent explain "+
-				x.Destination.Addr().String()+" --from "+x.Source.Addr().String()+" --trace names its rule",
+				x.Destination().Addr().String()+" --from "+x.Original.Src.Addr().String()+" --trace names its rule",
 			"family", family, "entry", c.Entry.String(), "verdict", string(c.Entry.Verdict), "connections", c.Overruled,
-			"source", x.Source.String(), "destination", x.Destination.String(), "seen_as", x.SeenAs.String())
+			"source", x.Original.Src.String(), "destination", x.Destination().String(), "seen_as", x.SeenAs().String())
 	}
 	if stale+undated > 0 {
 		fields := []any{"connections", stale, "undated", undated}

@@ -241,10 +241,12 @@ func (w *world) show(list string) {
 			Agrees:    1,
 			Overruled: nfttest.Must(strconv.Atoi(overruled)),
 			Stale:     nfttest.Must(strconv.Atoi(stale)),
-			Examples: []conntrack.Example{{
-				Protocol: "udp", Source: netip.MustParseAddrPort("10.244.1.2:4000"),
-				Destination: netip.MustParseAddrPort("10.9.0.9:53"), SeenAs: netip.MustParseAddrPort("192.0.2.1:1024"),
-			}},
+			Examples: []conntrack.Example{{Entry: conntrack.Entry{Key: conntrack.Key{
+				Original: conntrack.Tuple{Src: netip.MustParseAddrPort("10.244.1.2:4000"), Protocol: unix.IPPROTO_UDP},
+				Reply: conntrack.Tuple{
+					Src: netip.MustParseAddrPort("10.9.0.9:53"), Dst: netip.MustParseAddrPort("192.0.2.1:1024"),
+				},
+			}}}},
 		}
 		w.evidence.Counts = append(w.evidence.Counts, c)
 	}
