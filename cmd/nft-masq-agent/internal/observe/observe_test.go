@@ -45,20 +45,23 @@ type world struct {
 
 	older      []xtables.OlderChain
 	xtables    []xtables.LegacyTable
-	searches   int           // for older agents that began
-	searching  int           // that are running
-	searchCost time.Duration // how long one takes
+	search     task          // for older agents
+	searching  int           // searches that are running
 	passes     []string      // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
 	evidence   conntrack.Evidence
 	gathered   int           // times
 	notes      int           // times
-	readings   int           // of all connections
-	reading    time.Duration // how long one takes
+	reading    task          // of all connections
 	unread     error         // why they cannot be read
 	problems   config.Problems
-	checks     int           // of the node
-	checkCost  time.Duration // how long one takes
-	ended      int           // passes that were not complete
+	look       task          // at the node
+}
+
+// A task is what an observer does again and again.
+type task struct {
+	cost  time.Duration // how long one pass takes
+	begun int           // passes
+	ended int           // passes that were not complete
 }
 
 // inBubble runs the loop; test runs while the loop waits for events.
@@ -90,10 +93,9 @@ func (w *world) XTables() (found []xtables.LegacyTable, err error) {
 }
 
 func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pressure, error) {
-	var long time.Duration
 	var err error
-	w.Locked(func() { w.readings, long, err = w.readings+1, w.reading, w.unread })
-	if !w.pass(ctx, long) {
+	w.Locked(func() { err = w.unread })
+	if !w.pass(ctx, &w.reading) {
 		return conntrack.Pressure{}, ctx.Err()
 	}
 	return conntrack.Pressure{
@@ -140,17 +142,14 @@ func (w *world) Flush(ctx context.Context, _, _ nft.Policy, _ config.Stale) (del
 }
 
 func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []xtables.OlderChain, err error) {
-	var cost time.Duration
 	w.Locked(func() {
-		w.searches++
 		w.searching++
 		found = w.older
-		cost = w.searchCost
 		if w.searching > 1 {
 			found = loop.OlderChains("idle") // as seen in the log
 		}
 	})
-	complete := w.pass(ctx, cost)
+	complete := w.pass(ctx, &w.search)
 	w.Locked(func() {
 		w.searching--
 		err = w.Rejects
@@ -162,23 +161,23 @@ func (w *world) Older(ctx context.Context, _ nft.Ruleset) (found []xtables.Older
 }
 
 // pass is a pass of an observer, which takes some time. It reports whether it was complete.
-func (w *world) pass(ctx context.Context, cost time.Duration) (complete bool) {
+func (w *world) pass(ctx context.Context, t *task) (complete bool) {
+	var cost time.Duration
+	w.Locked(func() {
+		t.begun++
+		cost = t.cost
+	})
 	if agent.Wait(ctx, cost) {
 		return true
 	}
-	w.Locked(func() { w.ended++ })
+	w.Locked(func() { t.ended++ })
 	return false
 }
 
 // check looks at the node.
 func (w *world) check(ctx context.Context, _ nft.Policy) (found config.Problems) {
-	var cost time.Duration
-	w.Locked(func() {
-		w.checks++
-		found = w.problems
-		cost = w.checkCost
-	})
-	w.pass(ctx, cost)
+	w.Locked(func() { found = w.problems })
+	w.pass(ctx, &w.look)
 	return found
 }
 
@@ -199,7 +198,7 @@ func (w *world) steps() loop.Steps {
 		"legacy":      set(func(what string) { w.older = loop.OlderChains(what) }),
 		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
 		"evidence":    set(w.show),
-		"search-cost": set(func(cost string) { w.searchCost = nfttest.Must(time.ParseDuration(cost)) }),
+		"search-cost": set(func(cost string) { w.search.cost = nfttest.Must(time.ParseDuration(cost)) }),
 		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}[why] }),
 		"problems": set(func(list string) {
 			w.problems = nil
@@ -212,7 +211,7 @@ func (w *world) steps() loop.Steps {
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
 				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, "+
-					"evidence gathered %d times", w.searches, w.Deep, w.notes, w.gathered)
+					"evidence gathered %d times", w.search.begun, w.Deep, w.notes, w.gathered)
 			})
 			return text
 		},

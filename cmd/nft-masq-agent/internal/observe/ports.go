@@ -28,9 +28,10 @@ type pressure struct {
 	interval time.Duration // until the next reading
 }
 
-// Run reads the connections at intervals. A reading ends when another policy is decided.
+// Run reads the connections at intervals. A reading ends when another policy is decided, and is done again for that.
 func (p *ports) Run(ctx context.Context) {
-	for failed := ""; ctx.Err() == nil && p.o.ConntrackInterval > 0; {
+	failed := ""
+	for ctx.Err() == nil && p.o.ConntrackInterval > 0 {
 		start := time.Now()
 		policy := nft.Policy{Ports: p.o.Ports}
 		v := p.Current()
@@ -39,10 +40,11 @@ func (p *ports) Run(ctx context.Context) {
 		}
 		this, end := p.WithPolicy(ctx, v)
 		found, err := p.read(this, judge.SourcePorts(policy))
-		pause := max(p.o.ConntrackInterval, agent.CheckShare*time.Since(start))
+		share := agent.CheckShare * time.Since(start)
+		pause := max(p.o.ConntrackInterval, share)
 		switch {
 		case this.Err() != nil:
-			pause = p.o.ConntrackInterval
+			pause = min(p.o.ConntrackInterval, share)
 		case err == nil:
 			failed = ""
 			p.last.Store(&pressure{found, pause})
