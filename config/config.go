@@ -182,7 +182,7 @@ var table = []Row{
 	},
 	{Key: KeyMasqLinkLocal, field: "MasqLinkLocal", BothModes: true},
 	{Key: KeyMasqLinkLocalIPv6, field: "MasqLinkLocalIPv6", BothModes: true},
-	{Key: keyEnableIPv6, field: "EnableIPv6"},
+	{Key: KeyEnableIPv6, field: "EnableIPv6"},
 	{Key: KeyToPorts, field: "ToPorts", BothModes: true},
 	{Key: keyRandomFully, field: "RandomFully", BothModes: true},
 	{Key: keyLinkLocal, field: "MasqLinkLocal", BothModes: true},

@@ -28,7 +28,7 @@ const (
 const (
 	KeyMasqLinkLocal     = "masqLinkLocal"
 	KeyMasqLinkLocalIPv6 = "masqLinkLocalIPv6"
-	keyEnableIPv6        = "enableIPv6"
+	KeyEnableIPv6        = "enableIPv6"
 	keyLinkLocal         = "linkLocal"
 	keyResyncInterval    = "resyncInterval"
 	keyCIDRLimit         = "cidrLimit"

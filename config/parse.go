@@ -242,7 +242,7 @@ func (p *parser) checkLists() {
 		if first >= 0 && !p.config.EnableIPv6 {
 			p.add(Warning, "ipv6Off", list[first].Pos,
 				"%s: IPv6 CIDRs (the first is here) have no effect while IPv6 is off: set %s or --enable-ipv6",
-				row.Key, keyEnableIPv6)
+				row.Key, KeyEnableIPv6)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func (c Change) Outdated(e *Entry) bool {
 	default:
 		return false
 	}
-	if !e.open() || e.translatedDestination() {
+	if !e.Open() || e.translatedDestination() {
 		return false
 	}
 	ruling, right := c.InForce.ruling(e)

@@ -208,8 +208,8 @@ func (e *Entry) decodeTuple(t *Tuple, b []byte) error {
 	return err
 }
 
-// open reports whether further packets of the connection are expected.
-func (e *Entry) open() bool {
+// Open reports whether further packets of the connection are expected.
+func (e *Entry) Open() bool {
 	switch e.State {
 	case "TIME_WAIT", "CLOSE":
 		return false

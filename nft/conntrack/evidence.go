@@ -179,7 +179,7 @@ func newGathering(c *Comparison, h History, queries []Query) *gathering {
 func (g *gathering) add(e *Entry) {
 	ruling, found := g.compare(e)
 	g.replies.see(e, ruling.Entry, found)
-	if found <= Contradicts && !e.open() {
+	if found <= Contradicts && !e.Open() {
 		found = Closed
 	}
 	if found > Contradicts {

@@ -99,7 +99,7 @@ func TestFindings(t *testing.T) {
 		{"limited broadcast", defaults, udp(pod, "", "255.255.255.255:9", pod), Multicast, ""},
 		{"bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.3:9", "10.244.0.2:9"), Bridged, ""},
 		{"no bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.5:9", node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
-		{"IPv6 is off", four, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), FamilyOff, ""},
+		{"IPv6 is off", four, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), FamilyOff, "enableIPv6"},
 		{"IPv6", defaults, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), Contradicts, "anything else"},
 		{"no pod", pods, udp("172.17.0.2:9", "", exempt, node), OfSource, "masqueradeSrcCIDRs"},
 		{"a pod", pods, udp(pod, "", exempt, node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},

@@ -3,6 +3,7 @@ package conntrack
 import (
 	"net/netip"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 )
@@ -34,7 +35,7 @@ const (
 	// Bridged: a bridge may have forwarded it. nf_conntrack_bridge tracks such connections, and they pass
 	// no chain that translates.
 	Bridged
-	// FamilyOff: the policy has no IPv6.
+	// FamilyOff: the policy has no IPv6, so it exempts the connection.
 	FamilyOff
 	// OfSource: the policy does not concern the source.
 	OfSource
@@ -92,10 +93,10 @@ func index(ipv6 bool) int {
 
 // Compare returns the ruling of the policy for a new connection from the same source to the same
 // destination, after DNAT, and whether the entry agrees with it. The ruling is the zero value if the
-// policy is not asked, because of a finding from [InZone] to [FamilyOff] other than [Closed].
+// policy is not asked, because of a finding from [InZone] to [Bridged] other than [Closed].
 func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
 	r, f := c.compare(e)
-	if f <= Contradicts && !e.open() {
+	if f <= Contradicts && !e.Open() {
 		f = Closed
 	}
 	return r, f
@@ -103,11 +104,14 @@ func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
 
 // compare is Compare, also of connections that are closed.
 func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
-	if f := c.exclusion(e); f != Agrees {
-		return judge.Ruling{}, f
+	reason := c.exclusion(e)
+	if reason != Agrees && reason != FamilyOff {
+		return judge.Ruling{}, reason
 	}
 	ruling, right := c.ruling(e)
 	switch {
+	case reason == FamilyOff:
+		return ruling, FamilyOff
 	case ruling.OfSource:
 		return ruling, OfSource
 	case ruling.Depends:
@@ -151,7 +155,8 @@ func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	seen := e.SeenAs().Addr()
 	f := c.families[index(dst.Is6())]
 	if f == nil {
-		return judge.Ruling{Entry: judge.Entry{IPv6: dst.Is6(), Verdict: nft.Exempt}}, seen == src
+		entry := judge.Entry{Key: config.KeyEnableIPv6, IPv6: dst.Is6(), Verdict: nft.Exempt}
+		return judge.Ruling{Entry: entry}, seen == src
 	}
 	connection := nft.Connection{Src: src, Dst: dst}
 	r = judge.Rule(f, connection)

@@ -86,7 +86,7 @@ func NewDiff(oldPolicy, newPolicy nft.Policy) Diff {
 	d.After.Hash = newPolicy.Hash()
 	_, hadIPv6 := oldPolicy.Family(true)
 	_, hasIPv6 := newPolicy.Family(true)
-	d.value("enableIPv6", fmt.Sprint(hadIPv6), fmt.Sprint(hasIPv6))
+	d.value(config.KeyEnableIPv6, fmt.Sprint(hadIPv6), fmt.Sprint(hasIPv6))
 	old := entries(oldPolicy)
 	current := entries(newPolicy)
 	added := subtract(current, old)
@@ -163,8 +163,11 @@ func NewChangedCount(old, current *conntrack.Comparison) *ChangedCount {
 	return &ChangedCount{old: old, current: current, changes: map[changedKey]*Changed{}}
 }
 
-// Add counts a connection if the new policy decides otherwise about it.
+// Add counts an open connection if the new policy decides otherwise about it.
 func (c *ChangedCount) Add(e *conntrack.Entry) {
+	if !e.Open() {
+		return
+	}
 	old, oldFinding := c.old.Compare(e)
 	current, currentFinding := c.current.Compare(e)
 	if unjudged(old, oldFinding) || unjudged(current, currentFinding) {
@@ -188,7 +191,7 @@ func (c *ChangedCount) Add(e *conntrack.Entry) {
 }
 
 func unjudged(ruling judge.Ruling, finding conntrack.Finding) bool {
-	return ruling.Verdict == "" || finding == conntrack.OnInterface || finding == conntrack.Closed
+	return ruling.Verdict == "" || finding == conntrack.OnInterface
 }
 
 // List returns the counts, the largest first.

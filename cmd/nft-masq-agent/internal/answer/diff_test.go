@@ -1,7 +1,9 @@
 package answer
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,6 +73,34 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 	}
 }
 
+func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
+	off := conntrack.NewComparison(testPolicy(t, "enableIPv6: false"), conntrack.Node{})
+	on := conntrack.NewComparison(testPolicy(t, "enableIPv6: true"), conntrack.Node{})
+	src := netip.MustParseAddrPort("[fd00::2]:4000")
+	dst := netip.MustParseAddrPort("[2001:db8:9::1]:443")
+	e := conntrack.Entry{Key: conntrack.Key{
+		Original: conntrack.Tuple{Src: src, Dst: dst}, Reply: conntrack.Tuple{Src: dst, Dst: src},
+	}}
+	for _, tt := range []struct {
+		old, current *conntrack.Comparison
+		want         []string
+	}{
+		{off, off, nil},
+		{off, on, []string{"exempt → masqueraded by anything else"}},
+		{on, off, []string{"masqueraded → exempt by enableIPv6"}},
+	} {
+		count := NewChangedCount(tt.old, tt.current)
+		count.Add(&e)
+		var got []string
+		for _, c := range count.List() {
+			got = append(got, fmt.Sprintf("%s → %s by %s", c.Before, c.After, c.Entry))
+		}
+		if count.Unjudged > 0 || !slices.Equal(got, tt.want) {
+			t.Errorf("%d are not judged, %q; want %q", count.Unjudged, got, tt.want)
+		}
+	}
+}
+
 // Connections that the new policy translates otherwise are counted by the entry that decides then.
 func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 	count := NewChangedCount(
@@ -91,6 +121,8 @@ func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 			count.Add(&e)
 		}
 	}
+	closed := conntrack.Entry{State: "TIME_WAIT"}
+	count.Add(&closed)
 	inZone := conntrack.Entry{Zone: 7}
 	count.Add(&inZone)
 	if count.Unjudged != 1 {
