@@ -41,7 +41,7 @@ const (
 	LocalAddress Code = "local"
 	// Shown means that open connections to the address agree with the policy and were answered.
 	Shown Code = "shown"
-	// ShownByEntry means that open connections to other addresses agree, which the same entry decides.
+	// ShownByEntry means that other open connections agree, which the same entry decides.
 	ShownByEntry Code = "shown-by-entry"
 	// Should means that no open connection shows the answer.
 	Should Code = "should"
@@ -118,7 +118,8 @@ type ExplainFacts struct {
 	Route  routes.Route
 	// Kept is what the node does not forward of such packets, "" if it forwards them, and Remedy what changes that.
 	Kept, Remedy string
-	// ToAddress is the evidence of connections to the address, ToEntry that of all that the same entry decides.
+	// ToAddress is the evidence of connections to the address, from the source unless that was not given. ToEntry is
+	// that of all connections that the same entry decides, also to the address from other sources.
 	ToAddress, ToEntry conntrack.Count
 	Others             []others.Rule
 	Legacy             []xtables.LegacyTable
@@ -384,12 +385,14 @@ func (f *ExplainFacts) should(e expectation) conclusion {
 		return c
 	}
 	shows := "no open connection shows it"
-	if n := f.ToAddress.Agrees; n > 0 {
+	switch {
+	case f.ToAddress.Agrees > 0:
+		n := f.ToAddress.Agrees
 		shows = fmt.Sprintf("%s to it %s, but none was answered", Plural(n, "open connection"), verb(n, "agree"))
-	} else if f.ToEntry.Answered > 0 {
+	case f.ToEntry.Answered > 0:
+		n := f.ToEntry.Agrees
+		shows += fmt.Sprintf(", but %s that the same entry decides %s", Plural(n, "open connection"), verb(n, "agree"))
 		c.code = ShownByEntry
-		shows = fmt.Sprintf("none is open to it, %s that the same entry decides %s",
-			Plural(f.ToEntry.Agrees, "open connection"), verb(f.ToEntry.Agrees, "agree"))
 	}
 	c.headline = fmt.Sprintf("%s should see %s: %s; %s.", destination, e.words, e.policy, shows)
 	return c

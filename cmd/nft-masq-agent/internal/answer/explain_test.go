@@ -151,8 +151,14 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "connections of the same entry agree", code: ShownByEntry, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{}, agree) },
-			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; none is open to " +
-				"it, 4 open connections that the same entry decides agree.",
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; no open " +
+				"connection shows it, but 4 open connections that the same entry decides agree.",
+		},
+		{
+			name: "stale ones are open to it, and others of the same entry agree", code: ShownByEntry, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) { f.evidenceOf(conntrack.Count{Stale: 2}, agree) },
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0: masqueraded by this agent; no open " +
+				"connection shows it, but 4 open connections that the same entry decides agree.",
 		},
 		{
 			name: "connections contradict", code: Contradicted, should: "192.0.2.1",
