@@ -39,7 +39,10 @@ func exampleNode() Node {
 			}
 			return back[dst.String()], nil
 		},
-		Timeouts: map[uint8]uint32{unix.IPPROTO_TCP: 120, unix.IPPROTO_UDP: 30, unix.IPPROTO_ICMP: 30},
+		Timeouts: []Timeout{
+			{Protocol: unix.IPPROTO_TCP, Seconds: 120}, {Protocol: unix.IPPROTO_UDP, Seconds: 30},
+			{Protocol: unix.IPPROTO_ICMP, Seconds: 30},
+		},
 	}
 }
 
@@ -421,7 +424,9 @@ func TestEvidenceOfPackets(t *testing.T) {
 		a.Examples[0].Original.Src != late.Sent || found.Answers[1].Open() != 0 {
 		t.Errorf("%+v", found.Answers)
 	}
-	if len(node.Timeouts) != 4 || node.Timeouts[unix.IPPROTO_TCP] == 0 {
-		t.Errorf("timeouts: %v", node.Timeouts)
+	for _, timeout := range node.Timeouts {
+		if timeout.Seconds != timeout.Default {
+			t.Errorf("in a new namespace: %+v", timeout)
+		}
 	}
 }

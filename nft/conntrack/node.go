@@ -3,6 +3,7 @@ package conntrack
 import (
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,10 +21,39 @@ type Node struct {
 	Networks  []routes.Network
 	// Toward returns the interface by which packets from a source, or if it is not valid those of the node, leave to a
 	// destination; "": that is not known. nil: it is known of none.
-	Toward func(src, dst netip.Addr) (string, error)
-	// Timeouts are the seconds for which an entry without a reply is kept after a packet, by
-	// protocol: an entry that has less left had no packet since. One of 0 is not known.
-	Timeouts map[uint8]uint32
+	Toward   func(src, dst netip.Addr) (string, error)
+	Timeouts []Timeout
+}
+
+// A Timeout is a setting of the kernel: for how many seconds a connection of a protocol without a reply is kept after
+// a packet. A connection that has less left had no packet since.
+type Timeout struct {
+	Protocol uint8
+	Name     string // in net.netfilter
+	Default  uint32
+	Seconds  uint32 // 0: not known
+}
+
+// HidesSilence reports whether connections without a reply are forgotten before they count as silent.
+func (t Timeout) HidesSilence() bool { return t.Seconds > 0 && t.Seconds <= silentAfter }
+
+// ReadTimeouts reads the timeouts in the network namespace of the calling thread, from a mount point of procfs.
+func ReadTimeouts(proc string) []Timeout {
+	timeouts := []Timeout{
+		{Protocol: unix.IPPROTO_TCP, Name: "nf_conntrack_tcp_timeout_syn_sent", Default: 120},
+		{Protocol: unix.IPPROTO_UDP, Name: "nf_conntrack_udp_timeout", Default: 30},
+		{Protocol: unix.IPPROTO_ICMP, Name: "nf_conntrack_icmp_timeout", Default: 30},
+		{Protocol: unix.IPPROTO_ICMPV6, Name: "nf_conntrack_icmpv6_timeout", Default: 30},
+	}
+	for i := range timeouts {
+		text, err := os.ReadFile(filepath.Join(proc, "sys/net/netfilter", timeouts[i].Name))
+		if err != nil {
+			continue
+		}
+		seconds, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+		timeouts[i].Seconds = uint32(seconds)
+	}
+	return timeouts
 }
 
 // ReadNode reads it in the network namespace of the calling thread.
@@ -46,23 +76,8 @@ func ReadNode() (n Node, err error) {
 		}
 	}
 	n.Toward = routes.Toward
-	n.Timeouts = map[uint8]uint32{
-		unix.IPPROTO_TCP:    timeout("tcp_timeout_syn_sent"),
-		unix.IPPROTO_UDP:    timeout("udp_timeout"),
-		unix.IPPROTO_ICMP:   timeout("icmp_timeout"),
-		unix.IPPROTO_ICMPV6: timeout("icmpv6_timeout"),
-	}
+	n.Timeouts = ReadTimeouts("/proc")
 	return n, nil
-}
-
-// timeout reads a setting of connection tracking, 0 if it is not known.
-func timeout(name string) uint32 {
-	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
-	if err != nil {
-		return 0
-	}
-	seconds, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
-	return uint32(seconds)
 }
 
 // A environment is a [Node] in the form that is fast to ask.
@@ -71,7 +86,7 @@ type environment struct {
 	delivered  judge.Addresses
 	interfaces map[netip.Prefix][]string // by network
 	lengths    []int                     // of the networks, the longest first
-	timeouts   map[uint8]uint32
+	timeouts   []Timeout
 	toward     func(src, dst netip.Addr) (string, error)
 	lookups    map[[2]netip.Addr]string // interfaces by source and destination
 }

@@ -62,7 +62,7 @@ func (u Unanswered) silent() bool {
 
 // replies counts which destinations answer.
 type replies struct {
-	timeouts map[uint8]uint32
+	timeouts []Timeout
 	// answering are the UDP ports on which any connection was answered.
 	answering [1 << 16]bool
 	// exempt and masqueraded are the destinations by address and UDP port, 0 for other protocols.
@@ -76,7 +76,7 @@ const fewestDestinations = 3
 // maxDestinations bounds the memory.
 const maxDestinations = 1 << 14
 
-func newReplies(timeouts map[uint8]uint32) *replies {
+func newReplies(timeouts []Timeout) *replies {
 	return &replies{
 		timeouts: timeouts, exempt: map[netip.AddrPort]Unanswered{}, masqueraded: map[netip.AddrPort]Unanswered{},
 	}
@@ -121,11 +121,15 @@ func (r *replies) isSilent(e *Entry) bool {
 	if !e.Started.IsZero() {
 		return time.Since(e.Started) > silentAfter*time.Second
 	}
-	limit := r.timeouts[e.Original.Protocol]
 	if e.State == "SYN_RECV" {
-		limit = synReceived
+		return e.Timeout+silentAfter < synReceived
 	}
-	return e.Timeout+silentAfter < limit
+	for _, t := range r.timeouts {
+		if t.Protocol == e.Original.Protocol {
+			return e.Timeout+silentAfter < t.Seconds
+		}
+	}
+	return false
 }
 
 // unanswered returns the families whose uplinks are silent, and the destinations of others that do not answer.

@@ -35,6 +35,7 @@ const (
 	Conntrack     = "conntrack-full"
 	Unchecked     = "unchecked"         // a warning
 	PodsNotExempt = "pods-not-exempt"   // a warning
+	Timeout       = "conntrack-timeout" // a warning
 	Everything    = "everything-exempt" // a note
 	LegacyFilter  = "legacy-filter"     // a note
 )
@@ -61,6 +62,7 @@ type Facts struct {
 	// NotForwarding are the interfaces of pods whose packets the node does not forward, for each family.
 	NotForwarding []NotForwarded
 	Tracked       conntrack.Stats
+	Timeouts      []conntrack.Timeout
 	// Single is set if the config is mounted as a single file.
 	Single bool
 	// OtherFile is a file that is probably meant, next to a config that is missing.
@@ -101,6 +103,7 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 	}
 	f.Tracked, err = n.Stats()
 	f.unread("the statistics of connection tracking", err)
+	f.Timeouts = conntrack.ReadTimeouts(n.Proc)
 	f.readFiles()
 	return f
 }
@@ -323,13 +326,20 @@ func Quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// conntrack finds a full table of connections.
-func (f *Facts) conntrack() config.Problems {
+// conntrack finds a full table of connections, and timeouts with which nothing is known of replies.
+func (f *Facts) conntrack() (found config.Problems) {
 	const full = 0.9
 	if s := f.Tracked; s.Limit > 0 && float64(s.Entries) >= full*float64(s.Limit) {
-		return config.Problems{problem(config.Error, Conntrack, fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d\n"+
+		found = append(found, problem(config.Error, Conntrack, fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d\n"+
 			"nft-masq-agent connections shows who has them", 2*s.Limit),
-			"new connections fail, or will: %d of %d connections are tracked", s.Entries, s.Limit)}
+			"new connections fail, or will: %d of %d connections are tracked", s.Entries, s.Limit))
 	}
-	return nil
+	for _, t := range f.Timeouts {
+		if t.HidesSilence() {
+			found = append(found, problem(config.Warning, Timeout, fmt.Sprintf("sysctl -w net.netfilter.%s=%d", t.Name,
+				t.Default), "%s connections without a reply are forgotten after %d s: a later reply does not reach a masqueraded "+
+				"pod, and which destinations do not answer is unknown", conntrack.ProtocolName(t.Protocol), t.Seconds))
+		}
+	}
+	return found
 }

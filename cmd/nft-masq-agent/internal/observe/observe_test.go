@@ -43,18 +43,18 @@ type world struct {
 	agent *agent.Agent
 	all   []agent.Observer
 
-	older      []xtables.OlderChain
-	xtables    []xtables.LegacyTable
-	search     task          // for older agents
-	searching  int           // searches that are running
-	passes     []string      // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
-	evidence   conntrack.Evidence
-	gathered   int           // times
-	notes      int           // times
-	reading    task          // of all connections
-	unread     error         // why they cannot be read
-	problems   config.Problems
-	look       task          // at the node
+	older     []xtables.OlderChain
+	xtables   []xtables.LegacyTable
+	search    task     // for older agents
+	searching int      // searches that are running
+	passes    []string // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
+	evidence  conntrack.Evidence
+	gathered  int   // times
+	notes     int   // times
+	reading   task  // of all connections
+	unread    error // why they cannot be read
+	problems  config.Problems
+	look      task // at the node
 }
 
 // A task is what an observer does again and again.
