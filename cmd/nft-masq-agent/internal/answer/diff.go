@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
@@ -35,9 +36,9 @@ type Change struct {
 	Kind string `json:"kind"`
 	// Entry of a list.
 	Entry string `json:"entry,omitempty"`
-	// Old value, or old place of an entry that moved.
+	// Old value, or old number of an entry that moved, from 1.
 	Old string `json:"old,omitempty"`
-	// New value, or new place of an entry that moved.
+	// New value, or new number of an entry that moved.
 	New string `json:"new,omitempty"`
 }
 
@@ -89,15 +90,13 @@ func NewDiff(oldPolicy, newPolicy nft.Policy) Diff {
 	d.value(config.KeyEnableIPv6, fmt.Sprint(hadIPv6), fmt.Sprint(hasIPv6))
 	old := entries(oldPolicy)
 	current := entries(newPolicy)
-	added := subtract(current, old)
-	removed := subtract(old, current)
-	for _, e := range added {
+	for _, e := range subtract(current, old) {
 		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "added", Entry: e.Value})
 	}
-	for _, e := range removed {
+	for _, e := range subtract(old, current) {
 		d.Changes = append(d.Changes, Change{Key: e.Key, Kind: "removed", Entry: e.Value})
 	}
-	d.moved(rules(subtract(old, removed)), rules(subtract(current, added)))
+	d.moved(ruleNumbers(oldPolicy), ruleNumbers(newPolicy))
 	d.value("source ports", sourcePorts(oldPolicy), sourcePorts(newPolicy))
 	d.value(config.KeyDropInvalid, fmt.Sprint(oldPolicy.DropInvalid), fmt.Sprint(newPolicy.DropInvalid))
 	slices.SortStableFunc(d.Changes, func(a, b Change) int { return cmp.Compare(a.Key, b.Key) })
@@ -126,21 +125,39 @@ func subtract(list, others []Entry) (remaining []Entry) {
 	return remaining
 }
 
-// rules returns the entries of snatRules.
-func rules(list []Entry) []Entry {
-	return slices.DeleteFunc(list, func(e Entry) bool { return e.Key != config.KeySNATRules })
-}
-
-// moved compares the order of two lists of the same entries, of which the first one that matches applies.
-func (d *Diff) moved(old, current []Entry) {
-	for i, e := range current {
-		position := slices.IndexFunc(old, func(o Entry) bool { return o.Value == e.Value })
-		if position != i {
+// moved compares the order of snatRules, of which the first entry that matches applies. An entry that has another
+// number only because others were added or removed did not move.
+func (d *Diff) moved(old, current map[string]int) {
+	oldOrder := order(old, current)
+	for i, rule := range order(current, old) {
+		if oldOrder[i] != rule && old[rule] != current[rule] {
 			d.Changes = append(d.Changes, Change{
-				Key: e.Key, Kind: "moved", Entry: e.Value, Old: fmt.Sprint(position + 1), New: fmt.Sprint(i + 1),
+				Key: config.KeySNATRules, Kind: "moved", Entry: rule, Old: fmt.Sprint(old[rule]), New: fmt.Sprint(current[rule]),
 			})
 		}
 	}
+}
+
+// ruleNumbers returns the number of each entry of snatRules, from 1.
+func ruleNumbers(p nft.Policy) map[string]int {
+	numbers := map[string]int{}
+	for _, f := range p.Families {
+		for _, r := range f.SNATRules() {
+			numbers[r.String()] = r.Place
+		}
+	}
+	return numbers
+}
+
+// order returns the entries that have a number in another list, too, by their number in this one.
+func order(numbers, others map[string]int) (rules []string) {
+	for rule := range numbers {
+		if others[rule] > 0 {
+			rules = append(rules, rule)
+		}
+	}
+	slices.SortFunc(rules, func(a, b string) int { return cmp.Or(numbers[a]-numbers[b], strings.Compare(a, b)) })
+	return rules
 }
 
 // A ChangedCount counts the open connections that two policies translate differently. Its memory does not

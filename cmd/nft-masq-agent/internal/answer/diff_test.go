@@ -58,6 +58,21 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 				"snatRules: moved entry 2 to 1: from 10.2.0.0/16 leaves from 192.0.2.7\n" +
 				"snatRules: moved entry 1 to 2: from 10.1.0.0/16 leaves from 192.0.2.7",
 		},
+		{
+			"snatRules without the first one", "snatRules: [{from: [10.1.0.0/16], addresses: [192.0.2.7]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {from: [10.3.0.0/16], addresses: [192.0.2.7]}]",
+			"snatRules: [{from: [10.3.0.0/16], addresses: [192.0.2.7]}, {from: [10.2.0.0/16], addresses: [192.0.2.7]}]",
+			"snatRules: removed from 10.1.0.0/16 leaves from 192.0.2.7\n" +
+				"snatRules: moved entry 3 to 1: from 10.3.0.0/16 leaves from 192.0.2.7",
+		},
+		{
+			"snatRules of both families", "enableIPv6: true\nsnatRules: [{to: [2001:db8::/32], addresses: [2001:db8::7]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {from: [10.3.0.0/16], addresses: [192.0.2.7]}]",
+			"enableIPv6: true\nsnatRules: [{from: [10.3.0.0/16], addresses: [192.0.2.7]}, " +
+				"{from: [10.2.0.0/16], addresses: [192.0.2.7]}, {to: [2001:db8::/32], addresses: [2001:db8::7]}]",
+			"snatRules: moved entry 3 to 1: from 10.3.0.0/16 leaves from 192.0.2.7\n" +
+				"snatRules: moved entry 1 to 3: to 2001:db8::/32 leaves from 2001:db8::7",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := NewDiff(testPolicy(t, tt.before), testPolicy(t, tt.after))
