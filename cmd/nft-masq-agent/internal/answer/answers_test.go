@@ -73,6 +73,19 @@ func (r *row) problems(all config.Problems) {
 	}
 }
 
+func TestNoEntryIsListedTwice(t *testing.T) {
+	list := entries(testPolicy(t, "enableIPv6: true\nmasqueradeHost: false\nmasqueradeSrcInterfaces: [eth0]\n"+
+		"masqueradeSrcCIDRs: [10.244.0.0/16, 'fd00::/8']\nenforceNonMasquerade: true\nsnatAddresses: [192.0.2.7]\n"))
+	found := map[Entry]bool{}
+	for _, e := range list {
+		e.title = ""
+		if found[e] {
+			t.Errorf("%+v", e)
+		}
+		found[e] = true
+	}
+}
+
 // Each case of testdata/answers.txt is a config, then questions, each followed by its answer.
 func TestAnswersAreThoseOfTheirRows(t *testing.T) {
 	script.Golden(t, "testdata/answers.txt", *update, func(t *testing.T, c *script.Case) {

@@ -12,7 +12,7 @@ import (
 type Entry struct {
 	// Key of the config file.
 	Key string `json:"key"`
-	// Family that the entry is about; absent if both.
+	// Family that the entry is of; absent for a key of both.
 	Family string `json:"family,omitempty"`
 	// Value of the entry.
 	Value string `json:"value"`
@@ -46,17 +46,18 @@ func entries(p nft.Policy) (list []Entry) {
 		add(config.KeyEnforceNonMasquerade, "", value, p.Enforce.Pos)
 	}
 	for _, f := range p.Families {
+		family := nft.FamilyKey(f.IPv6)
 		for _, condition := range f.Conditions {
 			titles[condition.Key] = nft.FamilyName(f.IPv6) + " " + condition.Key + ": " + condition.Means
 			if condition.Asks == config.SentByNode {
-				add(condition.Key, "", "false", condition.Pos)
+				add(condition.Key, family, "false", condition.Pos)
 			}
 			for _, i := range condition.Interfaces {
-				add(condition.Key, "", i.Name, i.Pos)
+				add(condition.Key, family, i.Name, i.Pos)
 			}
 			list = slices.Grow(list, len(condition.CIDRs)) // there can be hundreds of thousands
 			for _, c := range condition.CIDRs {
-				add(condition.Key, nft.FamilyKey(f.IPv6), c.String(), c.Pos)
+				add(condition.Key, family, c.String(), c.Pos)
 			}
 		}
 	}
