@@ -64,7 +64,7 @@ func TestFINOfADeletedConnectionLeavesOnlyWithoutDropInvalid(t *testing.T) {
 				n.check(c.Close())
 				seen, dropped := false, false
 				for end := time.Now().Add(timeout); !seen && !dropped && time.Now().Before(end); {
-					_, err := tap.Receive(make([]byte, 100))
+					_, err := tap.Receive(make([]byte, 100), time.Millisecond)
 					seen = err == nil
 					dropped = drop && !strings.Contains(
 						nfttest.NFT(t, n.top.Node, "", "list", "counter", "inet", nft.TableName, "invalid-v4"), "packets 0 ")

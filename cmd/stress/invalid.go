@@ -139,7 +139,7 @@ func (s *strays) stop() error {
 func (s *strays) count(tap *netns.Tap) error {
 	buf := make([]byte, 2048)
 	for {
-		_, err := tap.Receive(buf)
+		_, err := tap.Receive(buf, 100*time.Millisecond)
 		switch {
 		case err == nil:
 			s.leaked.Add(1)

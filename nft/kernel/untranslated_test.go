@@ -699,7 +699,7 @@ func (w *wire) become(t *testing.T, from *nfttest.NS, src, dst netip.Addr, k pac
 	}
 	buf := make([]byte, 2000)
 	for end := time.Now().Add(nfttest.Patient(5 * time.Second)); time.Now().Before(end); {
-		switch b, err := tap.Receive(buf); {
+		switch b, err := tap.Receive(buf, time.Millisecond); {
 		case dropped(t, c, !k.ipv4) > before:
 			return isInvalid
 		case errors.Is(err, os.ErrDeadlineExceeded):

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,7 +36,7 @@ func (h *Hammer) readUDP(tap *netns.Tap, targets []*counters) error {
 	}
 	buf := make([]byte, 64)
 	for {
-		packet, err := tap.Receive(buf)
+		packet, err := tap.Receive(buf, 100*time.Millisecond)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if h.draining.Load() {

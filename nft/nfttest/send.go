@@ -218,16 +218,12 @@ func answer(f Flow, packet []byte, seen netip.AddrPort) {
 // os.ErrDeadlineExceeded if none arrives in time.
 func await(tap *netns.Tap, cookie []byte, timeout time.Duration) ([]byte, error) {
 	buf := make([]byte, 65536)
-	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
-		packet, err := tap.Receive(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			continue
-		}
+	for deadline := time.Now().Add(timeout); ; {
+		packet, err := tap.Receive(buf, time.Until(deadline))
 		if err != nil || bytes.HasSuffix(packet, cookie) {
 			return packet, err
 		}
 	}
-	return nil, os.ErrDeadlineExceeded
 }
 
 func sendUDP(f Flow, cookie []byte) (netip.AddrPort, error) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,7 +45,6 @@ func (n *NS) OpenTap(filter Filter) (*Tap, error) {
 	t := &Tap{fd}
 	err = errors.Join(
 		t.filter(filter),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: bigEndian16(unix.ETH_P_ALL)}))
 	if err != nil {
 		return nil, fmt.Errorf("%s: packet socket: %w", n, errors.Join(err, t.Close()))
@@ -82,16 +82,22 @@ func (t *Tap) Watch(filter Filter) error {
 }
 
 // Receive reads one packet, starting at its IP header, as far as it fits into
-// buf. The error is os.ErrDeadlineExceeded if none arrives within a tenth of a
-// second.
-func (t *Tap) Receive(buf []byte) ([]byte, error) {
+// buf. The error is os.ErrDeadlineExceeded if none arrives in time.
+func (t *Tap) Receive(buf []byte, timeout time.Duration) ([]byte, error) {
+	deadline := time.Now().Add(timeout)
 	for {
-		n, from, err := unix.Recvfrom(t.fd, buf, 0)
+		n, from, err := unix.Recvfrom(t.fd, buf, unix.MSG_DONTWAIT)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			return nil, os.ErrDeadlineExceeded
+			remaining := time.Until(deadline)
+			if remaining <= 0 {
+				return nil, os.ErrDeadlineExceeded
+			}
+			// An error is a signal, as above.
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}}, int(remaining.Milliseconds())+1)
+			continue
 		case err != nil:
 			return nil, err
 		}
