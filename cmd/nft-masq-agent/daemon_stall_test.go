@@ -125,8 +125,8 @@ func TestStalledAgentNextToAProgramThatCommitsDoesWhatItPromises(t *testing.T) {
 			}
 			for j, rate := range []int{5, 50, 500} {
 				for k, cidrs := range sizes {
-					// Usually, each stall is tried once in each mode.
-					if usual := j == (i+m)%3 && k == (i+m)%2; !usual && !nfttest.Long() {
+					// Usually, each stall is tried once, each in another mode.
+					if usual := i == m && j == 1 && k == 1-i; !usual && !nfttest.Long() {
 						continue
 					}
 					s := &stalled{signals: signals, rate: rate, cidrs: cidrs, mode: mode}
