@@ -112,9 +112,11 @@ func groups() []group {
 	return []group{
 		{groupApply, (*bench).apply},
 		{groupChange, (*bench).change},
+		{groupPhases, (*bench).phases},
 		{groupReads, (*bench).reads},
 		{groupSwap, (*bench).swap},
 		{groupPackets, (*bench).packets},
+		{groupLookup, (*bench).lookup},
 		{groupRules, (*bench).rules},
 		{groupInvalid, (*bench).invalid},
 		{groupBlocks, (*bench).blocks},
