@@ -15,6 +15,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/xtables"
 )
@@ -288,7 +289,7 @@ func (n Node) forwardingOff(link string, ipv6 bool) string {
 	if n.sysctl("net/ipv4/ip_forward") == "0" {
 		return "sysctl -w net.ipv4.ip_forward=1"
 	}
-	return "sysctl -w " + Quoted("net/ipv4/conf/"+link+"/forwarding=1")
+	return "sysctl -w " + nfnetlink.Quote("net/ipv4/conf/"+link+"/forwarding=1")
 }
 
 // Forwards returns what the node does not forward of packets that it receives on an interface for
@@ -312,18 +313,6 @@ func (n Node) Forwards(in string, dst netip.Addr, kind int) (kept, remedy string
 		}
 	}
 	return "", ""
-}
-
-// Quoted quotes a word of a command for a shell, unless it needs no quotes.
-func Quoted(word string) string {
-	word = config.Printable(word)
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:=@%+,", r)
-	}
-	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // conntrack finds a full table of connections, and timeouts with which nothing is known of replies.

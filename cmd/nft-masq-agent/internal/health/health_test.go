@@ -140,7 +140,7 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 		}
 		file := ""
 		for _, s := range c.Steps {
-			words := strings.Fields(s.Line)
+			words := strings.Fields(strings.ReplaceAll(s.Line, `\x1b`, "\x1b"))
 			step := steps[words[0]]
 			if step == nil {
 				file += s.Line + "\n"
