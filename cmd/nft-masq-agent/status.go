@@ -80,9 +80,6 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	}
 	node := health.NewNode(s.proc)
 	f.Health = node.Read(ctx, s.ConfigPath)
-	if !s.Missing {
-		f.Health.OtherFile = ""
-	}
 	if f.InForce {
 		s.gatherConnections(ctx, &f)
 	}

@@ -26,7 +26,6 @@ type View struct {
 	InForce   bool         // these are the same, as far as is known
 	Pending   bool         // Want was decided just now, and is being written: no pass begins
 	Accepted  bool         // Want comes from an accepted config
-	Missing   bool         // there is no config
 	Stale     config.Stale // what that says about connections
 	TakesOver bool         // rules of older agents are removed
 
@@ -42,8 +41,8 @@ func (a *Agent) Observe(observers ...Observer) { a.observers = append(a.observer
 func (a *Agent) seen(v view) View {
 	return View{
 		Want: v.policy.want, Installed: v.installed, Replaced: v.replaced, InForce: v.inForce(), Pending: v.pending(),
-		Accepted: v.policy.accepted, Missing: v.content.missing != nil,
-		Stale: v.policy.content.stale, TakesOver: a.takesOver(v),
+		Accepted: v.policy.accepted,
+		Stale:    v.policy.content.stale, TakesOver: a.takesOver(v),
 		Generation: v.generation, Changes: v.changes, Repairs: v.repairs, Hangups: v.hangups,
 	}
 }

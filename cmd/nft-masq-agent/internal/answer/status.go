@@ -126,7 +126,7 @@ type StatusFacts struct {
 var weights = []string{
 	"agent-stuck", "rules-not-written", "rules-delayed", "config-rejected", "config-vanished", "", "second-agent",
 	"out-of-sync", "no-agent", "older-agent", health.InterfaceList, health.NoPods, health.LegacyTables,
-	"connections-overruled", "destination-unanswered", "uplink-silent", health.Forwarding, health.OtherFile,
+	"connections-overruled", "destination-unanswered", "uplink-silent", health.Forwarding,
 	health.SingleFile, health.Conntrack, "rules-restored", "source-ports", "snat-missing",
 	"snat-rule-missing",
 }

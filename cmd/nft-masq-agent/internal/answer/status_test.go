@@ -238,11 +238,6 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
-			name: "another file", id: health.OtherFile,
-			first: "the defaults apply: the config file is missing, next to another one",
-			facts: func(f *StatusFacts) { f.Health.OtherFile = "/its/config.yaml" },
-		},
-		{
 			name: "a single file", id: health.SingleFile,
 			first: "the config does not follow its source when that is replaced", facts: func(f *StatusFacts) {
 				f.Health.Single = true

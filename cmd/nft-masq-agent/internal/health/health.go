@@ -22,7 +22,7 @@ import (
 
 // IDs of the problems that [Facts.Problems] finds, by weight.
 var IDs = []string{
-	InterfaceList, LegacyTables, NoPods, Forwarding, OtherFile, SingleFile, Conntrack,
+	InterfaceList, LegacyTables, NoPods, Forwarding, SingleFile, Conntrack,
 }
 
 // The IDs.
@@ -31,7 +31,6 @@ const (
 	LegacyTables  = "legacy-tables"
 	NoPods        = "no-pods"
 	Forwarding    = "forwarding-off"
-	OtherFile     = "config-other-file"
 	SingleFile    = "config-single-file"
 	Conntrack     = "conntrack-full"
 	Unchecked     = "unchecked"         // a warning
@@ -56,7 +55,6 @@ func NewNode(proc string) Node {
 
 // Facts are what was read of a node, besides its rules and its connections.
 type Facts struct {
-	Path   string // of the config
 	Pods   []routes.Pod
 	Links  []routes.Interface
 	Legacy []xtables.LegacyTable
@@ -66,8 +64,6 @@ type Facts struct {
 	Timeouts      []conntrack.Timeout
 	// Single is set if the config is mounted as a single file.
 	Single bool
-	// OtherFile is a file that is probably meant, next to a config that is missing.
-	OtherFile string
 	// Unread are the facts that could not be read.
 	Unread []Unread
 }
@@ -80,7 +76,7 @@ type Unread struct {
 
 // Read reads the facts of the node. The config is at a path. When ctx is done, the rest is not read.
 func (n Node) Read(ctx context.Context, path string) Facts {
-	f := Facts{Path: path}
+	var f Facts
 	for _, ipv6 := range []bool{false, true} {
 		if ctx.Err() != nil {
 			return f
@@ -105,7 +101,7 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 	f.Tracked, err = n.Stats()
 	f.unread("the statistics of connection tracking", err)
 	f.Timeouts = conntrack.ReadTimeouts(n.Proc)
-	f.readFiles()
+	f.Single = isMounted(path)
 	return f
 }
 

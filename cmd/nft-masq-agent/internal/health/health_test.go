@@ -55,8 +55,7 @@ func TestASingleFileThatIsMountedIsAProblem(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			f := Facts{Path: path}
-			f.readFiles()
+			f := Facts{Single: isMounted(path)}
 			if found := f.files(); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
 				t.Errorf("%s: %v, want %s", s.name, found, s.want)
 			}

@@ -67,7 +67,7 @@ func (o *nodeHealth) often() config.Problems {
 	}}
 }
 
-// look checks the node, and logs what is new. Another file matters only if the config is missing. If another policy is
+// look checks the node, and logs what is new. If another policy is
 // decided meanwhile, it ends, and is done again for that.
 func (o *nodeHealth) look(ctx context.Context, v agent.View) {
 	ctx, end := o.WithPolicy(ctx, v)
@@ -76,9 +76,6 @@ func (o *nodeHealth) look(ctx context.Context, v agent.View) {
 	if ctx.Err() != nil {
 		o.policy = nil
 		return
-	}
-	if !v.Missing {
-		found = slices.DeleteFunc(found, func(p config.Problem) bool { return p.ID == health.OtherFile })
 	}
 	o.mu.Lock()
 	earlier := o.found
