@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
+	"nft-masq-agent/nft/routes"
 )
 
 // entryOf returns an entry. requested is the destination before DNAT, "" if there was none.
@@ -37,11 +38,12 @@ func TestConnectionsContradictThePolicyIfItCannotHaveMadeThem(t *testing.T) {
 		byInterface := slices.ContainsFunc(c.SNATRules, func(r config.SNATRule) bool { return len(r.Out) > 0 })
 		local := append(m.Addresses(), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"))
 		local = append(local, addresses...)
-		var node Node
+		var networks []routes.Network
 		for _, a := range local {
-			node.Local = append(node.Local, netip.PrefixFrom(a, a.BitLen()))
+			networks = append(networks, routes.Network{Prefix: netip.PrefixFrom(a, a.BitLen()), Type: unix.RTN_LOCAL})
 		}
-		comparison := NewComparison(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).WithAddresses(addresses), node)
+		policy := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}).WithAddresses(addresses)
+		comparison := NewComparison(policy, newNode(networks, nil, nil))
 		for n := range 10 {
 			src, dst := m.Near(c, n%2 == 0), m.Near(c, n%2 == 0)
 			possible := possibleSources(m, c, src, dst, addresses, local)

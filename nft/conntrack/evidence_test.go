@@ -20,30 +20,26 @@ import (
 )
 
 // exampleNode has two addresses, and pods behind a bridge.
-func exampleNode() Node {
+func exampleNode() *Node {
 	p := netip.MustParsePrefix
-	return Node{
-		Local: []netip.Prefix{p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128")},
-		Delivered: []netip.Prefix{
-			p("192.0.2.1/32"), p("127.0.0.0/8"), p("2001:db8::1/128"), p("192.0.2.255/32"),
-		},
-		Networks: []routes.Network{
-			{Prefix: p("0.0.0.0/0"), Interface: "eth0"},
-			{Prefix: p("10.244.0.0/24"), Interface: "cni0"},
-			{Prefix: p("10.244.0.5/32"), Interface: "veth5"},
-		},
-		Toward: func(src, dst netip.Addr) (string, error) {
-			back := map[string]string{"10.244.2.2": "cni0", "10.244.2.3": "eth1"}
-			if src.IsValid() {
-				back = map[string]string{"198.51.100.8": "eth0", "198.51.100.9": "wg0"}
-			}
-			return back[dst.String()], nil
-		},
-		Timeouts: []Timeout{
-			{Protocol: unix.IPPROTO_TCP, Seconds: 120}, {Protocol: unix.IPPROTO_UDP, Seconds: 30},
-			{Protocol: unix.IPPROTO_ICMP, Seconds: 30},
-		},
+	networks := []routes.Network{
+		{Prefix: p("192.0.2.1/32"), Type: unix.RTN_LOCAL}, {Prefix: p("127.0.0.0/8"), Type: unix.RTN_LOCAL},
+		{Prefix: p("2001:db8::1/128"), Type: unix.RTN_LOCAL}, {Prefix: p("192.0.2.255/32"), Type: unix.RTN_BROADCAST},
 	}
+	for network, name := range map[string]string{"0.0.0.0/0": "eth0", "10.244.0.0/24": "cni0", "10.244.0.5/32": "veth5"} {
+		networks = append(networks, routes.Network{Prefix: p(network), Type: unix.RTN_UNICAST, Main: true, Interface: name})
+	}
+	toward := func(src, dst netip.Addr) (string, error) {
+		back := map[string]string{"10.244.2.2": "cni0", "10.244.2.3": "eth1"}
+		if src.IsValid() {
+			back = map[string]string{"198.51.100.8": "eth0", "198.51.100.9": "wg0"}
+		}
+		return back[dst.String()], nil
+	}
+	return newNode(networks, toward, []Timeout{
+		{Protocol: unix.IPPROTO_TCP, Seconds: 120}, {Protocol: unix.IPPROTO_UDP, Seconds: 30},
+		{Protocol: unix.IPPROTO_ICMP, Seconds: 30},
+	})
 }
 
 func comparisonOf(change func(*config.Config)) *Comparison {
@@ -97,9 +93,9 @@ func TestFindings(t *testing.T) {
 		{"from the node", defaults, udp("192.0.2.1:9", "", other, "192.0.2.1:9"), OfNode, ""},
 		{"to the node", defaults, udp(pod, "", "192.0.2.1:9", pod), OfNode, ""},
 		{"hairpin", defaults, udp(pod, "10.96.0.10:53", "10.244.1.2:53", node), Hairpin, ""},
-		{"multicast", defaults, udp(pod, "", "224.0.0.1:9", pod), Multicast, ""},
-		{"broadcast", defaults, udp(pod, "", "192.0.2.255:9", pod), Multicast, ""},
-		{"limited broadcast", defaults, udp(pod, "", "255.255.255.255:9", pod), Multicast, ""},
+		{"multicast", defaults, udp(pod, "", "224.0.0.1:9", pod), OfNode, ""},
+		{"broadcast", defaults, udp(pod, "", "192.0.2.255:9", pod), OfNode, ""},
+		{"limited broadcast", defaults, udp(pod, "", "255.255.255.255:9", pod), OfNode, ""},
 		{"bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.3:9", "10.244.0.2:9"), Bridged, ""},
 		{"no bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.5:9", node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
 		{"IPv6 is off", four, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), FamilyOff, "enableIPv6"},
@@ -134,7 +130,7 @@ func TestFindings(t *testing.T) {
 func TestRoutesAreReadOnceAndAreBounded(t *testing.T) {
 	node := exampleNode()
 	asked := 0
-	node.Toward = func(_, _ netip.Addr) (string, error) {
+	node.toward = func(_, _ netip.Addr) (string, error) {
 		asked++
 		return "cni0", nil
 	}
@@ -424,7 +420,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 		a.Examples[0].Original.Src != late.Sent || found.Answers[1].Open() != 0 {
 		t.Errorf("%+v", found.Answers)
 	}
-	for _, timeout := range node.Timeouts {
+	for _, timeout := range node.timeouts {
 		if timeout.Seconds != timeout.Default {
 			t.Errorf("in a new namespace: %+v", timeout)
 		}

@@ -25,13 +25,11 @@ const (
 	Helped
 	// Closed: no further packets are expected.
 	Closed
-	// OfNode: it is from or to the node itself.
+	// OfNode: it is from or to the node itself, or to multicast or broadcast.
 	OfNode
 	// Hairpin: it is from an address to itself, when a Service or a host port sends a pod back to itself:
 	// that works only if it is translated.
 	Hairpin
-	// Multicast: or broadcast.
-	Multicast
 	// Bridged: a bridge may have forwarded it. nf_conntrack_bridge tracks such connections, and they pass
 	// no chain that translates.
 	Bridged
@@ -52,21 +50,21 @@ const (
 // String returns the name of the finding in metrics and JSON.
 func (f Finding) String() string {
 	return [findings]string{
-		"agrees", "contradicts", "zone", "helper", "closed", "node", "hairpin", "multicast", "bridge", "family",
-		"source", "interface", "service",
+		"agrees", "contradicts", "zone", "helper", "closed", "node", "hairpin", "bridge", "family", "source", "interface",
+		"service",
 	}[f]
 }
 
 // A Comparison compares connections with a policy, on a node. It asks about no rule of another
 // program: an entry shows what all rules together did.
 type Comparison struct {
-	environment
+	*Node
 	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
 }
 
 // NewComparison returns the comparison with a policy.
-func NewComparison(p nft.Policy, n Node) *Comparison {
-	c := &Comparison{environment: newSurrounding(n)}
+func NewComparison(p nft.Policy, n *Node) *Comparison {
+	c := &Comparison{Node: n}
 	for i := range p.Families {
 		f := p.Families[i]
 		c.families[index(f.IPv6)] = &f
@@ -135,10 +133,8 @@ func (c *Comparison) exclusion(e *Entry) Finding {
 		return Helped
 	case src == dst:
 		return Hairpin
-	case c.local.Contain(src), c.local.Contain(dst):
+	case c.delivered.Contain(src), c.delivered.Contain(dst), dst.IsMulticast():
 		return OfNode
-	case dst.IsMulticast(), c.delivered.Contain(dst):
-		return Multicast
 	case c.bridged(src, dst):
 		return Bridged
 	case c.families[index(dst.Is6())] == nil:
@@ -176,7 +172,7 @@ func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	case len(f.SNAT) == 0:
 		return r, true
 	}
-	return r, judge.AllowsSource(*f, src, dst, seen, c.local.Contain(seen))
+	return r, judge.AllowsSource(*f, src, dst, seen, c.delivered.Contain(seen))
 }
 
 // translatedDestination reports whether the destination was translated, by DNAT or by IPVS.

@@ -89,8 +89,8 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 }
 
 func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
-	off := conntrack.NewComparison(testPolicy(t, "enableIPv6: false"), conntrack.Node{})
-	on := conntrack.NewComparison(testPolicy(t, "enableIPv6: true"), conntrack.Node{})
+	off := conntrack.NewComparison(testPolicy(t, "enableIPv6: false"), &conntrack.Node{})
+	on := conntrack.NewComparison(testPolicy(t, "enableIPv6: true"), &conntrack.Node{})
 	src := netip.MustParseAddrPort("[fd00::2]:4000")
 	dst := netip.MustParseAddrPort("[2001:db8:9::1]:443")
 	e := conntrack.Entry{Key: conntrack.Key{
@@ -119,8 +119,8 @@ func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
 // Connections that the new policy translates otherwise are counted by the entry that decides then.
 func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 	count := NewChangedCount(
-		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"), conntrack.Node{}),
-		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [203.0.113.0/24]"), conntrack.Node{}))
+		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"), &conntrack.Node{}),
+		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [203.0.113.0/24]"), &conntrack.Node{}))
 	for _, c := range []struct {
 		dst, seen string
 		times     int
