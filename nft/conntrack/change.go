@@ -24,12 +24,7 @@ type Change struct{ Before, InForce *Comparison }
 // Outdated reports whether the policy before decided about an open connection, and the one in force
 // decides otherwise.
 func (c Change) Outdated(e *Entry) bool {
-	switch c.InForce.exclusion(e) {
-	case Agrees, FamilyOff:
-	default:
-		return false
-	}
-	if !e.Open() || e.translatedDestination() {
+	if c.InForce.exclusion(e) != Agrees || !e.Open() || e.translatedDestination() {
 		return false
 	}
 	ruling, right := c.InForce.ruling(e)

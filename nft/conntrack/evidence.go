@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -177,11 +178,8 @@ func newGathering(c *Comparison, h History, queries []Query) *gathering {
 }
 
 func (g *gathering) add(e *Entry) {
-	ruling, found := g.compare(e)
+	ruling, found := g.Compare(e)
 	g.replies.see(e, ruling.Entry, found)
-	if found <= Contradicts && !e.Open() {
-		found = Closed
-	}
 	if found > Contradicts {
 		g.notJudged[found]++
 		return
@@ -277,14 +275,6 @@ func (g *gathering) evidence() Evidence {
 }
 
 func compareCounts(a, b Count) int {
-	if n := b.Overruled - a.Overruled; n != 0 {
-		return n
-	}
-	if n := b.Contradictions() - a.Contradictions(); n != 0 {
-		return n
-	}
-	if n := b.Open() - a.Open(); n != 0 {
-		return n
-	}
-	return strings.Compare(a.Entry.String(), b.Entry.String())
+	return cmp.Or(b.Overruled-a.Overruled, b.Contradictions()-a.Contradictions(), b.Open()-a.Open(),
+		strings.Compare(a.Entry.String(), b.Entry.String()))
 }

@@ -23,8 +23,10 @@ import (
 func exampleNode() *Node {
 	p := netip.MustParsePrefix
 	networks := []routes.Network{
-		{Prefix: p("192.0.2.1/32"), Type: unix.RTN_LOCAL}, {Prefix: p("127.0.0.0/8"), Type: unix.RTN_LOCAL},
-		{Prefix: p("2001:db8::1/128"), Type: unix.RTN_LOCAL}, {Prefix: p("192.0.2.255/32"), Type: unix.RTN_BROADCAST},
+		{Prefix: p("192.0.2.1/32"), Type: unix.RTN_LOCAL},
+		{Prefix: p("127.0.0.0/8"), Type: unix.RTN_LOCAL},
+		{Prefix: p("2001:db8::1/128"), Type: unix.RTN_LOCAL},
+		{Prefix: p("192.0.2.255/32"), Type: unix.RTN_BROADCAST},
 	}
 	for network, name := range map[string]string{"0.0.0.0/0": "eth0", "10.244.0.0/24": "cni0", "10.244.0.5/32": "veth5"} {
 		networks = append(networks, routes.Network{Prefix: p(network), Type: unix.RTN_UNICAST, Main: true, Interface: name})
@@ -37,7 +39,8 @@ func exampleNode() *Node {
 		return back[dst.String()], nil
 	}
 	return newNode(networks, toward, []Timeout{
-		{Protocol: unix.IPPROTO_TCP, Seconds: 120}, {Protocol: unix.IPPROTO_UDP, Seconds: 30},
+		{Protocol: unix.IPPROTO_TCP, Seconds: 120},
+		{Protocol: unix.IPPROTO_UDP, Seconds: 30},
 		{Protocol: unix.IPPROTO_ICMP, Seconds: 30},
 	})
 }
@@ -171,8 +174,10 @@ func gather(change func(*config.Config), h History, all ...Entry) Evidence {
 func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 	old := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:1")
 	young := entryOf(unix.IPPROTO_UDP, "10.244.1.2:2", "", "10.9.0.9:53", "192.0.2.1:2")
-	noted := map[uint64]bool{old.hash(): true}
-	both := map[uint64]bool{old.hash(): true, young.hash(): true}
+	old.ID = 7
+	young.ID = 8
+	noted := map[uint32]bool{old.ID: true}
+	both := map[uint32]bool{old.ID: true, young.ID: true}
 	since := time.Now()
 	dated := func(e Entry, d time.Duration) Entry {
 		e.Started = since.Add(d)
@@ -192,7 +197,8 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		"at the start":          {History{AtStart: true, Earlier: noted}, old, young, Count{Undated: 1, Overruled: 1}},
 		"times, and no history": {History{Since: since}, dated(old, -1), dated(young, 1), Count{Stale: 1, Overruled: 1}},
 		"times, and full": {
-			History{Since: since, Earlier: noted, Incomplete: true}, dated(old, -1), dated(young, 1),
+			History{Since: since, Earlier: noted, Incomplete: true},
+			dated(old, -1), dated(young, 1),
 			Count{Stale: 1, Overruled: 1},
 		},
 		"times":              {History{Since: since, Earlier: noted}, dated(old, -1), dated(young, -1), Count{Stale: 2}},
@@ -212,13 +218,14 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 
 // Examples of what another program does now replace those of what an earlier policy did.
 func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
-	noted := map[uint64]bool{}
+	noted := map[uint32]bool{}
 	var all []Entry
 	for i := range 8 {
 		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1)).String()
 		all = append(all, entryOf(unix.IPPROTO_UDP, src, "", "10.9.0.9:53", "192.0.2.1:9"))
+		all[i].ID = uint32(i)
 		if i < 5 {
-			noted[all[i].hash()] = true
+			noted[all[i].ID] = true
 		}
 	}
 	got := gather(func(*config.Config) {}, History{Earlier: noted}, all...).Counts[0]
@@ -275,9 +282,9 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	}
 	rest := found.Entry(judge.Entry{Key: "nonMasqueradeCIDRs", Verdict: nft.Exempt})
 	if len(found.Counts) > maxCounts+1 || sum != all || rest.Agrees == 0 || !found.Incomplete ||
-		len(g.replies.exempt) != maxDestinations {
+		len(g.replies.destinations) != maxDestinations {
 		t.Errorf("%d counts of %d, %d of the key, %d destinations", len(found.Counts), sum, rest.Agrees,
-			len(g.replies.exempt))
+			len(g.replies.destinations))
 	}
 }
 

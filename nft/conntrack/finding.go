@@ -23,8 +23,6 @@ const (
 	InZone
 	// Helped: a helper expected the connection, and translated it like the first one.
 	Helped
-	// Closed: no further packets are expected.
-	Closed
 	// OfNode: it is from or to the node itself, or to multicast or broadcast.
 	OfNode
 	// Hairpin: it is from an address to itself, when a Service or a host port sends a pod back to itself:
@@ -35,6 +33,8 @@ const (
 	Bridged
 	// FamilyOff: the policy has no IPv6, so it exempts the connection.
 	FamilyOff
+	// Closed: no further packets are expected.
+	Closed
 	// OfSource: the policy does not concern the source.
 	OfSource
 	// OnInterface: the verdict depends on an interface that is not known, because the node has no route, or there are
@@ -50,7 +50,7 @@ const (
 // String returns the name of the finding in metrics and JSON.
 func (f Finding) String() string {
 	return [findings]string{
-		"agrees", "contradicts", "zone", "helper", "closed", "node", "hairpin", "bridge", "family", "source", "interface",
+		"agrees", "contradicts", "zone", "helper", "node", "hairpin", "bridge", "family", "closed", "source", "interface",
 		"service",
 	}[f]
 }
@@ -91,25 +91,17 @@ func index(ipv6 bool) int {
 
 // Compare returns the ruling of the policy for a new connection from the same source to the same
 // destination, after DNAT, and whether the entry agrees with it. The ruling is the zero value if the
-// policy is not asked, because of a finding from [InZone] to [Bridged] other than [Closed].
+// policy is not asked, because of a finding from [InZone] to [Bridged].
 func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
-	r, f := c.compare(e)
-	if f <= Contradicts && !e.Open() {
-		f = Closed
-	}
-	return r, f
-}
-
-// compare is Compare, also of connections that are closed.
-func (c *Comparison) compare(e *Entry) (judge.Ruling, Finding) {
-	reason := c.exclusion(e)
-	if reason != Agrees && reason != FamilyOff {
-		return judge.Ruling{}, reason
+	if f := c.exclusion(e); f != Agrees {
+		return judge.Ruling{}, f
 	}
 	ruling, right := c.ruling(e)
 	switch {
-	case reason == FamilyOff:
+	case ruling.Key == config.KeyEnableIPv6:
 		return ruling, FamilyOff
+	case !e.Open():
+		return ruling, Closed
 	case ruling.OfSource:
 		return ruling, OfSource
 	case ruling.Depends:
@@ -137,8 +129,6 @@ func (c *Comparison) exclusion(e *Entry) Finding {
 		return OfNode
 	case c.bridged(src, dst):
 		return Bridged
-	case c.families[index(dst.Is6())] == nil:
-		return FamilyOff
 	}
 	return Agrees
 }

@@ -64,25 +64,28 @@ func (u Unanswered) silent() bool {
 type replies struct {
 	timeouts []Timeout
 	// answering are the UDP ports on which any connection was answered.
-	answering [1 << 16]bool
-	// exempt and masqueraded are the destinations by address and UDP port, 0 for other protocols.
-	exempt, masqueraded map[netip.AddrPort]Unanswered
-	full                bool
+	answering    [1 << 16]bool
+	destinations map[destination]Unanswered
+	full         bool
+}
+
+// A destination is one of connections with a verdict. The port is that of UDP, 0 for other protocols.
+type destination struct {
+	verdict nft.Verdict
+	target  netip.AddrPort
 }
 
 // fewestDestinations is how many destinations must have a silent connection before the uplink is silent.
 const fewestDestinations = 3
 
 // maxDestinations bounds the memory.
-const maxDestinations = 1 << 14
+const maxDestinations = 1 << 15
 
 func newReplies(timeouts []Timeout) *replies {
-	return &replies{
-		timeouts: timeouts, exempt: map[netip.AddrPort]Unanswered{}, masqueraded: map[netip.AddrPort]Unanswered{},
-	}
+	return &replies{timeouts: timeouts, destinations: map[destination]Unanswered{}}
 }
 
-// see counts an entry, if it agrees with the policy: of others, a translation may hide who answers.
+// see counts an entry, if it agrees with the policy or is closed: of others, a translation may hide who answers.
 func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 	// A SYN+ACK may have been dropped behind connection tracking, such as by a strict reverse path filter.
 	answered := e.Status&SeenReply != 0 && e.State != "SYN_RECV"
@@ -92,27 +95,23 @@ func (r *replies) see(e *Entry, entry judge.Entry, found Finding) {
 		r.answering[port] = r.answering[port] || answered
 	}
 	opening := e.State == "" || e.State == "SYN_SENT" || e.State == "SYN_RECV"
-	if found != Agrees || !answered && (!opening || !r.isSilent(e)) {
+	if found != Agrees && found != Closed || !answered && (!opening || !r.isSilent(e)) {
 		return
 	}
-	destinations := r.exempt
-	if entry.Verdict == nft.Masqueraded {
-		destinations = r.masqueraded
-	}
-	target := netip.AddrPortFrom(e.Destination().Addr(), port)
-	u, known := destinations[target]
-	if !known && len(destinations) >= maxDestinations {
+	d := destination{entry.Verdict, netip.AddrPortFrom(e.Destination().Addr(), port)}
+	u, known := r.destinations[d]
+	if !known && len(r.destinations) >= maxDestinations {
 		r.full = true
 		return
 	}
 	u.Entry = entry
-	u.To = target.Addr()
+	u.To = d.target.Addr()
 	if answered {
 		u.Answered++
 	} else {
 		u.Silent++
 	}
-	destinations[target] = u
+	r.destinations[d] = u
 }
 
 // isSilent reports whether an entry without a reply is older than ten seconds: by the time that it
@@ -134,12 +133,13 @@ func (r *replies) isSilent(e *Entry) bool {
 
 // unanswered returns the families whose uplinks are silent, and the destinations of others that do not answer.
 func (r *replies) unanswered() (list []Unanswered) {
+	sums := r.byAddress()
 	var silentUplink [2]bool
 	for i := range silentUplink {
 		uplink := Unanswered{Entry: judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}}
 		silent := 0
-		for _, u := range r.byAddress(r.masqueraded) {
-			if u.Entry.IPv6 != uplink.Entry.IPv6 {
+		for _, u := range sums {
+			if u.Entry.Verdict != nft.Masqueraded || u.Entry.IPv6 != uplink.Entry.IPv6 {
 				continue
 			}
 			uplink.Answered += u.Answered
@@ -153,8 +153,8 @@ func (r *replies) unanswered() (list []Unanswered) {
 			list = append(list, uplink)
 		}
 	}
-	for _, u := range r.byAddress(r.exempt) {
-		if u.silent() && !silentUplink[index(u.Entry.IPv6)] {
+	for _, u := range sums {
+		if u.Entry.Verdict == nft.Exempt && u.silent() && !silentUplink[index(u.Entry.IPv6)] {
 			list = append(list, u)
 		}
 	}
@@ -164,17 +164,18 @@ func (r *replies) unanswered() (list []Unanswered) {
 	return list
 }
 
-// byAddress sums up destinations. Connections to UDP ports that expect no answers do not count as silent.
-func (r *replies) byAddress(destinations map[netip.AddrPort]Unanswered) map[netip.Addr]Unanswered {
-	sums := map[netip.Addr]Unanswered{}
-	for target, u := range destinations {
-		if target.Port() != 0 && !r.expectsAnswers(target.Port()) {
+// byAddress sums up the destinations of each address, without the silent ones of UDP ports that expect no answers.
+func (r *replies) byAddress() map[destination]Unanswered {
+	sums := map[destination]Unanswered{}
+	for d, u := range r.destinations {
+		if d.target.Port() != 0 && !r.expectsAnswers(d.target.Port()) {
 			u.Silent = 0
 		}
-		sum := sums[target.Addr()]
+		address := destination{d.verdict, netip.AddrPortFrom(u.To, 0)}
+		sum := sums[address]
 		u.Answered += sum.Answered
 		u.Silent += sum.Silent
-		sums[target.Addr()] = u
+		sums[address] = u
 	}
 	return sums
 }

@@ -21,7 +21,7 @@ type Host interface {
 	// XTables finds those in legacy ip_tables, and is fast.
 	XTables() ([]xtables.LegacyTable, error)
 	// Note returns which connections contradict a policy that has come into force, and whether there are more.
-	Note(context.Context, nft.Policy) (earlier map[uint64]bool, full bool, err error)
+	Note(context.Context, nft.Policy) (earlier map[uint32]bool, full bool, err error)
 	// Gather compares the connections with a policy.
 	Gather(context.Context, nft.Policy, conntrack.History) (conntrack.Evidence, error)
 	// Flush deletes the connections that a change of the policy outdates, in one pass. It returns how many.
@@ -52,7 +52,7 @@ func (h *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.O
 }
 
 // Note implements [Host].
-func (h *Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint64]bool, full bool, err error) {
+func (h *Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint32]bool, full bool, err error) {
 	c, err := conntrack.ReadComparison(p)
 	if err != nil {
 		return nil, false, err

@@ -104,7 +104,7 @@ func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pres
 	}, err
 }
 
-func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint64]bool, full bool, err error) {
+func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint32]bool, full bool, err error) {
 	w.Locked(func() {
 		w.notes++
 		err = w.unread
