@@ -109,9 +109,13 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 		for _, c := range chains {
 			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%s", c))
 		}
-		// netlink cannot remove these: they are not part of nf_tables
-		for _, line := range legacyIPTables(e.proc) {
-			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%s", line))
+		tables, err := xtables.OlderTables(e.proc + "/thread-self/net")
+		if err != nil {
+			return exitFailed, hinted(err)
+		}
+		for _, t := range tables { // netlink cannot remove their rules: they are no part of nf_tables
+			kept = append(kept, cli.Problem(config.Warning, "older-agent", "legacy ip_tables (table %s) has rules of an "+
+				"iptables-based agent, which this program does not remove: %s", t, t.Command()))
 		}
 	}
 	r := cleanupAnswer{cli.NewHead(e.command), f.dryRun, append([]string{}, removed...)}
@@ -122,21 +126,6 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 		<-ctx.Done()
 	}
 	return exitDone, nil
-}
-
-// legacyIPTables describes the tables of legacy ip_tables with rules of iptables-based
-// agents.
-func legacyIPTables(proc string) []string {
-	tables, err := xtables.OlderTables(proc + "/thread-self/net")
-	if err != nil {
-		return []string{err.Error()}
-	}
-	var lines []string
-	for _, t := range tables {
-		lines = append(lines, fmt.Sprintf("legacy ip_tables (table %s) has rules of an iptables-based agent, which this "+
-			"program does not remove: %s", t, t.Command()))
-	}
-	return lines
 }
 
 // hinted puts the cause and what to do before the words of netlink.

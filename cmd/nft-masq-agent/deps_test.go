@@ -104,7 +104,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 			"nft/xtables", "cmd/nft-masq-agent/internal/health",
 		},
 		"cmd/nft-masq-agent/internal/health": {
-			"config", "nft", "nft/judge", "nft/conntrack", "nft/routes", "nft/xtables",
+			"config", "nft", "nft/judge", "nft/nfnetlink", "nft/conntrack", "nft/routes", "nft/xtables",
 		},
 	}
 	all := allPackages(t)

@@ -290,8 +290,7 @@ func TestReadmeListsTheProblems(t *testing.T) {
 	const id = `"([a-z]+(?:-[a-z]+)*)"`
 	pattern := regexp.MustCompile(`(?:config\.(?:Error|Warning|Note), |warn\()` + id + `|` + id + `,\s+"[A-Z]`)
 	for _, id := range append(slices.Clone(health.IDs), health.Unchecked, health.PodsNotExempt,
-		health.Everything,
-		health.LegacyFilter) {
+		health.Everything) {
 		ids[id] = true
 	}
 	for _, dir := range []string{".", "internal/answer"} {

@@ -44,7 +44,7 @@ func (f *nodeFlags) status(ctx context.Context, _ []string, e environment) (int,
 // gather reads everything that the report is made of.
 func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	f := answer.StatusFacts{
-		Head: s.head(), Files: s.files(), Agent: s.runningAgent(), TakeOver: s.TakeOver, XTables: legacyIPTables(s.proc),
+		Head: s.head(), Files: s.files(), Agent: s.runningAgent(), TakeOver: s.TakeOver,
 		Verbose: s.Verbosity > 0,
 	}
 	current, err := s.inForce(ctx)

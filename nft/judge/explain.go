@@ -40,6 +40,19 @@ func Explain(p nft.Policy, c nft.Connection) ([]Step, nft.Verdict) {
 	return append(steps, Step{Question: "anything else", Yes: true}), nft.Masqueraded
 }
 
+// Place returns where a file has the entry that matches, or the list without one.
+func (s Step) Place() config.Position {
+	switch {
+	case s.Yes:
+		return s.CIDR.Pos
+	case len(s.Condition.CIDRs) > 0:
+		return s.Condition.CIDRs[0].Pos
+	case len(s.Condition.Interfaces) > 0:
+		return s.Condition.Interfaces[0].Pos
+	}
+	return s.Condition.Pos
+}
+
 func newStep(condition *nft.Condition, c nft.Connection) Step {
 	m := ask(condition, c)
 	step := Step{Condition: *condition, Question: condition.Question(), Yes: m.yes, Name: m.link.Name}

@@ -467,13 +467,8 @@ func explainStep(s judge.Step, decides bool) Step {
 	if s.CIDR.IsValid() {
 		step.Match = s.CIDR.String()
 	}
-	switch {
-	case s.Yes:
-		step.Place = s.CIDR.Pos
-	case decides && len(s.Condition.CIDRs) > 0:
-		step.Place = s.Condition.CIDRs[0].Pos
-	case decides && len(s.Condition.Interfaces) > 0:
-		step.Place = s.Condition.Interfaces[0].Pos
+	if s.Yes || decides {
+		step.Place = s.Place()
 	}
 	return step
 }

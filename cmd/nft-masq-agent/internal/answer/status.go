@@ -105,10 +105,8 @@ type StatusFacts struct {
 	Policy  nft.Policy
 	InForce bool
 	Health  health.Facts
-	// Older are chains of iptables-based agents, XTables lines about such agents in legacy ip_tables, and TakeOver
-	// whether the agent removes the former.
+	// Older are chains of iptables-based agents, and TakeOver whether the agent removes them.
 	Older    []xtables.OlderChain
-	XTables  []string
 	TakeOver bool
 	// Evidence of open connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
@@ -316,19 +314,16 @@ func (f *StatusFacts) source() string {
 }
 
 // ofOtherAgents finds rules of iptables-based agents.
-func (f *StatusFacts) ofOtherAgents() (found config.Problems) {
-	if len(f.Older) > 0 {
-		remedy := "stop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"
-		if f.TakeOver {
-			remedy = "stop that agent: this one then removes its rules (--takeover), once the config is accepted"
-		}
-		found = append(found, statusProblem("older-agent", strings.Join(append(texts(f.Older), remedy), "\n"),
-			"rules of an iptables-based agent are also active"))
+func (f *StatusFacts) ofOtherAgents() config.Problems {
+	if len(f.Older) == 0 {
+		return nil
 	}
-	for _, line := range f.XTables {
-		found = append(found, cli.Problem(config.Error, "older-agent", "%s", line))
+	remedy := "stop that agent, and run this one with --takeover, or nft-masq-agent cleanup --legacy-only"
+	if f.TakeOver {
+		remedy = "stop that agent: this one then removes its rules (--takeover), once the config is accepted"
 	}
-	return found
+	return config.Problems{statusProblem("older-agent", strings.Join(append(texts(f.Older), remedy), "\n"),
+		"rules of an iptables-based agent are also active")}
 }
 
 // ofConnections finds connections that contradict the policy, and destinations that do not answer.

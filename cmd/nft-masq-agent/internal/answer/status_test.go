@@ -83,7 +83,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "the pods are not exempt", config: "nonMasqueradeCIDRs: [192.168.0.0/16]\n", first: "in sync: ",
 			note: health.PodsNotExempt,
 		},
-		{name: "legacy filter", first: "in sync: ", note: health.LegacyFilter, facts: func(f *StatusFacts) {
+		{name: "legacy filter", first: "in sync: ", facts: func(f *StatusFacts) {
 			f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 		}},
 		{name: "something cannot be read", first: "in sync: ", note: health.Unchecked, facts: func(f *StatusFacts) {
@@ -212,7 +212,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "packets of pods are received elsewhere", id: health.NoPods,
 			config:  "masqueradeSrcInterfaces: [lo]\n",
 			first:   "nothing is masqueraded: masqueradeSrcInterfaces excludes each of this node's 1 IPv4 pods",
-			details: "such as 10.244.1.7, received on veth1: masqueradeSrcInterfaces begins with lo (config:1:27)",
+			details: "such as 10.244.1.7, received on veth1: see config:1:27",
 		},
 		{
 			name: "pods leave by no such interface", id: health.InterfaceList,
@@ -228,6 +228,13 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "rules in legacy ip_tables (ip nat) translate, too", details: "iptables-legacy -t nat -S shows them",
 			facts: func(f *StatusFacts) {
 				f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat"}}
+			},
+		},
+		{
+			name: "legacy nat of an older agent", id: health.LegacyTables,
+			first: "rules of an iptables-based agent in legacy ip_tables (ip nat) translate, too",
+			facts: func(f *StatusFacts) {
+				f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "nat", Older: true}}
 			},
 		},
 		{

@@ -21,9 +21,7 @@ import (
 )
 
 // IDs of the problems that [Facts.Problems] finds, by weight.
-var IDs = []string{
-	InterfaceList, LegacyTables, NoPods, Forwarding, SingleFile, Conntrack,
-}
+var IDs = []string{InterfaceList, NoPods, LegacyTables, Forwarding, SingleFile, Conntrack}
 
 // The IDs.
 const (
@@ -37,7 +35,6 @@ const (
 	PodsNotExempt = "pods-not-exempt"   // a warning
 	Timeout       = "conntrack-timeout" // a warning
 	Everything    = "everything-exempt" // a note
-	LegacyFilter  = "legacy-filter"     // a note
 )
 
 // A Node reads facts.
@@ -136,18 +133,19 @@ func problem(level config.Level, id, details, format string, args ...any) config
 	return config.Problem{ID: id, Level: level, Msg: fmt.Sprintf(format, args...), Details: details}
 }
 
-// legacy finds tables of legacy ip_tables that are in use. Those with NAT translate, too.
+// legacy finds nat tables of legacy ip_tables that are in use.
 func (f *Facts) legacy() (found config.Problems) {
 	for _, table := range f.Legacy {
-		if table.Table == "nat" {
-			found = append(found, problem(config.Error, LegacyTables, table.Command()+
-				" shows them\nmove their program to iptables-nft, or flush the table",
-				"rules in legacy ip_tables (%s) translate, too", table))
+		if table.Table != xtables.NATTable {
 			continue
 		}
-		found = append(found, problem(config.Note, LegacyFilter, "", "rules in legacy ip_tables (%s) are in use: %s shows "+
-			"them",
-			table, table.Command()))
+		whose := "rules"
+		if table.Older {
+			whose = "rules of an iptables-based agent"
+		}
+		found = append(found, problem(config.Error, LegacyTables, table.Command()+
+			" shows them\nstop their program, or move it to iptables-nft, and flush the table",
+			"%s in legacy ip_tables (%s) translate, too", whose, table))
 	}
 	return found
 }
@@ -185,31 +183,24 @@ func (f *Facts) podsOf(family nft.FamilyPolicy) config.Problems {
 			last = steps[len(steps)-1]
 		}
 	}
-	details := fmt.Sprintf("such as %s, received on %s: %s", packet.Src, config.Printable(packet.InInterface),
-		listed(last.Condition))
-	switch last.Condition.Asks {
-	case config.ReceivedOn:
-		details += "\n`ip route get POD` names the interface on which a pod's packets arrive: list that, or use " +
-			config.KeyMasqueradeSrcCIDRs
-	case config.LeavingBy:
-		details += "\n`ip route get ADDRESS` names the interface by which packets leave: list that"
-	default:
-		details += "\nadd the network of the pods (kubectl get nodes -o wide and the CNI's config have it)"
-	}
-	return config.Problems{problem(config.Error, NoPods, details,
+	return config.Problems{problem(config.Error, NoPods, fmt.Sprintf("such as %s, received on %s: see %s\n%s", packet.Src,
+		config.Printable(packet.InInterface), last.Place(), remedy(last.Condition)),
 		"nothing is masqueraded: %s excludes each of this node's %d %s pods", last.Condition.Key, len(pods),
 		nft.FamilyName(family.IPv6))}
 }
 
-// listed describes the list of a condition by its first entry and its place.
-func listed(condition nft.Condition) string {
+// remedy says how to change a condition that excludes all packets of pods.
+func remedy(c nft.Condition) string {
 	switch {
-	case len(condition.CIDRs) > 0:
-		return fmt.Sprintf("%s begins with %s (%s)", condition.Key, condition.CIDRs[0], condition.CIDRs[0].Pos)
-	case len(condition.Interfaces) > 0:
-		return fmt.Sprintf("%s begins with %s (%s)", condition.Key, condition.Interfaces[0].Name, condition.Interfaces[0].Pos)
+	case !c.Outside:
+		return "remove what excludes them"
+	case c.Asks == config.ReceivedOn:
+		return "`ip route get POD` names the interface on which a pod's packets arrive, such as the bridge that it is a port " +
+			"of: list that, or use " + config.KeyMasqueradeSrcCIDRs
+	case c.Asks == config.LeavingBy:
+		return "`ip route get ADDRESS` names the interface by which packets leave: list that"
 	}
-	return fmt.Sprintf("%s (%s)", condition.Key, condition.Pos)
+	return "add the network of the pods (kubectl get nodes -o wide and the CNI's config have it)"
 }
 
 // Exempt notes that a policy masquerades nothing of a family.
