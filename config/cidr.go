@@ -33,7 +33,26 @@ const (
 	notAddress = `%s is neither an address nor a CIDR: write one such as "198.51.100.11"`
 )
 
-var placeholder = regexp.MustCompile(`[${<][{A-Za-z_]`) // ${POD_CIDR}, $POD_CIDR, {{ .podCIDR }}, <pod-cidr>
+// placeholder matches ${POD_CIDR}, $(POD_CIDR), $POD_CIDR, {{ .podCIDR }} and <pod-cidr>.
+var placeholder = regexp.MustCompile(`[${<][({A-Za-z_]`)
+
+// abbreviated matches 10/8 and 10.244/16, which tcpdump and iptables accept.
+var abbreviated = regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,2}/[0-9]+$`)
+
+// complete returns the CIDR for which an abbreviated one stands.
+func complete(s string) (netip.Prefix, error) {
+	address, length, _ := strings.Cut(s, "/")
+	missing := 3 - strings.Count(address, ".")
+	p, err := netip.ParsePrefix(address + strings.Repeat(".0", missing) + "/" + length)
+	return p.Masked(), err
+}
+
+// severalCIDRs reports whether a text lists CIDRs, with anything between them by which people separate them.
+func severalCIDRs(s string) bool {
+	end := max(strings.IndexAny(s, " ;|"), 0)
+	_, err := netip.ParsePrefix(s[:end])
+	return strings.Contains(s, ",") || err == nil && strings.Contains(s[end:], "/")
+}
 
 // parseCIDR parses a CIDR. The message explains what is wrong and what to write
 // instead; it is empty if the CIDR is valid.
@@ -50,8 +69,14 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	switch {
 	case quotable(s) && placeholder.MatchString(s):
 		return p, quote(s) + " is a placeholder that nothing has replaced: render the file before it is mounted"
-	case quotable(s) && strings.Contains(s, ","):
+	case quotable(s) && severalCIDRs(s):
 		return p, quote(s) + " is more than one CIDR: write each as an entry of its own"
+	case abbreviated.MatchString(s):
+		full, err := complete(s)
+		if err != nil {
+			return p, fmt.Sprintf(notCIDR, quote(s))
+		}
+		return p, fmt.Sprintf("%q is abbreviated: write %q", s, full)
 	case !quotable(s), addressErr != nil, a.Zone() != "", strings.Trim(length, "0123456789") != "":
 		return p, fmt.Sprintf(notCIDR, quote(s))
 	case a.Is4In6():

@@ -81,7 +81,7 @@ func (r *Row) text(n *yaml.Node) bool {
 
 // wrongEntry describes an entry that is not text.
 func (k *entryKind) wrongEntry(n *yaml.Node) string {
-	if n.Kind == yaml.MappingNode && len(n.Content) == 2 {
+	if n.Kind == yaml.MappingNode && len(n.Content) == 2 && n.Content[0].Kind == yaml.ScalarNode {
 		text := n.Content[0].Value + ":" // the entry fd00:: is such a mapping
 		if _, msg := k.parse(text); msg != "" {
 			return msg

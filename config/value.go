@@ -95,6 +95,8 @@ func kind(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
+	case n.Kind == yaml.MappingNode && len(n.Content) > 0 && n.Content[0].Kind == yaml.MappingNode:
+		return "an unrendered {{ }}" // in YAML, a mapping whose key is a mapping
 	case n.Kind == yaml.MappingNode:
 		return "a mapping"
 	case isNumber(n):
@@ -114,6 +116,8 @@ func describe(n *yaml.Node) string {
 		return n.Value
 	case n.Tag == "!!null":
 		return "null"
+	case placeholder.MatchString(n.Value):
+		return "the unrendered text " + quote(n.Value)
 	}
 	return "the text " + quote(n.Value)
 }
