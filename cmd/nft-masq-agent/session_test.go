@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft/conntrack"
@@ -25,7 +26,7 @@ func follow(t *testing.T, r running.Report, args string) *session {
 	t.Helper()
 	fs := flag.NewFlagSet("diff", flag.ContinueOnError)
 	s := &session{nodeFlags: addNodeFlags(fs), agent: &r}
-	if err := fs.Parse(strings.Fields(args)); err != nil {
+	if _, err := cli.Parse(fs, strings.Fields(args)); err != nil {
 		t.Fatal(err)
 	}
 	s.follow()
@@ -48,6 +49,7 @@ func TestCommandsUseTheFlagsOfTheAgentExceptThoseThatAreGiven(t *testing.T) {
 		"":                             "",
 		"-v 0":                         "",
 		"-v 1":                         with,
+		"-v":                           with,
 		"--enable-ipv6":                "",
 		"--config x --to-ports 99-100": "",
 	} {

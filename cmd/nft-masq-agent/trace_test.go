@@ -78,7 +78,8 @@ func TestExplainTracesTheNextConnection(t *testing.T) {
 		{
 			"10.9.0.9:80 --trace", "10.9.0.9:80 sees 192.0.2.1:PORT, not the sender's 10.244.1.2:PORT: another program's " +
 				"rule with handle 2 in chain ip cni post masquerades it\n" +
-				"  comment: cni\n  to see it: nft -a list chain ip cni post\n",
+				"  comment: cni\n  on the node: nft -a list chain ip cni post\n" +
+				"  if the destination should see the sender: turn this rule off, or set enforceNonMasquerade\n",
 		},
 		{"--trace 10.9.0.9 --from 10.244.1.2", "in chain ip cni post masquerades it\n"},
 		{"--trace 1m 10.9.0.9:80", "in chain ip cni post masquerades it\n"},

@@ -93,7 +93,7 @@ func checkText(t *testing.T, got nftrace.Trace) {
 	t.Helper()
 	text := got.String()
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	const want = 8 // headline, comment, command, an empty line, heading, base chain, its jump, masquerade
+	const want = 9 // headline, comment, command, remedy, an empty line, heading, base chain, its jump, masquerade
 	if len(lines) != want {
 		t.Errorf("%d lines, want %d:\n%q", len(lines), want, text)
 	}

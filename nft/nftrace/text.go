@@ -72,7 +72,10 @@ func (t Trace) String() string {
 		if t.Rule.Comment != "" {
 			fmt.Fprintf(&b, "  comment: %s\n", nfnetlink.Quote(t.Rule.Comment))
 		}
-		fmt.Fprintf(&b, "  to see it: %s\n", t.Rule.Command)
+		fmt.Fprintf(&b, "  on the node: %s\n", t.Rule.Command)
+		if t.Outcome == Translated && t.Rule.Owner == Other {
+			b.WriteString("  if the destination should see the sender: turn this rule off, or set enforceNonMasquerade\n")
+		}
 	}
 	fmt.Fprintf(&b, "\nThe first packet (%s, %s to %s) met these chains:\n", t.Protocol, t.Source, t.Destination)
 	if len(t.Chains) == 0 {

@@ -176,7 +176,7 @@ func (f *StatusFacts) summary() [][2]string {
 			open += c.Open()
 			agreeing += c.Agrees
 		}
-		connections = fmt.Sprintf("%d tracked; %d of %d that the policy concerns agree with it", f.Evidence.Tracked,
+		connections = fmt.Sprintf("%d tracked; %d of %d open ones that the policy concerns agree with it", f.Evidence.Tracked,
 			agreeing, open)
 	}
 	var addresses []netip.Addr
@@ -185,7 +185,7 @@ func (f *StatusFacts) summary() [][2]string {
 	}
 	return [][2]string{
 		{"agent", agent},
-		{"config", f.Config.Hash + ", from " + f.source()},
+		{"config", cmp.Or(f.Config.Hash, "rejected") + ", from " + f.source()},
 		{"connections", connections},
 		{"addresses", cmp.Or(listed(texts(addresses)), "those of the interfaces")},
 		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},

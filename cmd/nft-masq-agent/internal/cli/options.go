@@ -148,7 +148,10 @@ func AddPolicyFlags(fs *flag.FlagSet) *Options {
 // AddNodeFlags declares the flags of all commands that answer for this node.
 func AddNodeFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
-	fs.Lookup("v").Usage = "`LEVEL` of detail: from 1 on, also the flags of the running agent, and counters that are zero"
+	level := fs.Lookup("v")
+	level.Value = &optionalFlag[int]{parsedFlag[int]{target: &o.Verbosity, text: "0", parse: strconv.Atoi}, "1"}
+	level.Usage = "`[LEVEL]` of detail: with 1, or without a level, also the flags of the running agent, and counters " +
+		"that are zero"
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
 		"`PATH` of the unix socket on which the agent answers (default "+DefaultProbeSocket+")", ParseSocketPath)
 	return o

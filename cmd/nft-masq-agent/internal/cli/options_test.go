@@ -151,6 +151,10 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 	for line, want := range map[string]string{
 		"":                               "iptables-nft A /agents 0",
 		"--mode=iptables-nft -v 1":       "iptables-nft A /agents 1",
+		"-v":                             "iptables-nft A /agents 1",
+		"-v /other":                      "iptables-nft A /other 1",
+		"-v 2 /other":                    "iptables-nft A /other 2",
+		"-v=2":                           "iptables-nft A /agents 2",
 		"--mode=nftables --masq-chain=B": "nftables B /agents 0",
 		"--config=/other":                "iptables-nft A /other 0",
 		"/other":                         "iptables-nft A /other 0",
