@@ -57,7 +57,8 @@ all-build: $(ARCHS:%=bin/linux_%/nft-masq-agent) ## release: Build bin/linux_ARC
 
 .PHONY: FORCE
 bin/linux_%/nft-masq-agent: FORCE
-	GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
+	@echo "building $@ $(VERSION)"
+	@GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
 # With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
 # Three packages and eight tests of each at a time, because many tests wait. Those that start the program share one.

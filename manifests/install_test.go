@@ -90,7 +90,7 @@ var needed = map[string]string{
 		"--from-file=manifests/agent-config --namespace=kube-system --dry-run=client -o yaml | kubectl apply -f -; " +
 		"kubectl apply -f - <<'EOF'\n" + olderAgent + "EOF\n",
 	"manifests/README.md, Removal": "helm install nft-masq-agent manifests/helm --namespace kube-system " +
-		"--set image.repository=registry.example/nft-masq-agent",
+		"--set image.repository=registry.example/nft-masq-agent --set takeover=true",
 	"manifests/helm/README.md, ": "rm -rf bin/chart && cp -r manifests/helm bin/chart && " +
 		"cp manifests/agent-config/config bin/chart/ip-masq-agent.yaml",
 }
@@ -140,7 +140,7 @@ spec:
 func TestInstallReplacesAnOlderAgentInPlace(t *testing.T) {
 	for name, line := range map[string]string{
 		"manifest": "kubectl -n kube-system create serviceaccount nft-masq-agent; " +
-			"make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace -f -",
+			"make -s manifest COMPONENTS=takeover IMAGE=registry.example/nft-masq-agent | kubectl replace --save-config -f -",
 		"chart": "helm install nft-masq-agent manifests/helm --namespace kube-system --set takeover=true --take-ownership " +
 			"--force",
 	} {

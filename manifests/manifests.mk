@@ -38,10 +38,10 @@ all-container: $(ARCHS:%=container-%) ## use: Build the images of all architectu
 
 # What the image contains, in bin/image_ARCH.
 content-%: bin/linux_%/nft-masq-agent licenses
-	rm -rf bin/image_$*
-	mkdir bin/image_$*
-	cp -r bin/linux_$*/nft-masq-agent bin/licenses bin/image_$*
-	go run ./manifests/sbom '$(VERSION)' bin/linux_$*/nft-masq-agent >bin/image_$*/sbom.cdx.json
+	@rm -rf bin/image_$*
+	@mkdir bin/image_$*
+	@cp -r bin/linux_$*/nft-masq-agent bin/licenses bin/image_$*
+	@go run ./manifests/sbom '$(VERSION)' bin/linux_$*/nft-masq-agent >bin/image_$*/sbom.cdx.json
 
 container-%: container-tool content-%
 	$(CONTAINER_TOOL) build --platform linux/$* $(BUILD_FLAGS) $(LABELS:%=--label 'org.opencontainers.image.%') \
@@ -50,11 +50,11 @@ container-%: container-tool content-%
 # An OCI image, as make release writes it: Go alone makes it.
 .PHONY: image
 image: content-$(HOST_ARCH) ## use: Write the image into the archive bin/image.tar, which nodes import: HOST_ARCH
-	rm -rf bin/oci
-	mkdir bin/oci
+	@rm -rf bin/oci
+	@mkdir bin/oci
 	@go run ./manifests/release -dist bin/oci -version '$(TAG)' -image '$(IMAGE)' -commit '$(COMMIT)' \
 		-time '$(or $(shell git log -1 --format=%ct 2>/dev/null),0)' image $(HOST_ARCH)=bin/image_$(HOST_ARCH) >/dev/null
-	tar --directory bin/oci/image --create --file bin/image.tar .
+	@tar --directory bin/oci/image --create --file bin/image.tar .
 	@echo '$(IMAGE):$(TAG)' | tee $(PUSHED)
 
 # What push or image made last, by which manifest, install and uninstall then name the image, also when edited files have
@@ -82,7 +82,7 @@ all-push: registry all-container ## use: Push the images of all architectures, a
 
 .PHONY: licenses
 licenses:
-	manifests/licenses.sh bin/licenses $(ARCHS)
+	@manifests/licenses.sh bin/licenses $(ARCHS)
 
 .PHONY: container-tool
 container-tool:

@@ -99,7 +99,7 @@ c     11111111  2026-01-02T03:04:05Z  yes   -
 NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 `, 1},
-		"faults": {3, map[string]string{"a": rejected, "b": "", "node-3": rejected}, `something is wrong on 3 of 3 nodes
+		"faults": {3, map[string]string{"a": rejected, "b": "", "node-3": rejected}, `something is wrong on 3 of 3 nodes; kubectl masq status NODE says what to do
 NODE    HASH      SINCE                 SYNC  WRONG
 a       -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
 b       -         -                     ?     error: unable to upgrade connection: pod does not exist

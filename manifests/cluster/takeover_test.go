@@ -80,7 +80,7 @@ func TestTakeOverOfALiveAgentAndTheWayBack(t *testing.T) {
 		w.during(version+" taken over", plain, some, func() {
 			w.Sh("kubectl -n kube-system create serviceaccount nft-masq-agent --dry-run=client -o yaml | kubectl apply -f -")
 			w.Sh("make -s manifest COMPONENTS=takeover" + with +
-				" | kubectl replace -f - && " + rollout("ip-masq-agent"))
+				" | kubectl replace --save-config -f - && " + rollout("ip-masq-agent"))
 			holds(chain, false)
 			holds("table inet nft-masq-agent", true)
 		})
