@@ -33,8 +33,8 @@ func ReadNode() (*Node, error) {
 	return newNode(networks, routes.Toward, ReadTimeouts("/proc")), nil
 }
 
-// newNode returns a node with routes. toward returns the interface by which packets from a source, or if it is not valid
-// those of the node, leave to a destination.
+// newNode returns a node with routes. toward returns the interface by which packets from a source, or if that is not
+// valid those of the node, leave to a destination.
 func newNode(
 	networks []routes.Network, toward func(src, dst netip.Addr) (string, error), timeouts []Timeout,
 ) *Node {

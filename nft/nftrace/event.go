@@ -77,10 +77,9 @@ func parseEvent(m netlink.Message) (event, bool) {
 
 // The verdicts that a rule or a policy can have (include/uapi/linux/netfilter.h and nf_tables.h).
 const (
-	drop       = 0
-	accept     = 1
-	queue      = 3
-	verdictRun = -1 // NFT_CONTINUE
+	drop   = 0
+	accept = 1
+	queue  = 3
 )
 
 // drops reports whether the packet ends here.

@@ -93,9 +93,10 @@ func (r reader) rewrites(e nfnetlink.Expr) bool {
 		offset <= last && offset+e.Uint32(unix.NFTA_PAYLOAD_LEN) > first
 }
 
-// netmap returns what an xt target NETMAP translates: its chain decides, and iptables makes only these base chains.
+// netmap returns whether an xt target NETMAP translates the destination or the source: iptables makes only these base
+// chains.
 func netmap(r nfnetlink.Rule) string {
-	if _, source := map[string]bool{"PREROUTING": true, "OUTPUT": true}[r.Chain]; source {
+	if r.Chain == "PREROUTING" || r.Chain == "OUTPUT" {
 		return "dnat"
 	}
 	return "snat"
@@ -110,8 +111,8 @@ var statements = map[string]struct {
 	"DNAT": {accept, "dnat"}, "redir": {accept, "redirect"}, "REDIRECT": {accept, "redirect"},
 	"tproxy": {accept, "tproxy"}, "TPROXY": {accept, "tproxy"},
 	"reject": {drop, "reject"}, "REJECT": {drop, "reject"},
-	"notrack": {verdictRun, "notrack"}, "CT": {verdictRun, "notrack"}, "NOTRACK": {verdictRun, "notrack"},
-	"MARK": {verdictRun, "mark"},
+	"notrack": {unix.NFT_CONTINUE, "notrack"}, "CT": {unix.NFT_CONTINUE, "notrack"},
+	"NOTRACK": {unix.NFT_CONTINUE, "notrack"}, "MARK": {unix.NFT_CONTINUE, "mark"},
 }
 
 // verdictName returns a verdict as nft names it, "" for that to go on with the next rule.
@@ -127,7 +128,7 @@ func verdictName(code int32) string {
 		return "jump"
 	case unix.NFT_GOTO:
 		return "goto"
-	case verdictRun:
+	case unix.NFT_CONTINUE:
 		return ""
 	}
 	if code&0xff == queue {

@@ -32,8 +32,8 @@ var (
 	ErrUnsupported = errors.New("this kernel does not trace packets through nf_tables (Linux 4.6, CONFIG_NF_TABLES_INET)")
 )
 
-// Run traces the next packet of a new connection, until the context ends. It calls ready as soon as packets
-// are traced. The table is deleted before it returns.
+// Run traces the next packet of a new connection, until the context ends. It calls ready once the rules are
+// installed that trace packets. The table is deleted before it returns.
 func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 	lock, err := kernel.LockTrace()
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -94,7 +94,7 @@ func unsupported(err error) error {
 const (
 	maxPackets = 64
 	maxEvents  = 10_000
-	// quiet is how long no rule was met by a packet that went no further, such as one without a route.
+	// quiet is for how long no event of a packet comes before it counts as ended, such as one without a route.
 	quiet = time.Second
 	// egressTime is how long a packet that left the node may meet rules of egress.
 	egressTime = 100 * time.Millisecond

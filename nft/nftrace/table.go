@@ -51,13 +51,13 @@ func (q Query) table() *nfnetlink.Batch {
 // addRules adds the rules for the packets of a query to the two chains of a hook.
 func (q Query) addRules(b *nfnetlink.Batch, outside []expr.Any, untracked, tracked nfnetlink.ChainID) {
 	for _, protocol := range q.protocols() {
-		first := slices.Concat(protocol, outside, limited())
-		addRule(b, untracked, "new connections, as far as that is known here", q.match(first), 1)
+		opening := slices.Concat(protocol, outside, limited())
+		addRule(b, untracked, "new connections, as far as that is known here", q.match(opening), 1)
 	}
-	later := slices.Concat(outside, isConfirmed(expr.CmpOpNeq))
-	addRule(b, tracked, "not packets of known connections", q.match(later), 0)
-	first := slices.Concat(isConfirmed(expr.CmpOpEq), limited())
-	addRule(b, tracked, "new connections", q.match(first), 1)
+	known := slices.Concat(outside, isConfirmed(expr.CmpOpNeq))
+	addRule(b, tracked, "not packets of known connections", q.match(known), 0)
+	unknown := slices.Concat(isConfirmed(expr.CmpOpEq), limited())
+	addRule(b, tracked, "new connections", q.match(unknown), 1)
 }
 
 func addChain(b *nfnetlink.Batch, name string, hook uint32, priority int32) nfnetlink.ChainID {
@@ -81,7 +81,7 @@ func addRule(b *nfnetlink.Batch, chain nfnetlink.ChainID, comment string, match 
 	})
 }
 
-// match selects the packets of the query, and those that a part selects.
+// match selects those packets of the query that a part selects, too.
 func (q Query) match(part []expr.Any) []expr.Any {
 	ipv6 := q.To.Addr().Is6()
 	family := byte(unix.NFPROTO_IPV4)

@@ -118,7 +118,8 @@ func (o *connections) handle(ctx context.Context, p *period, stale config.Stale)
 	o.note(ctx, p)
 	o.begin(p)
 	o.flush(ctx, p, stale)
-	for failed := ""; ctx.Err() == nil; {
+	failed := ""
+	for ctx.Err() == nil {
 		start := time.Now()
 		e, err := o.host.Gather(ctx, p.rules.Policy, p.history)
 		if ctx.Err() != nil {

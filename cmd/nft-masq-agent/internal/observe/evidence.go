@@ -59,22 +59,21 @@ func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
 			"source", x.Original.Src.String(), "destination", x.Destination().String(), "seen_as", x.SeenAs().String())
 	}
 	if stale+undated > 0 {
-		fields := []any{"connections", stale, "undated", undated}
-		if e.Partial {
-			fields = append(fields, "sampled", e.Examined, "tracked", e.Tracked)
-		}
 		t.once(a, "stale", zap.InfoLevel, "stale_connections",
-			"existing connections keep an address that contradicts the current rules", fields...)
+			"existing connections keep an address that contradicts the current rules",
+			"connections", stale, "undated", undated)
 	}
 	for _, u := range e.Unanswered {
 		event := "uplink_unanswered"
-		fields := []any{"family", nft.FamilyKey(u.Entry.IPv6)}
+		subject := nft.FamilyKey(u.Entry.IPv6)
+		fields := []any{"family", subject}
 		if u.To.IsValid() {
 			event = "destination_unanswered"
-			fields = []any{"destination", u.To.String(), "entry", u.Entry.String()}
+			subject = u.To.String()
+			fields = []any{"destination", subject, "entry", u.Entry.String()}
 		}
 		fields = append(fields, "connections", u.Answered+u.Silent, "answered", u.Answered)
-		t.once(a, event+" "+fields[1].(string), zap.WarnLevel, event, u.String()+": "+u.Remedy(), fields...)
+		t.once(a, event+" "+subject, zap.WarnLevel, event, u.String()+": "+u.Remedy(), fields...)
 	}
 }
 

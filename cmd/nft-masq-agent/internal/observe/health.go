@@ -34,16 +34,16 @@ const rulesRestored = "rules-restored"
 
 func (o *nodeHealth) Run(ctx context.Context) {
 	o.Follow(ctx, func(v agent.View, checked bool) {
-		o.count(v)
+		o.countRepairs(v)
 		if v.Installed != nil && !v.Pending && (checked || v.Installed != o.policy) {
 			o.policy = v.Installed
-			o.look(ctx, v)
+			o.checkNode(ctx, v)
 		}
 	})
 }
 
-// count remembers when rules were restored.
-func (o *nodeHealth) count(v agent.View) {
+// countRepairs remembers when rules were restored.
+func (o *nodeHealth) countRepairs(v agent.View) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for ; o.repairs < v.Repairs; o.repairs++ {
@@ -51,9 +51,9 @@ func (o *nodeHealth) count(v agent.View) {
 	}
 }
 
-// often returns a problem if rules were restored more than twice within a minute. The caller
+// frequentRepairs returns a problem if rules were restored more than twice within a minute. The caller
 // has the lock.
-func (o *nodeHealth) often() config.Problems {
+func (o *nodeHealth) frequentRepairs() config.Problems {
 	const limit, window = 2, time.Minute
 	o.restored = slices.DeleteFunc(o.restored, func(moment time.Time) bool { return time.Since(moment) > window })
 	n := len(o.restored)
@@ -67,9 +67,9 @@ func (o *nodeHealth) often() config.Problems {
 	}}
 }
 
-// look checks the node, and logs what is new. If another policy is
+// checkNode checks the node, and logs what is new. If another policy is
 // decided meanwhile, it ends, and is done again for that.
-func (o *nodeHealth) look(ctx context.Context, v agent.View) {
+func (o *nodeHealth) checkNode(ctx context.Context, v agent.View) {
 	ctx, end := o.WithPolicy(ctx, v)
 	defer end()
 	found := o.check(ctx, v.Installed.Policy)
@@ -98,11 +98,11 @@ func (o *nodeHealth) look(ctx context.Context, v agent.View) {
 	}
 }
 
-// known returns the problem that a command cannot find, because it is about the last minute.
-func (o *nodeHealth) known() config.Problems {
+// recentProblems returns the problem that a command cannot find, because it is about the last minute.
+func (o *nodeHealth) recentProblems() config.Problems {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.often()
+	return o.frequentRepairs()
 }
 
 func (o *nodeHealth) Collect(e agent.Exporter) {

@@ -35,24 +35,21 @@ type Host interface {
 // for it.
 type Kernel struct{ *kernel.Kernel }
 
-// NewNode returns a node for a kernel.
-func NewNode(k *kernel.Kernel) *Kernel { return &Kernel{k} }
-
 // Pressure reads how many source ports are in use.
-func (h *Kernel) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
+func (k Kernel) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
 	return conntrack.New().Pressure(ctx, ports)
 }
 
 // Older implements [Host].
-func (h *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
+func (k Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
 	defer agent.FreeMemorySoon()
-	k := h.Another()
-	defer func() { _ = k.Close() }()
-	return k.Older(ctx, want)
+	other := k.Another()
+	defer func() { _ = other.Close() }()
+	return other.Older(ctx, want)
 }
 
 // Note implements [Host].
-func (h *Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint32]bool, full bool, err error) {
+func (k Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint32]bool, full bool, err error) {
 	c, err := conntrack.ReadComparison(p)
 	if err != nil {
 		return nil, false, err
@@ -61,12 +58,12 @@ func (h *Kernel) Note(ctx context.Context, p nft.Policy) (earlier map[uint32]boo
 }
 
 // Gather implements [Host].
-func (h *Kernel) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
+func (k Kernel) Gather(ctx context.Context, p nft.Policy, history conntrack.History) (conntrack.Evidence, error) {
 	return conntrack.ReadEvidence(ctx, p, history)
 }
 
 // Flush implements [Host].
-func (h *Kernel) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error) {
+func (k Kernel) Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error) {
 	node, err := conntrack.ReadNode()
 	if err != nil {
 		return 0, err

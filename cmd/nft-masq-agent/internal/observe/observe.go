@@ -1,7 +1,6 @@
 // Package observe is what the daemon reports beyond its own rules: those of older agents, the
-// connections that are evidence about the policy, source ports, and interfaces that the config
-// misses. Each observer follows the loop of package agent, which does not know of it, and can be
-// deleted with its file and its line in [All].
+// connections that are evidence about the policy, source ports, and problems of the node. An observer
+// follows the loop of package agent, which does not know of it: none is needed to keep the rules.
 package observe
 
 import (
@@ -22,7 +21,7 @@ func All(
 	a *agent.Agent, h Host, o cli.Options, check func(context.Context, nft.Policy) config.Problems,
 ) []agent.Observer {
 	healthy := &nodeHealth{Agent: a, check: check}
-	a.SetProblems(healthy.known)
+	a.SetProblems(healthy.recentProblems)
 	evidence := &connections{Agent: a, host: h}
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
