@@ -78,7 +78,7 @@ func (o *opening) step(word, text string, enforce func(config string)) {
 // destinations are those of the connections that the command lists.
 func (n trafficNode) destinations(args ...string) (all []string) {
 	n.t.Helper()
-	for _, c := range n.connections(append(args, "--limit", "1000")...) {
+	for _, c := range n.connections(args...) {
 		all = append(all, c.Protocol+" "+cmp.Or(c.Requested, c.Destination))
 	}
 	slices.Sort(all)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
@@ -26,11 +25,7 @@ type connectionsFlags struct {
 	destination, source netip.Prefix   // zero: any
 	seenAs              netip.AddrPort // port 0: any
 	stale, flush, yes   bool
-	limit               int
 }
-
-// maxLimit bounds the memory of the list.
-const maxLimit = 100_000
 
 func connectionsCommand() command {
 	return command{
@@ -48,7 +43,7 @@ func connectionsCommand() command {
 			"of --config, --seen-as ADDRESS:PORT names the last byte of the IPs of pods whose block of portsPerPod the " +
 			"port is in.",
 		examples: []string{
-			program + " connections 203.0.113.0/24 --limit 20",
+			program + " connections 203.0.113.0/24 --from 10.244.1.5",
 			program + " connections --seen-as 198.51.100.1:54716",
 			program + " connections --stale --flush --yes",
 		},
@@ -62,7 +57,6 @@ func connectionsCommand() command {
 			fs.BoolVar(&f.flush, "flush", false,
 				"delete the stale connections that are listed; TCP connections among them are reset")
 			fs.BoolVar(&f.yes, "yes", false, "confirm --flush, which asks on a terminal otherwise")
-			cli.AddFlag(fs, &f.limit, "limit", "100", "list at most `N` connections", parseLimit)
 			return f.connections
 		},
 	}
@@ -78,14 +72,6 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, errors.New("is not an IP address or a CIDR")
 	}
 	return p.Masked(), nil
-}
-
-func parseLimit(s string) (int, error) {
-	n, _ := strconv.Atoi(s) // 0 if it is no number, and too large if that is
-	if n < 1 || n > maxLimit {
-		return 0, fmt.Errorf("is not a number from 1 to %d", maxLimit)
-	}
-	return n, nil
 }
 
 func (f *connectionsFlags) connections(ctx context.Context, operands []string, e environment) (int, error) {
@@ -115,12 +101,16 @@ func (f *connectionsFlags) connections(ctx context.Context, operands []string, e
 			"connection was looked for")
 		return e.reply(f.output, &r)
 	}
-	listed, err := f.list(ctx, &r, s, policy)
-	if err == nil && f.seenAs.Addr().IsValid() {
-		err = f.behind(&r, s, policy, listed)
+	listed, err := f.list(ctx, s, policy)
+	if err != nil {
+		return exitFailed, err
+	}
+	listed.show(&r)
+	if f.seenAs.Addr().IsValid() {
+		err = f.behind(&r, s, policy, listed.entries)
 	}
 	if err == nil && f.flush {
-		err = f.delete(ctx, &r, s, listed)
+		err = f.delete(ctx, &r, s, listed.entries)
 	}
 	if err != nil {
 		return exitFailed, err
@@ -196,61 +186,80 @@ func (s *session) history(policy nft.Policy) (h conntrack.History) {
 	return h
 }
 
-// list adds the first connections that match, by source and destination, and how many there are.
-func (f *connectionsFlags) list(
-	ctx context.Context, r *answer.Connections, s *session, policy *nft.Policy,
-) (listed []conntrack.Entry, err error) {
-	var comparison *conntrack.Comparison
-	var history conntrack.History
+// A listing is the connections that were asked for.
+type listing struct {
+	*connectionsFlags
+	comparison *conntrack.Comparison // with the policy in the kernel; nil: that is not known
+	history    conntrack.History     // of that policy
+	entries    []conntrack.Entry     // at most maxListed
+	total      int
+	overruled  int // left out, because only stale ones were asked for
+}
+
+// maxListed bounds the memory of a listing.
+const maxListed = 10_000
+
+// list reads the connections that match.
+func (f *connectionsFlags) list(ctx context.Context, s *session, policy *nft.Policy) (l *listing, err error) {
+	l = &listing{connectionsFlags: f}
 	if policy != nil {
-		comparison, err = conntrack.ReadComparison(*policy)
-		history = s.history(*policy)
+		l.history = s.history(*policy)
+		l.comparison, err = conntrack.ReadComparison(*policy)
 	}
 	if err != nil {
 		return nil, err
 	}
-	overruled := 0
-	begin := func() {
-		listed = nil
-		overruled = 0
-		r.Total = 0
-	}
-	err = conntrack.New().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
-		if !f.matches(e) || f.stale && !contradicting(comparison, e) {
-			return nil
-		}
-		if f.stale && history.Age(e) == conntrack.AgeOverruled {
-			overruled++
-			return nil
-		}
-		r.Total++
-		if r.Total <= f.limit {
-			listed = append(listed, *e)
-		}
-		return nil
-	})
-	slices.SortStableFunc(listed, func(a, b conntrack.Entry) int {
+	err = conntrack.New().Dump(ctx, conntrack.Filter{}, l.begin, l.add)
+	slices.SortStableFunc(l.entries, func(a, b conntrack.Entry) int {
 		return cmp.Or(a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src))
 	})
-	for i := range listed {
-		connection := answer.NewConnection(&listed[i])
-		if comparison != nil {
-			connection = answer.JudgedConnection(&listed[i], comparison, history)
+	return l, err
+}
+
+func (l *listing) begin() {
+	l.entries = nil
+	l.total = 0
+	l.overruled = 0
+}
+
+// add adds a connection if it was asked for.
+func (l *listing) add(e *conntrack.Entry) error {
+	if !l.matches(e) || l.stale && !contradicting(l.comparison, e) {
+		return nil
+	}
+	if l.stale && l.history.Age(e) == conntrack.AgeOverruled {
+		l.overruled++
+		return nil
+	}
+	l.total++
+	if len(l.entries) < maxListed {
+		l.entries = append(l.entries, *e)
+	}
+	return nil
+}
+
+// show adds the connections to the answer, and what is left out.
+func (l *listing) show(r *answer.Connections) {
+	r.Total = l.total
+	for i := range l.entries {
+		connection := answer.NewConnection(&l.entries[i])
+		if l.comparison != nil {
+			connection = answer.JudgedConnection(&l.entries[i], l.comparison, l.history)
 		}
 		r.Connections = append(r.Connections, connection)
 	}
-	if overruled > 0 {
+	if l.overruled > 0 {
 		r.Add(config.Note, "connections-overruled", "%s not listed: another program decided under this policy; explain "+
-			"ADDRESS --from SOURCE --trace names its rule", answer.Plural(overruled, "connection"))
+			"ADDRESS --from SOURCE --trace names its rule", answer.Plural(l.overruled, "connection"))
 	}
-	if f.stale && r.Total == 0 {
+	if l.stale && l.total == 0 {
 		r.Add(config.Note, "none-stale", "no connection is stale")
 	}
-	if r.Total > len(listed) {
-		r.Add(config.Note, "limited", "%d of %s; raise --limit for more", len(listed), answer.Plural(r.Total, "connection"))
+	if l.total > len(l.entries) {
+		r.Add(config.Note, "limited", "%d of %s: name an ADDRESS, or --from SOURCE, for others", len(l.entries),
+			answer.Plural(l.total, "connection"))
 	}
-	return listed, err
 }
 
 // matches reports whether a connection was asked for, whatever its translation.

@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -185,15 +187,24 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 		"--from 10.244.0.0/16 10.0.0.0/8": 3,
 		"--from fd00:10:244:1::2":         6,
 		"--seen-as 192.0.2.1":             6,
-		"--limit 2":                       2,
 		"--from 10.244.1.3":               0,
 	} {
 		if got := n.connections(strings.Fields(args)...); len(got) != want {
 			t.Errorf("%s: %d connections, want %d: %+v", args, len(got), want, got)
 		}
 	}
-	if got := n.run("connections", "--limit", "2"); !strings.Contains(got.stdout, "2 of 15 connections") ||
-		strings.Count(got.stdout, "\n") != 4 {
-		t.Errorf("limited: %+v", got)
+}
+
+func TestAListOfConnectionsIsBounded(t *testing.T) {
+	l := listing{connectionsFlags: new(connectionsFlags)}
+	for range maxListed + 5 {
+		if err := l.add(&conntrack.Entry{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := answer.Connections{Head: cli.NewHead("connections")}
+	l.show(&r)
+	if len(r.Connections) != maxListed || r.Total != maxListed+5 || len(r.Notes) != 1 || r.Notes[0].ID != "limited" {
+		t.Errorf("%d connections of %d: %v", len(r.Connections), r.Total, r.Notes)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -157,11 +156,6 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	} {
 		if got, err := parsePrefix(text); err != nil || got.String() != want {
 			t.Errorf("%s is %v, want %s; %v", text, got, want, err)
-		}
-	}
-	for n, ok := range map[string]bool{"1": true, "100000": true, "100001": false, "0": false, "-1": false, "x": false} {
-		if got, err := parseLimit(n); (err == nil) != ok || ok && strconv.Itoa(got) != n {
-			t.Errorf("--limit %s is %d, %v", n, got, err)
 		}
 	}
 }
