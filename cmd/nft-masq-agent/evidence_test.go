@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
@@ -54,6 +55,14 @@ func (n trafficNode) gathered(p nft.Policy, h conntrack.History, questions ...co
 	return e
 }
 
+// podFor is the address of the pod in the family of another.
+func (n trafficNode) podFor(a netip.Addr) netip.Addr {
+	if a.Is6() {
+		return n.top.PodV6
+	}
+	return n.top.PodV4
+}
+
 // A sending is a packet, and what the far end saw.
 type sending struct {
 	question conntrack.Query
@@ -66,10 +75,7 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 	n.t.Helper()
 	for i, address := range addresses {
 		dst := netip.AddrPortFrom(netip.MustParseAddr(address), uint16(4000+i))
-		src := n.top.PodV4
-		if dst.Addr().Is6() {
-			src = n.top.PodV6
-		}
+		src := n.podFor(dst.Addr())
 		flow := nfttest.Flow{
 			Proto: nfttest.UDP, From: n.top.Pod, To: n.top.Outside, Dst: dst, Timeout: 60 * time.Millisecond,
 		}
@@ -86,7 +92,8 @@ func (n trafficNode) sendNext(p nft.Policy, addresses []string) (all []sending) 
 }
 
 // Next to the rules of any other program, a connection agrees with the policy if the far end sees what the policy
-// says, and otherwise contradicts it. Which rule it was does not matter.
+// says, and otherwise contradicts it. Which rule it was does not matter. explain claims no other address than the far
+// end sees, before a connection shows it and afterwards.
 func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
@@ -101,25 +108,36 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 		"10.9.0.9", "10.240.7.7", "203.0.113.9", "198.51.100.9", "10.96.0.11", "192.168.122.7", "2001:db8:77::8",
 		"fd00:88::9", "10.1.1.5",
 	}
-	const plain = "enableIPv6: true\n"
-	pods := []string{
-		plain + "masqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n", plain + "masqueradeSrcInterfaces: [pod0]\n",
-	}
+	pods := []string{"masqueradeSrcCIDRs: [10.244.1.0/24, 'fd00::/8']\n", "masqueradeSrcInterfaces: [pod0]\n"}
 	agreed, contradicted := 0, 0
 	for i, dir := range dirs {
 		n.flush()
-		for j, config := range []string{plain, pods[i%len(pods)]} {
+		nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
+		for j, config := range []string{"", pods[i%len(pods)]} {
 			n.forget()
-			want := n.enforce(config)
+			mode := nft.ModeNFTables
 			if j == 0 {
-				nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
+				mode = modes[i%len(modes)] // which has no keys for pods
 			}
+			want := n.enforce(config, "--enable-ipv6", "--mode="+string(mode))
 			history := n.noted(want.Policy)
+			asked := r.IntN(len(addresses))
+			to := netip.AddrPortFrom(netip.MustParseAddr(addresses[asked]), uint16(4000+asked))
+			var before, after answer.Explanation
+			args := append([]string{"explain", to.String(), "--from", n.podFor(to.Addr()).String()}, *n.flags...)
+			n.here(&before, args...)
 			sent := n.sendNext(want.Policy, addresses)
+			n.here(&after, args...)
 			var questions []conntrack.Query
+			var seen netip.Addr
 			for _, s := range sent {
 				questions = append(questions, s.question)
+				if s.question.To == to {
+					seen = s.Seen.Addr()
+				}
 			}
+			n.judge(before, seen)
+			n.judge(after, seen)
 			e := n.gathered(want.Policy, history, questions...)
 			for j, s := range sent {
 				c := e.Answers[j]
@@ -137,12 +155,32 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 				agreed += c.Agrees
 				contradicted += c.Overruled
 			}
+			if t.Failed() {
+				t.Fatalf("seed %d: %s, mode %s, %q, asked about %s", *seed, filepath.Base(dir), mode, config, to)
+			}
 		}
 	}
 	t.Logf("%d agreed, %d contradicted", agreed, contradicted)
 	if agreed < 100 || contradicted < 10 {
 		t.Errorf("%d agreed, %d contradicted", agreed, contradicted)
 	}
+}
+
+// meetThePod replaces addresses and interfaces in a ruleset with those of the
+// pod, so that the rules match it.
+func meetThePod(r *rand.Rand, rules string) string {
+	for from, to := range map[string][]string{
+		"192.168.122.0/24": {"10.244.1.0/24"}, "172.17.0.0/16": {"10.244.0.0/16"}, "10.88.0.5": {"10.244.1.2"},
+		"192.168.1.1": {"10.244.1.2"},
+		"fd00:88::5":  {"fd00:10:244:1::2"}, "docker0": {"eth0", "pod0"},
+		"vlan+":            {"eth+", "e+"},
+		"0x40000/0xff0000": {"0x0/0xff0000"}, "10.96.0.10": {"10.96.0.10", "203.0.113.9"},
+	} {
+		if r.IntN(2) == 0 {
+			rules = strings.ReplaceAll(rules, from, to[r.IntN(len(to))])
+		}
+	}
+	return rules
 }
 
 // untracked reports whether a program turns off the tracking of connections.

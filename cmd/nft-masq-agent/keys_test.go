@@ -32,10 +32,7 @@ func TestHeadlineKnowsEachKey(t *testing.T) {
 		for _, text := range k.Files() {
 			n.enforce(text)
 			for _, dst := range []string{"10.9.0.9", "10.8.0.9", "203.0.113.9", "198.51.100.9", "2001:db8:1::1"} {
-				src := n.top.PodV4
-				if netip.MustParseAddr(dst).Is6() {
-					src = n.top.PodV6
-				}
+				src := n.podFor(netip.MustParseAddr(dst))
 				var x answer.Explanation
 				n.here(&x, "explain", dst, "--from", src.String(), "--config", n.path)
 				for _, port := range []uint16{53, 443, 7777} {

@@ -216,10 +216,7 @@ func (n trafficNode) explains(words []string, flag string, port uint16) (decided
 		dst = netip.AddrPortFrom(netip.MustParseAddr(words[0]), port)
 		words[0] = dst.String()
 	}
-	src := n.top.PodV4
-	if dst.Addr().Is6() {
-		src = n.top.PodV6
-	}
+	src := n.podFor(dst.Addr())
 	proto := nfttest.UDP
 	if words[len(words)-1] == string(nfttest.TCP) { // an ordinary packet is received before the hook input
 		proto = nfttest.TCP
