@@ -55,7 +55,7 @@ func (f *nodeFlags) diff(ctx context.Context, operands []string, e environment) 
 	switch {
 	case err != nil:
 		return exitUsage, err // 1 means that there are changes, as with kubectl diff
-	case d.Changed():
+	case d.HasChanges():
 		return exitFailed, nil
 	}
 	return exitDone, nil
@@ -113,7 +113,7 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 		d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")
 		return d, s.files(), nil
 	}
-	if d.Changed() {
+	if d.HasChanges() {
 		err = countOpen(ctx, &d, old, wanted)
 	}
 	return d, s.files(), err
@@ -127,8 +127,8 @@ func countOpen(ctx context.Context, d *answer.Diff, older, newer nft.Policy) err
 	}
 	old := conntrack.NewComparison(older, node)
 	current := conntrack.NewComparison(newer, node)
-	var count *answer.ChangedCount
-	begin := func() { count = answer.NewChangedCount(old, current) }
+	var count *answer.Retranslations
+	begin := func() { count = answer.NewRetranslations(old, current) }
 	err = conntrack.New().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
 		count.Add(e)
 		return nil

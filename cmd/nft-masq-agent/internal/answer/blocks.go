@@ -41,7 +41,8 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 			"source there", nft.FamilyName(ipv6))
 		return false
 	}
-	scope, chosen := judge.SourcePorts(p)(seenAs)
+	portsOf := judge.SourcePorts(p)
+	scope, chosen := portsOf(seenAs)
 	if !chosen {
 		c.Add(config.Error, "no-block", "%s gives port %d to no connection of a pod", config.KeyPortsPerPod, seenAs.Port())
 		return false

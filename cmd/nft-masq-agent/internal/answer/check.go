@@ -100,7 +100,7 @@ func sourcePorts(p nft.Policy) string {
 	return text
 }
 
-// Print writes the report on an accepted config.
+// Print writes the report. The config must be accepted.
 func (r *Check) Print(t cli.Text) {
 	m := r.Meaning
 	t.Problems(r.Errors)

@@ -12,7 +12,7 @@ import (
 type Loaded struct {
 	nft.Built
 	Files   []string // none: the built-in defaults apply
-	Missing bool     // as also if all are empty
+	Missing bool     // no file has content: the built-in defaults apply
 }
 
 // Load reads, parses and compiles the config. If the files are rejected, the error is of type [config.Problems]: all

@@ -46,8 +46,8 @@ type Connection struct {
 	Timeout uint32 `json:"timeoutSeconds"`
 	// Zone of connection tracking.
 	Zone uint16 `json:"zone,omitempty"`
-	// Verdict is that about a new connection; absent without rules of this agent, or if it
-	// depends on the interfaces.
+	// Verdict is that about a new connection; absent without rules of this agent, if it depends on the interfaces, or
+	// if the policy is not asked: in a zone, of the node, to itself, bridged, multicast.
 	Verdict nft.Verdict `json:"verdict,omitempty"`
 	// Stale means that the translation contradicts that, and that the connection did not certainly begin under the
 	// policy.
@@ -92,7 +92,7 @@ func exampleConnection(x conntrack.Example) Connection {
 	return c
 }
 
-// Behind sets the first line of the text: the sources of the connections, which are in their order.
+// Behind sets the first line of the text: the sources of the connections, which are sorted by them.
 func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
 	var sources []netip.Addr
 	for i := range found {

@@ -23,7 +23,7 @@ type Diff struct {
 	// Changes of the config, by key.
 	Changes []Change `json:"changes"`
 	// Open connections that would get another translation, by the entry that would decide it; absent offline.
-	Open []Changed `json:"changedConnections,omitempty"`
+	Open []Retranslated `json:"changedConnections,omitempty"`
 	// Unjudged counts open connections of which it is not known whether they would.
 	Unjudged int `json:"unjudgedCount,omitempty"`
 }
@@ -53,8 +53,8 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s: %s %s", c.Key, c.Kind, c.Entry)
 }
 
-// A Changed counts open connections that would get another translation.
-type Changed struct {
+// A Retranslated counts open connections that would get another translation.
+type Retranslated struct {
 	// Entry of the new policy that would decide.
 	Entry string `json:"entry"`
 	// Before is the verdict so far.
@@ -68,7 +68,7 @@ type Changed struct {
 }
 
 // String returns the count as text.
-func (c Changed) String() string {
+func (c Retranslated) String() string {
 	text := fmt.Sprintf("%s: %s → %s, by %s", Plural(c.Count, "open connection"), c.Before, c.After, c.Entry)
 	if c.Before == c.After {
 		text = fmt.Sprintf("%s: %s from another address than new ones, by %s", Plural(c.Count, "open connection"), c.After,
@@ -160,28 +160,28 @@ func order(numbers, others map[string]int) (rules []string) {
 	return rules
 }
 
-// A ChangedCount counts the open connections that two policies translate differently. Its memory does not
+// A Retranslations counts the open connections that two policies translate differently. Its memory does not
 // depend on the number of connections.
-type ChangedCount struct {
+type Retranslations struct {
 	// Unjudged counts connections of which it is not known whether the verdict changes.
 	Unjudged int
 
 	old, current *conntrack.Comparison
-	changes      map[changedKey]*Changed
+	changes      map[retranslation]*Retranslated
 }
 
-type changedKey struct {
+type retranslation struct {
 	entry        judge.Entry
 	old, current nft.Verdict
 }
 
-// NewChangedCount begins to count.
-func NewChangedCount(old, current *conntrack.Comparison) *ChangedCount {
-	return &ChangedCount{old: old, current: current, changes: map[changedKey]*Changed{}}
+// NewRetranslations begins to count.
+func NewRetranslations(old, current *conntrack.Comparison) *Retranslations {
+	return &Retranslations{old: old, current: current, changes: map[retranslation]*Retranslated{}}
 }
 
 // Add counts an open connection if the new policy decides otherwise about it.
-func (c *ChangedCount) Add(e *conntrack.Entry) {
+func (c *Retranslations) Add(e *conntrack.Entry) {
 	if !e.Open() {
 		return
 	}
@@ -194,10 +194,10 @@ func (c *ChangedCount) Add(e *conntrack.Entry) {
 	if old.Verdict == current.Verdict && !(oldFinding == conntrack.Agrees && currentFinding == conntrack.Contradicts) {
 		return
 	}
-	key := changedKey{current.Entry, old.Verdict, current.Verdict}
+	key := retranslation{current.Entry, old.Verdict, current.Verdict}
 	change := c.changes[key]
 	if change == nil {
-		change = &Changed{Entry: current.Entry.String(), Before: old.Verdict, After: current.Verdict}
+		change = &Retranslated{Entry: current.Entry.String(), Before: old.Verdict, After: current.Verdict}
 		c.changes[key] = change
 	}
 	const limit = 3
@@ -212,18 +212,18 @@ func unjudged(ruling judge.Ruling, finding conntrack.Finding) bool {
 }
 
 // List returns the counts, the largest first.
-func (c *ChangedCount) List() (counts []Changed) {
+func (c *Retranslations) List() (counts []Retranslated) {
 	for _, change := range c.changes {
 		counts = append(counts, *change)
 	}
-	slices.SortFunc(counts, func(a, b Changed) int {
+	slices.SortFunc(counts, func(a, b Retranslated) int {
 		return cmp.Or(b.Count-a.Count, cmp.Compare(a.Entry, b.Entry))
 	})
 	return counts
 }
 
-// Changed reports whether anything changes for packets.
-func (d *Diff) Changed() bool { return len(d.Changes) > 0 }
+// HasChanges reports whether anything changes for packets.
+func (d *Diff) HasChanges() bool { return len(d.Changes) > 0 }
 
 // Print writes the output as text.
 func (d *Diff) Print(t cli.Text) {
@@ -232,7 +232,7 @@ func (d *Diff) Print(t cli.Text) {
 	if d.Unjudged > 0 {
 		t.Line("%s not judged", Plural(d.Unjudged, "open connection"))
 	}
-	if !d.Changed() {
+	if !d.HasChanges() {
 		t.Line("no change")
 	}
 	cli.Lines(t, "", d.Notes)

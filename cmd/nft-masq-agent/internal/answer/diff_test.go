@@ -81,8 +81,8 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got)\n%s", diff)
 			}
-			if d.Changed() != (tt.want != "no change") || d.Changed() != (d.Before.Hash != d.After.Hash) {
-				t.Errorf("changed %t, hashes %s and %s", d.Changed(), d.Before.Hash, d.After.Hash)
+			if d.HasChanges() != (tt.want != "no change") || d.HasChanges() != (d.Before.Hash != d.After.Hash) {
+				t.Errorf("changed %t, hashes %s and %s", d.HasChanges(), d.Before.Hash, d.After.Hash)
 			}
 		})
 	}
@@ -104,7 +104,7 @@ func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
 		{off, on, []string{"exempt → masqueraded by anything else"}},
 		{on, off, []string{"masqueraded → exempt by enableIPv6"}},
 	} {
-		count := NewChangedCount(tt.old, tt.current)
+		count := NewRetranslations(tt.old, tt.current)
 		count.Add(&e)
 		var got []string
 		for _, c := range count.List() {
@@ -118,7 +118,7 @@ func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
 
 // Connections that the new policy translates otherwise are counted by the entry that decides then.
 func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
-	count := NewChangedCount(
+	count := NewRetranslations(
 		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"), &conntrack.Node{}),
 		conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [203.0.113.0/24]"), &conntrack.Node{}))
 	for _, c := range []struct {

@@ -28,8 +28,8 @@ const (
 	ConfigRejected Code = "config-rejected"
 	// NotInstalled means that the kernel has no rules of this agent.
 	NotInstalled Code = "not-installed"
-	// OtherPolicy means that the kernel holds another policy than the file.
-	OtherPolicy Code = "out-of-sync"
+	// OutOfSync means that the kernel holds another policy than the file.
+	OutOfSync Code = "out-of-sync"
 	// Contradicted means that open connections to the address contradict the policy, and did not certainly begin
 	// before it.
 	Contradicted Code = "contradicted"
@@ -81,28 +81,6 @@ type Packet struct {
 	Chosen bool
 }
 
-// contradicting is how many connections contradict the policy, and did not certainly begin before it.
-func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
-
-// contradictions returns examples of these.
-func contradictions(c conntrack.Count) []conntrack.Example {
-	stale := func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale }
-	return slices.DeleteFunc(slices.Clone(c.Examples), stale)
-}
-
-// SetEvidence sets what open connections show. It was asked about those from the source, and about those from
-// anywhere, which count if there are none from the source and that was not given.
-func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
-	f.ToAddress = found.Answers[0]
-	if f.Packet.Chosen && f.ToAddress.Open() == 0 {
-		f.ToAddress = found.Answers[1]
-	}
-	family, enabled := f.Policy.Family(f.Packet.Dst.Addr().Is6())
-	if enabled {
-		f.ToEntry = found.Entry(judge.Rule(&family, f.connection()).Entry)
-	}
-}
-
 // ExplainFacts are what explain has gathered.
 type ExplainFacts struct {
 	Head   cli.Head
@@ -123,6 +101,28 @@ type ExplainFacts struct {
 	ToAddress, ToEntry conntrack.Count
 	Others             []others.Rule
 	Legacy             []xtables.LegacyTable
+}
+
+// SetEvidence sets what open connections show: first those from the source, then those from anywhere. The latter count
+// if the source was not given, is a pod, and has none.
+func (f *ExplainFacts) SetEvidence(found conntrack.Evidence) {
+	f.ToAddress = found.Answers[0]
+	if f.Packet.Chosen && !f.Route.FromNode() && f.ToAddress.Open() == 0 {
+		f.ToAddress = found.Answers[1]
+	}
+	family, enabled := f.Policy.Family(f.Packet.Dst.Addr().Is6())
+	if enabled {
+		f.ToEntry = found.Entry(judge.Rule(&family, f.connection()).Entry)
+	}
+}
+
+// contradicting is how many connections contradict the policy, and did not certainly begin before it.
+func contradicting(c conntrack.Count) int { return c.Overruled + c.Undated }
+
+// contradictions returns examples of these.
+func contradictions(c conntrack.Count) []conntrack.Example {
+	stale := func(x conntrack.Example) bool { return x.Age == conntrack.AgeStale }
+	return slices.DeleteFunc(slices.Clone(c.Examples), stale)
 }
 
 // An Explanation is the output of explain.
@@ -150,7 +150,8 @@ type Explanation struct {
 	Answers []Answer `json:"answers"`
 	// Open connections to the destination.
 	Open OpenConnections `json:"openConnections"`
-	// Contradicting are open connections to the destination that began under the policy and contradict it, at most 3.
+	// Contradicting are open connections to the destination that contradict the policy, and did not certainly begin
+	// before it, at most 3.
 	Contradicting []Connection `json:"contradicting,omitempty"`
 	// Others are rules of other programs that name the address, and chains that translate sources.
 	Others []others.Rule `json:"otherRules,omitempty"`
@@ -158,7 +159,7 @@ type Explanation struct {
 
 // A Why is the reason for an answer.
 type Why struct {
-	// Code is config-rejected, not-installed, out-of-sync, contradicted, no-route, not-forwarded, local, shown,
+	// Code is config-rejected, not-installed, out-of-sync, contradicted, not-forwarded, no-route, local, shown,
 	// shown-by-entry or should.
 	Code Code `json:"code"`
 }
@@ -169,7 +170,7 @@ type OpenConnections struct {
 	Agreeing int `json:"agreeing"`
 	// Answered are those of them that had a reply.
 	Answered int `json:"answered"`
-	// Contradicting the policy although they began under it.
+	// Contradicting the policy, and not certainly older than it.
 	Contradicting int `json:"contradictingCount"`
 	// Stale contradict the policy and began before it.
 	Stale int `json:"staleCount"`
@@ -240,7 +241,7 @@ func Explain(f ExplainFacts) Explanation {
 	if found.sees.IsValid() {
 		x.Sees = found.sees.String()
 	}
-	if slices.Contains([]Code{ConfigRejected, NotInstalled, OtherPolicy}, found.code) {
+	if slices.Contains([]Code{ConfigRejected, NotInstalled, OutOfSync}, found.code) {
 		problem := cli.Problem(config.Error, string(found.code), "%s", found.headline)
 		problem.Details = strings.Join(found.details, "\n")
 		x.Take(config.Problems{problem})
@@ -276,7 +277,7 @@ func (f *ExplainFacts) conclude(e expectation) conclusion {
 		return c
 	}
 	if f.Kernel == Differs {
-		return conclusion{code: OtherPolicy, headline: f.Why + ".", details: f.inForce(e)}
+		return conclusion{code: OutOfSync, headline: f.Why + ".", details: f.inForce(e)}
 	}
 	if contradicting(f.ToAddress) > 0 {
 		return f.contradicted(e)
@@ -449,11 +450,9 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 		return
 	}
 	chosen, entries := judge.SourceAddress(p, c)
-	if chosen.IsValid() {
-		e.address = chosen
-	}
 	for _, entry := range entries {
 		if len(entry.Present) > 0 {
+			e.address = chosen
 			e.words = chosen.String() + ", " + choose(entry.Place == 0, "one of ", "by ") + entryName(entry)
 			continue
 		}

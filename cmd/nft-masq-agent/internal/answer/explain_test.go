@@ -57,10 +57,15 @@ func exampleOf(address string, age conntrack.Age) conntrack.Example {
 
 // evidenceOf sets what connections to the address and to the entry of the policy show.
 func (f *ExplainFacts) evidenceOf(address, entry conntrack.Count) {
+	f.evidenceFrom(address, conntrack.Count{}, entry)
+}
+
+// evidenceFrom also sets what connections from other sources to the address show.
+func (f *ExplainFacts) evidenceFrom(address, elsewhere, entry conntrack.Count) {
 	dst := f.Packet.Dst.Addr()
 	family, _ := f.Policy.Family(dst.Is6())
 	entry.Entry = judge.Rule(&family, f.connection()).Entry
-	f.SetEvidence(conntrack.Evidence{Answers: []conntrack.Count{address, {}}, Counts: []conntrack.Count{entry}})
+	f.SetEvidence(conntrack.Evidence{Answers: []conntrack.Count{address, elsewhere}, Counts: []conntrack.Count{entry}})
 }
 
 // Each headline is chosen by the first fact of its rank, and the text follows from it.
@@ -141,6 +146,26 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) { f.evidenceOf(agree, agree) },
 			headline: "203.0.113.9:443 sees 192.0.2.1, the address of eth0: masqueraded by this agent; 4 open connections to " +
 				"it agree.",
+		},
+		{
+			name: "connections of other pods agree", code: Shown, sees: "192.0.2.1", should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.Packet.Chosen = true
+				f.evidenceFrom(conntrack.Count{}, agree, agree)
+			},
+			headline: "203.0.113.9:443 sees 192.0.2.1",
+		},
+		{
+			name: "connections of pods show nothing about the node's", code: ShownByEntry, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				f.Packet.Chosen = true
+				f.Packet.Src = netip.MustParseAddr("192.0.2.1")
+				f.Route.SourceType = unix.RTN_LOCAL
+				f.evidenceFrom(conntrack.Count{}, conntrack.Count{
+					Agrees: 2, Answered: 2, Seen: []netip.Addr{netip.MustParseAddr("198.51.100.7")},
+				}, agree)
+			},
+			headline: "203.0.113.9:443 should see 192.0.2.1, the address of eth0",
 		},
 		{
 			name: "they agree, but none was answered", code: Should, should: "192.0.2.1",
@@ -273,7 +298,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			details:  "with the config, 203.0.113.9:443 would see 192.0.2.1",
 		},
 		{
-			name: "another policy", code: OtherPolicy, errors: 1,
+			name: "another policy", code: OutOfSync, errors: 1,
 			facts: func(f *ExplainFacts) {
 				f.Kernel = Differs
 				f.Policy = nil

@@ -439,26 +439,23 @@ func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, family := range f.Policy.Families {
 		for _, entry := range family.SNAT {
+			if entry.Place == 0 && len(entry.Present) == 0 {
+				found = append(found, missingAddress("snat-missing", "this node has none of ", family, entry))
+			}
 			misses := func(pod routes.Pod) bool {
 				return pod.Address.Is6() == family.IPv6 && judge.MissesAddress(f.Policy, entry, pod.Address)
 			}
-			id := "snat-rule-missing"
-			text := "this node has no address of "
-			missing := slices.ContainsFunc(f.Health.Pods, misses)
-			if entry.Place == 0 {
-				id = "snat-missing"
-				text = "this node has none of "
-				missing = len(entry.Present) == 0
-			}
-			if missing {
-				found = append(found, statusProblem(id, fmt.Sprintf(
-					"assign one of %s to this node: until then, %s connections of its pods leave from another address",
-					listed(config.Texts(entry.CIDRs)), nft.FamilyName(family.IPv6)),
-					"%s", text+entryName(entry)))
+			if entry.Place > 0 && slices.ContainsFunc(f.Health.Pods, misses) {
+				found = append(found, missingAddress("snat-rule-missing", "this node has no address of ", family, entry))
 			}
 		}
 	}
 	return found
+}
+
+func missingAddress(id, text string, family nft.FamilyPolicy, entry nft.SNATRule) config.Problem {
+	return statusProblem(id, fmt.Sprintf("assign one of %s to this node: until then, %s connections of its pods leave from "+
+		"another address", listed(config.Texts(entry.CIDRs)), nft.FamilyName(family.IPv6)), "%s", text+entryName(entry))
 }
 
 // Print writes the report as text, starting with the problems.

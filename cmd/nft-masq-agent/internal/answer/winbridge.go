@@ -26,8 +26,8 @@ type outboundSettings struct{ Exceptions []string }
 
 // WinBridge returns the policy that exempts on a Windows node what the config
 // exempts on this one, in file order. It is an IPv4 policy, because the documentation of
-// the plugin has no IPv6 one; omitted counts the IPv6 CIDRs. What the policy cannot
-// express is an error of type [config.Problems].
+// the plugin has no IPv6 one; omitted counts the IPv6 CIDRs. Keys that the policy cannot
+// express are an error of type [config.Problems]; a flag is a plain one.
 func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err error) {
 	if err := checkWindows(c); err != nil {
 		return "", 0, err
