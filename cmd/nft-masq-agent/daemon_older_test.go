@@ -185,7 +185,7 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
-	rounds := nfttest.FullRounds(2, 20)
+	rounds := nfttest.FullRounds(1, 20)
 	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
 		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",

@@ -307,7 +307,10 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 			if i%4 != 0 && !nfttest.Long() && !*update {
 				continue // each kind of program is among the others
 			}
-			for _, plugin := range []string{"ptp", "bridge"} {
+			for order, plugin := range []string{"ptp", "bridge"} {
+				if nb.rules != "" && i/4%2 != order && !nfttest.Long() && !*update {
+					continue // another program is next to it
+				}
 				name := strings.Trim(nb.cell(), "`")
 				t.Run(name+","+plugin, func(t *testing.T) {
 					t.Parallel()
