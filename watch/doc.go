@@ -28,8 +28,6 @@
 //   - After a check that took a processor time of c, the next one begins at least 200·c later,
 //     so that they take at most 0.5 % of a processor, whatever other programs do. Five seconds
 //     of such breaks are saved up, so that changes after a quiet time do not wait.
-//   - If a file system does not answer for five seconds, that is delivered as content.
-//     Once it answers, the path is followed again.
 //
 // The caller can ask for a reading at any time, for changes that leave no trace in the
 // state of a file.

@@ -74,7 +74,7 @@ func warmUp(t *testing.T, path string) {
 
 // unpaced is without the limit of processor time.
 func unpaced() timing {
-	return timing{poll: time.Second, quiet: 50 * time.Millisecond, silence: time.Hour}
+	return timing{poll: time.Second, quiet: 50 * time.Millisecond}
 }
 
 // settles waits for a condition that is about to become true: a goroutine still
@@ -168,7 +168,7 @@ func TestFollowDeliversContent(t *testing.T) {
 	content, reread := Follow(ctx, s.path("/file"), func() (string, string, int) {
 		reads <- struct{}{}
 		return reader(s.path("/file"))()
-	}, error.Error)
+	})
 	if got := <-content; got != "one" {
 		t.Errorf("delivered %q, want %q of the mounted file", got, "one")
 	}

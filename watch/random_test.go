@@ -22,7 +22,7 @@ var (
 func TestRandomOperationsEndInTheCurrentContent(t *testing.T) {
 	s := newPlayer(t)
 	t.Chdir(s.root)
-	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, gap: 10 * time.Millisecond, silence: time.Hour}
+	p := timing{poll: 20 * time.Millisecond, quiet: 10 * time.Millisecond, gap: 10 * time.Millisecond}
 	random := rand.New(rand.NewPCG(*seed, 0))
 	ctx, stop := context.WithCancel(t.Context())
 	var readers []*lastReader

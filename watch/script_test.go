@@ -73,15 +73,15 @@ type following struct {
 
 // timing is what tests change of a follower.
 type timing struct {
-	poll, quiet, gap, silence time.Duration
-	share                     int
+	poll, quiet, gap time.Duration
+	share            int
 }
 
 func start(ctx context.Context, p timing, path string) *following {
 	f := &following{content: make(chan string, 1), ended: make(chan struct{})}
 	o := newObserver(path, reader(path), f.content)
-	f.follower = newFollower(o, func(err error) { replace(f.content, err.Error()) })
-	f.poll, f.quiet, f.gap, f.silence, f.share = p.poll, p.quiet, p.gap, p.silence, p.share
+	f.follower = newFollower(o)
+	f.poll, f.quiet, f.gap, f.share = p.poll, p.quiet, p.gap, p.share
 	go func() {
 		defer close(f.ended)
 		f.run(ctx)
@@ -97,7 +97,7 @@ func newPlayer(t *testing.T) *player {
 	t.Cleanup(func() { unmountAll(t, root) })
 	// Scripts distinguish complete from partial content by what is delivered, not
 	// by when: a longer quiet time makes them reliable on a busy machine.
-	patient := timing{poll: time.Hour, quiet: 300 * time.Millisecond, silence: time.Hour}
+	patient := timing{poll: time.Hour, quiet: 300 * time.Millisecond}
 	if testing.Short() {
 		patient.quiet = 150 * time.Millisecond
 	}

@@ -42,8 +42,7 @@ type fakePath struct {
 
 func newFakePath() *fakePath {
 	p := &fakePath{start: time.Now(), out: make(chan string, 1), events: make(chan fsnotify.Event, 100), content: "one"}
-	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)},
-		func(err error) { replace(p.out, err.Error()) })
+	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)})
 	p.follower.check = p.check
 	p.follower.processor = func() time.Duration {
 		p.mu.Lock()

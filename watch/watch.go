@@ -3,7 +3,6 @@ package watch
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -16,18 +15,17 @@ import (
 // content, its fingerprint, and the number of files with something in them: equal
 // fingerprints mean equal content, and a content with fewer files than the one before
 // has to last. A read error and a missing file are content, too; the number is negative if
-// an error does not tell it. It calls silent to get the content that stands for a file
-// system that does not answer.
+// an error does not tell it.
 //
 // The first content is delivered, and then each one that has settled; a slow receiver
 // gets the last one. The channel is never closed. Calling reread makes Follow read the content
 // now, even if the files seem unchanged; the call does not wait for that.
 func Follow[T any](
-	ctx context.Context, path string, read func() (T, string, int), silent func(error) T,
+	ctx context.Context, path string, read func() (T, string, int),
 ) (content <-chan T, reread func()) {
 	c := make(chan T, 1)
 	o := newObserver(path, read, c)
-	go newFollower(o, func(err error) { replace(c, silent(err)) }).run(ctx)
+	go newFollower(o).run(ctx)
 	return c, o.reread
 }
 
@@ -56,9 +54,7 @@ type follower struct {
 	settler
 	observer *observer
 	check    func(read bool, known files) (r reading, deliver func())
-	silent   func(error)
 	poll     time.Duration // between two checks without an event
-	silence  time.Duration // of a file system, after which that is delivered
 	share    int           // after a check, the next one is that many times as far away as its processor time
 	// processor returns the processor time of the calling thread: a check takes long while the machine is busy, or a
 	// file system is slow, but that costs nothing.
@@ -69,11 +65,10 @@ type follower struct {
 	force  bool      // it reads the content in any case
 }
 
-func newFollower(o *observer, silent func(error)) *follower {
+func newFollower(o *observer) *follower {
 	return &follower{
 		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second},
-		poll:    time.Second, silence: 5 * time.Second, share: 200,
-		observer: o, check: o.check, silent: silent, force: true, processor: threadTime,
+		poll:    time.Second, share: 200, observer: o, check: o.check, force: true, processor: threadTime,
 	}
 }
 
@@ -112,11 +107,9 @@ func (f *follower) event(e fsnotify.Event) {
 	f.next = time.Now()
 }
 
-// due checks the path, and delivers the content if it has settled, or an error if the
-// check does not return.
+// due checks the path, and delivers the content if it has settled.
 func (f *follower) due() {
 	begin := time.Now()
-	failed := make(chan struct{})
 	for range cap(f.observer.events) {
 		select {
 		case e := <-f.observer.events:
@@ -124,10 +117,6 @@ func (f *follower) due() {
 		default:
 		}
 	}
-	alarm := time.AfterFunc(f.silence, func() {
-		f.silent(fmt.Errorf("its file system has not answered since %s", begin.Format(time.RFC3339)))
-		close(failed)
-	})
 	runtime.LockOSThread()
 	spent := f.processor()
 	r, deliver := f.check(f.force, f.settled.files)
@@ -137,11 +126,6 @@ func (f *follower) due() {
 	f.pause(end, cost)
 	f.force = false
 	f.next = end.Add(f.poll)
-	if !alarm.Stop() {
-		<-failed
-		f.settled.id = "silent"
-		f.force = true
-	}
 	if r.id == "" {
 		return
 	}

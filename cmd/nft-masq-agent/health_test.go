@@ -37,10 +37,8 @@ type faultyNode struct {
 	last    netip.AddrPort // as the far end saw it
 	sent    uint16         // packets whose source the far end sees
 	written uint32         // the generation that "unwritten" compares
-	dead    string         // a file system that does not answer, until it fails
-	fail    func()
-	owner   *netlink.Conn // of a table, which goes with it
-	proc    string        // in place of procfs: commands run in this process, and a stand-in for the agent; "" if not
+	owner   *netlink.Conn  // of a table, which goes with it
+	proc    string         // in place of procfs: commands run in this process, and a stand-in for the agent; "" if not
 }
 
 // paths puts paths into a text.
@@ -50,7 +48,7 @@ func (n *faultyNode) paths(text string) string {
 	}
 	dir := filepath.Dir(n.path)
 	return strings.NewReplacer("SOCKET", n.socket, "CONFIG", n.path, "DIR", dir, "SEEN", n.last.String(),
-		"DEAD", n.dead, `\n`, "\n").Replace(text)
+		`\n`, "\n").Replace(text)
 }
 
 // aWord is one of a line. In quotes it may have spaces.
@@ -134,10 +132,6 @@ func (n *faultyNode) step(word, text string) {
 	case "sent":
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: n.top.Node, To: n.top.Outside, Dst: netip.MustParseAddrPort(text)}
 		nfttest.MustSend(n.t, n.top, flow)
-	case "hang":
-		n.dead, n.fail = nfttest.DeadMount(n.t, n.NS)
-	case "fail":
-		n.fail()
 	case "exchange":
 		n.check(unix.Renameat2(unix.AT_FDCWD, words[0], unix.AT_FDCWD, words[1], unix.RENAME_EXCHANGE))
 	case "stop":
@@ -223,7 +217,7 @@ func (n *faultyNode) ask(words ...string) result {
 	}
 	for end := time.Now().Add(timeout); ; {
 		var got result
-		if n.env != nil || n.dead != "" || slices.Contains(words, "--wait-for") { // which asks from another thread
+		if n.env != nil || slices.Contains(words, "--wait-for") { // which asks from another thread
 			got = n.runCommand(n.command(n.env, words...))
 		} else {
 			got = n.runWith(cmp.Or(n.proc, "/proc"), words...)

@@ -83,8 +83,6 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 		sources, err := config.Read(o.ConfigPath)
 		read := agent.Files{Sources: sources, Err: err}
 		return read, fingerprint(sources, err), read.Count()
-	}, func(err error) agent.Files {
-		return agent.Files{Err: fmt.Errorf("config: %s: %w", config.Printable(o.ConfigPath), err)}
 	})
 	own, observe := observed(ctx, k, o)
 	loop := agent.New(

@@ -55,7 +55,7 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 	started := make(chan error)
 	onDedicatedThread(func() {
 		var err error
-		for _, step := range []func() error{n.enter, hideMachine, n.prepare, cmd.Start} {
+		for _, step := range []func() error{n.enter, hideMachine, cmd.Start} {
 			if err == nil {
 				err = step()
 			}
@@ -73,24 +73,6 @@ func (n *NS) Start(cmd *exec.Cmd) (*Process, error) {
 		return nil, fmt.Errorf("%s: start: %w", n.name, err)
 	}
 	return p, nil
-}
-
-// OnStart makes Start call fn, on a thread in the mount namespace of the program.
-func (n *NS) OnStart(fn func() error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.onStart = append(n.onStart, fn)
-}
-
-func (n *NS) prepare() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, fn := range n.onStart {
-		if err := fn(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // Run starts cmd inside the namespace and waits for it to exit.

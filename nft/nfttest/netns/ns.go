@@ -22,10 +22,9 @@ type NS struct {
 	name string
 	file *os.File // keeps the namespace alive
 
-	mu      sync.Mutex // guards onStart and what is opened on first use
-	handle  *netlink.Handle
-	tap     *Tap
-	onStart []func() error
+	mu     sync.Mutex // guards what is opened on first use
+	handle *netlink.Handle
+	tap    *Tap
 
 	borrowed sync.Mutex // held while tap is in use
 }
