@@ -48,26 +48,29 @@ type rester struct {
 
 // surroundings are the conditions of an agent at rest.
 type surroundings struct {
-	what    string
-	bound   float64 // of the CPU time, in percent
-	foreign int     // how often a second another program writes
+	what        string
+	bound       float64 // of the CPU time, in percent
+	foreign     int     // how often a second another program writes
+	connections int     // that are tracked
 }
 
 func allSurroundings() []surroundings {
 	return []surroundings{
 		{what: "alone", bound: 0.25},
 		{what: "next to 100 foreign commits a second", bound: 1, foreign: 100},
+		{what: "with 10,000 connections", bound: 0.15, connections: 10_000},
 	}
 }
 
-// atRest observes agents, each on a separate node, at the same time: alone, and next to a program that commits to its
-// own table.
+// atRest observes agents, each on a separate node, at the same time: alone, next to a program that commits to its
+// own table, and with connections. The minute has one reading of source ports and one of evidence.
 func (b *bench) atRest(ctx context.Context) {
 	var all []*rester
 	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {
 		for _, s := range allSurroundings() {
 			f := nfttest.Must(b.follow(n))
 			defer func() { nfttest.Check(f.close()) }()
+			nfttest.Check(track(f.node.ns, s.connections))
 			all = append(all, &rester{follower: f, surroundings: s})
 		}
 	}
