@@ -99,7 +99,8 @@ func Unwrap(s Source) (config Source, note *Problem, err error) {
 		}
 		return config, note, nil
 	}
-	return fail(root, "none of the %d entries of the ConfigMap is named config or ip-masq-agent", len(manifest.Data))
+	return fail(root, "none of the %d entries of the ConfigMap is named config or ip-masq-agent: "+
+		"check the text of another without --manifest", len(manifest.Data))
 }
 
 // inPlace returns the value of a block scalar that begins after a line of a text, behind as many

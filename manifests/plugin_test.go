@@ -47,13 +47,18 @@ func plugin(t *testing.T, kubectl string, args ...string) (output string, code i
 }
 
 // fleet runs the plugin's fleet with a kubectl that has these answers of pods by node. Without an
-// answer, the program cannot be run.
+// answer, the program cannot be run; one word is why the pod has not started.
 func fleet(t *testing.T, desired int, answers map[string]string) (output string, code int) {
 	t.Helper()
 	dir := t.TempDir()
 	pods := ""
 	for node, text := range answers {
-		pods += fmt.Sprintf("%-20s agent-%s\n", node, node)
+		waits := "<none>"
+		if text != "" && !strings.Contains(text, "{") {
+			waits = text
+			text = ""
+		}
+		pods += fmt.Sprintf("%-20s agent-%s %s\n", node, node, waits)
 		writeFile(t, filepath.Join(dir, "agent-"+node), text)
 	}
 	script := fmt.Sprintf(`#!/bin/sh
@@ -99,11 +104,11 @@ c     11111111  2026-01-02T03:04:05Z  yes   -
 NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 `, 1},
-		"faults": {3, map[string]string{"a": rejected, "b": "", "node-3": rejected}, `something is wrong on 3 of 3 nodes; kubectl masq status NODE says what to do
-NODE    HASH      SINCE                 SYNC  WRONG
-a       -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
-b       -         -                     ?     error: unable to upgrade connection: pod does not exist
-node-3  -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
+		"faults": {3, map[string]string{"a": rejected, "b": "", "c": "ImagePullBackOff"}, `something is wrong on 3 of 3 nodes; kubectl masq status NODE says what to do
+NODE  HASH      SINCE                 SYNC  WRONG
+a     -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
+b     -         -                     ?     error: unable to upgrade connection: pod does not exist
+c     -         -                     ?     the pod has not started: ImagePullBackOff
 `, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
