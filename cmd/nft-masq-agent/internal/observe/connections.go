@@ -95,7 +95,7 @@ func (o *connections) Run(ctx context.Context) {
 func newPeriod(v agent.View, first bool) *period {
 	p := &period{
 		rules: *v.Installed, changes: v.Changes, flushed: config.StaleKeep,
-		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now(), AtStart: first},
+		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now(), AtStart: first && v.Replaced == nil},
 		told:    newTold(),
 	}
 	if v.Replaced != nil && !v.Replaced.Same(*v.Installed) { // otherwise rules were restored
