@@ -66,7 +66,7 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			}
 		}
 		x, text := n.explained(dst.String(), "--from", pod, "--config", n.path)
-		if x.ShouldSee != expected.String() || x.Sees != "" && x.Sees != expected.String() {
+		if x.ShouldSee != expected || x.Sees.IsValid() && x.Sees != expected {
 			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
 		}
 		for _, r := range entries {

@@ -458,7 +458,7 @@ func (n *faultyNode) explainsWhatIsSeen(words []string) {
 	case err == nil && s.Seen.Addr().String() != sees || (err != nil) != (sees == ""):
 		n.t.Errorf("the far end sees %s (%v), want %q", s.Seen, err, sees)
 	case contradicts(x, s.Seen.Addr()) != "":
-		n.t.Errorf("the far end sees %q, but explain says %q: %s", sees, x.Sees, x.Headline)
+		n.t.Errorf("the far end sees %q, but explain says %s: %s", sees, x.Sees, x.Headline)
 	}
 }
 

@@ -117,7 +117,7 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	}
 	spoil(n)
 	for _, args := range []string{
-		"status", "status -o json", "explain 10.1.2.3", "explain --live 10.1.2.3 -o json",
+		"status", "status -o json", "explain 10.1.2.3", "explain 10.1.2.3 -o json",
 		"cleanup --legacy",
 	} {
 		got := n.run(strings.Fields(args)...)

@@ -93,18 +93,14 @@ func (n trafficNode) seen(dst netip.Addr, port uint16) netip.Addr {
 // contradicts says how an explanation and what the far end sees of a packet differ; "" if they do not: what an
 // explanation does not claim cannot differ. A packet that is lost has no source.
 func contradicts(x answer.Explanation, seen netip.Addr) string {
-	claims := x.Sees
-	if x.Why.Code == answer.NoRoute || x.Why.Code == answer.NotForwarded {
-		claims = "nothing"
-	}
-	arrives := "nothing"
-	if seen.IsValid() {
-		arrives = seen.String()
-	}
-	if claims == "" || claims == arrives {
+	nothing := x.Why.Code == answer.NoRoute || x.Why.Code == answer.NotForwarded
+	switch {
+	case nothing && !seen.IsValid(), !nothing && !x.Sees.IsValid(), !nothing && x.Sees == seen:
 		return ""
+	case !seen.IsValid():
+		return "the far end sees nothing"
 	}
-	return "the far end sees " + arrives
+	return "the far end sees " + seen.String()
 }
 
 // judge compares an explanation with what the far end sees of a packet.
@@ -238,15 +234,15 @@ func (n trafficNode) explains(words []string, flag string, port uint16) (decided
 	trace, none := n.traced(src, dst, proto, func() { seen = n.sends(proto, src, dst) })
 	n.sends(proto, src, dst)
 	n.judge(before, seen)
-	if before.Sees != "" {
+	if before.Sees.IsValid() {
 		n.t.Errorf("claimed before a connection showed it: %s", before.Headline)
 	}
-	if before.ShouldSee != "" && before.Why.Code == answer.Should && !strings.Contains(before.Headline, " should see ") {
+	if before.ShouldSee.IsValid() && before.Why.Code == answer.Should && !strings.Contains(before.Headline, " should see ") {
 		n.t.Errorf("nothing shows it, but the headline is: %s", before.Headline)
 	}
 	n.here(&after, args...)
 	n.judge(after, seen)
-	if after.Why.Code == answer.Contradicted && seen.IsValid() && seen.String() == after.ShouldSee {
+	if after.Why.Code == answer.Contradicted && seen.IsValid() && seen == after.ShouldSee {
 		n.t.Errorf("the far end sees %s, explained is %s: %s", seen, after.Why.Code, after.Headline)
 	}
 	n.t.Logf("%s: %s should be seen, %s is", after.Why.Code, after.ShouldSee, seen)

@@ -114,12 +114,14 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	history := s.history(f.Policy)
 	evidence, err := conntrack.ReadEvidence(ctx, f.Policy, history)
 	if err != nil {
-		f.ConnectionsError = err
+		f.Health.Unread = append(f.Health.Unread, health.Unread{What: "connections", Err: err})
 		return
 	}
 	f.Evidence = &evidence
 	f.Recent = history.Recent
 	tally, err := conntrack.New().Tally(ctx, judge.SourcePorts(f.Policy))
-	f.ConnectionsError = err
+	if err != nil {
+		f.Health.Unread = append(f.Health.Unread, health.Unread{What: "the use of source ports", Err: err})
+	}
 	f.Full = answer.FullestPorts(tally)
 }

@@ -135,15 +135,15 @@ type Explanation struct {
 	// Protocol of the packet, if one was asked for.
 	Protocol string `json:"protocol,omitempty"`
 	// Source of the packet that the answer is about; absent if this node has none to the destination.
-	Source string `json:"source,omitempty"`
+	Source netip.Addr `json:"source,omitzero"`
 	// Headline is the answer as a sentence.
 	Headline string `json:"headline"`
 	// Details are what the headline goes on to say, such as a command.
 	Details []string `json:"detailLines,omitempty"`
 	// Sees is the address that the destination sees, as open connections show it; absent if none do.
-	Sees string `json:"sees,omitempty"`
+	Sees netip.Addr `json:"sees,omitzero"`
 	// ShouldSee is the address that the destination should see by the policy; absent if unknown.
-	ShouldSee string `json:"shouldSee,omitempty"`
+	ShouldSee netip.Addr `json:"shouldSee,omitzero"`
 	// Why is the reason for the answer.
 	Why Why `json:"why"`
 	// Answers of the policy: one, or none if the kernel's rules are those of no policy that is known.
@@ -179,7 +179,7 @@ type OpenConnections struct {
 // An Answer is the verdict for a source: local, exempt or masqueraded.
 type Answer struct {
 	// Source address.
-	Source string `json:"source"`
+	Source netip.Addr `json:"source"`
 	// Verdict of the policy.
 	Verdict nft.Verdict `json:"verdict"`
 	// Ports are the source ports of the block, FIRST-LAST, with portsPerPod.
@@ -212,7 +212,8 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Answers: []Answer{}, Others: f.Others,
+		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Source: f.Packet.Src, Answers: []Answer{},
+		Others: f.Others,
 		Open: OpenConnections{
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
 		},
@@ -223,24 +224,17 @@ func Explain(f ExplainFacts) Explanation {
 	if f.Packet.Protocol != 0 {
 		x.Protocol = conntrack.ProtocolName(f.Packet.Protocol)
 	}
-	if f.Packet.Src.IsValid() {
-		x.Source = f.Packet.Src.String()
-	}
 	var e expectation
 	if f.Policy != nil && f.Packet.Src.IsValid() {
 		e = expect(*f.Policy, f.connection(), f.Route)
 		x.Answers = append(x.Answers, e.Answer)
-		if e.address.IsValid() {
-			x.ShouldSee = e.address.String()
-		}
 	}
+	x.ShouldSee = e.address
 	found := f.conclude(e)
 	x.Why.Code = found.code
 	x.Headline = found.headline
 	x.Details = found.details
-	if found.sees.IsValid() {
-		x.Sees = found.sees.String()
-	}
+	x.Sees = found.sees
 	if slices.Contains([]Code{ConfigRejected, NotInstalled, OutOfSync}, found.code) {
 		problem := cli.Problem(config.Error, string(found.code), "%s", found.headline)
 		problem.Details = strings.Join(found.details, "\n")
@@ -412,7 +406,7 @@ type expectation struct {
 // expect asks the policy.
 func expect(p nft.Policy, c nft.Connection, route routes.Route) expectation {
 	steps, verdict := judge.Explain(p, c)
-	e := expectation{Answer: Answer{Source: c.Src.String(), Verdict: verdict}}
+	e := expectation{Answer: Answer{Source: c.Src, Verdict: verdict}}
 	for i, s := range steps {
 		e.Steps = append(e.Steps, explainStep(s, i == len(steps)-1))
 	}

@@ -113,10 +113,8 @@ type StatusFacts struct {
 	// Recent are the last counts of entries that were overruled within the last ten minutes.
 	Recent []conntrack.Count
 	// Full is the destination with the largest share of its source ports in use, nil if all have enough.
-	Full *conntrack.PortUse
-	// ConnectionsError is why connections cannot be read.
-	ConnectionsError error
-	Verbose          bool
+	Full    *conntrack.PortUse
+	Verbose bool
 }
 
 // weights are the problems, the most serious one first: it stands in the first line. The empty one is for those that are
@@ -328,10 +326,6 @@ func (f *StatusFacts) ofOtherAgents() config.Problems {
 
 // ofConnections finds connections that contradict the policy, and destinations that do not answer.
 func (f *StatusFacts) ofConnections() (found config.Problems) {
-	if f.ConnectionsError != nil {
-		found = config.Problems{cli.Problem(config.Warning, health.Unchecked, "cannot read connections: %v",
-			f.ConnectionsError)}
-	}
 	if f.Evidence == nil {
 		return found
 	}

@@ -63,7 +63,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "connections cannot be read", first: "in sync: ", note: health.Unchecked,
 			facts: func(f *StatusFacts) {
 				f.Evidence = nil
-				f.ConnectionsError = errors.New("no module")
+				f.Health.Unread = []health.Unread{{What: "connections", Err: errors.New("no module")}}
 			},
 		},
 		{name: "no pods are known", first: "in sync: ", facts: func(f *StatusFacts) {

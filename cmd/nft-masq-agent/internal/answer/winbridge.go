@@ -3,26 +3,17 @@ package answer
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
 
-// An endpointPolicy is an entry of policies in a configuration of win-bridge with apiVersion 2. The plugin accepts
-// only policies with the name EndpointPolicy, and keys with exactly this capitalization
-// (containernetworking/plugins, win-bridge; microsoft/hcsshim).
-type endpointPolicy struct {
-	Name  string      `json:"name"`
-	Value outboundNAT `json:"value"`
-}
-
-type outboundNAT struct {
-	Type     string
-	Settings outboundSettings
-}
-
-type outboundSettings struct{ Exceptions []string }
+// endpointPolicy is an entry of policies in a configuration of win-bridge with apiVersion 2. The plugin accepts only
+// policies with this name, and keys with exactly this capitalization (containernetworking/plugins, win-bridge;
+// microsoft/hcsshim).
+const endpointPolicy = `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT","Settings":{"Exceptions":%s}}}` + "\n"
 
 // WinBridge returns the policy that exempts on a Windows node what the config
 // exempts on this one, in file order. It is an IPv4 policy, because the documentation of
@@ -37,15 +28,13 @@ func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err err
 	}
 	ipv4, _ := p.Family(false)
 	exceptions := texts(ipv4.List(config.KeyNonMasqueradeCIDRs).CIDRs)
-	b, err := json.Marshal(endpointPolicy{
-		Name: "EndpointPolicy", Value: outboundNAT{Type: "OutBoundNAT", Settings: outboundSettings{exceptions}},
-	})
+	list, err := json.Marshal(exceptions)
 	for _, cidr := range c.NonMasqueradeCIDRs {
 		if cidr.Addr().Is6() {
 			omitted++
 		}
 	}
-	return string(b) + "\n", omitted, err
+	return fmt.Sprintf(endpointPolicy, list), omitted, err
 }
 
 // checkWindows returns an error for each key that a list of exceptions cannot express.
