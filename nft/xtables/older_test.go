@@ -326,66 +326,48 @@ func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 	}
 }
 
-func TestLegacyIPTablesAndAgentsThereAreFound(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy")
-	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		ns := nfttest.NewNS(t, "node")
-		const dir = "/proc/thread-self/net"
-		program := strings.TrimSuffix(xtables.LegacyTable{Family: family, Table: "nat"}.Command(), " -t nat -S")
-		for _, step := range []struct {
-			words        string
-			found, agent bool
-		}{
-			{"-S", false, false},
-			{"-A POSTROUTING -j MASQUERADE", true, false},
-			{"-N IP-MASQ-AGENT2", true, false},
-			{"-N IP-MASQ", true, true},
-		} {
-			nfttest.Run(t, ns, "", program, append([]string{"-t", "nat"}, strings.Fields(step.words)...)...)
-			var want []xtables.LegacyTable
-			if step.found {
-				want = append(want, xtables.LegacyTable{Family: family, Table: "nat", Older: step.agent})
-			}
-			all := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.LegacyTables(dir) })
-			if !slices.Equal(all, want) {
-				t.Errorf("%s, after %s: %v, want %v", family, step.words, all, want)
-			}
-			found := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.OlderTables(dir) })
-			if len(found) > 0 != step.agent {
-				t.Errorf("%s, after %s: of agents are %v", family, step.words, found)
-			}
-		}
-	}
-}
-
 // An empty table, which a program that only looks leaves behind, decides nothing.
-func TestLegacyTablesThatDecideAreFound(t *testing.T) {
+func TestLegacyTablesThatDecideAndAgentsThereAreFound(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-legacy", "ip6tables-legacy")
+	const dir = "/proc/thread-self/net"
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
-		for table, words := range map[string]string{
-			"raw": "-A PREROUTING -p udp -j CT --notrack", "mangle": "-A FORWARD -j MARK --set-mark 1",
-			"nat": "-A POSTROUTING -j MASQUERADE", "filter": "-A FORWARD -j DROP",
-			"filter with a chain": "-N MINE",
+		for _, tt := range []struct {
+			table, words string
+			agent        bool
+		}{
+			{"raw", "-A PREROUTING -p udp -j CT --notrack", false},
+			{"mangle", "-A FORWARD -j MARK --set-mark 1", false},
+			{"filter", "-A FORWARD -j DROP", false},
+			{"filter", "-N MINE", false},
+			{"nat", "-A POSTROUTING -j MASQUERADE", false},
+			{"nat", "-N IP-MASQ-AGENT2", false},
+			{"nat", "-N IP-MASQ", true},
 		} {
-			ns := nfttest.NewNS(t, "node")
-			of, _, _ := strings.Cut(table, " ")
-			program := family.String() + "tables-legacy"
-			check := func(when string, want ...xtables.LegacyTable) {
-				t.Helper()
-				found := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) {
-					return xtables.LegacyTables("/proc/thread-self/net")
-				})
-				if !slices.Equal(found, want) {
-					t.Errorf("%s, %s, %s: %v, want %v", family, table, when, found, want)
+			t.Run(fmt.Sprintf("%s %s %s", family, tt.table, tt.words), func(t *testing.T) {
+				t.Parallel()
+				ns := nfttest.NewNS(t, "node")
+				check := func(when string, want ...xtables.LegacyTable) {
+					t.Helper()
+					all := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.LegacyTables(dir) })
+					if !slices.Equal(all, want) {
+						t.Errorf("%s: %v, want %v", when, all, want)
+					}
+					found := nfttest.In(t, ns, func() ([]xtables.LegacyTable, error) { return xtables.OlderTables(dir) })
+					if len(found) > 0 != (tt.agent && len(want) > 0) {
+						t.Errorf("%s: of agents are %v", when, found)
+					}
 				}
-			}
-			check("without it")
-			nfttest.Run(t, ns, "", program, "-t", of, "-S")
-			check("empty")
-			nfttest.Run(t, ns, "", program, append([]string{"-t", of}, strings.Fields(words)...)...)
-			check("in use", xtables.LegacyTable{Family: family, Table: of})
+				program := strings.Fields(xtables.LegacyTable{Family: family}.Command())[0]
+				run := func(words string) {
+					nfttest.Run(t, ns, "", program, append([]string{"-t", tt.table}, strings.Fields(words)...)...)
+				}
+				check("without it")
+				run("-S")
+				check("empty")
+				run(tt.words)
+				check("in use", xtables.LegacyTable{Family: family, Table: tt.table, Older: tt.agent})
+			})
 		}
 	}
 }
