@@ -12,6 +12,7 @@ import (
 	_ "embed"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -45,17 +46,20 @@ func main() {
 // mutate draws mutations of a package's files that are not left out, tests them, and prints what was seen.
 func mutate(pkg string, left map[string]bool, in *regexp.Regexp, seed uint64, n int) {
 	found := mutations(pkg)
-	drawn := slices.DeleteFunc(slices.Clone(found), func(m mutation) bool { return left[m.String()] })
-	listed := 0
-	for what := range left {
+	var drawn []mutation
+	gone := maps.Clone(left)
+	for _, m := range found {
+		delete(gone, m.String())
+		if !left[m.String()] {
+			drawn = append(drawn, m)
+		}
+	}
+	for what := range gone {
 		if path, _, _ := strings.Cut(what, " "); filepath.Dir(path) == pkg {
-			listed++
+			fmt.Printf("survivors.txt has a mutation that does not exist any more: %s\n", what)
 		}
 	}
 	out := len(found) - len(drawn)
-	if listed != out {
-		nfttest.Check(fmt.Errorf("survivors.txt: %d of the mutations of %s do not exist any more", listed-out, pkg))
-	}
 	drawn = slices.DeleteFunc(drawn, func(m mutation) bool { return !in.MatchString(filepath.Base(m.path)) })
 	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // has to be reproducible
 	random.Shuffle(len(drawn), func(i, j int) { drawn[i], drawn[j] = drawn[j], drawn[i] })
