@@ -20,12 +20,12 @@ var (
 
 // A Tracker is the connection tracking of a network namespace.
 type Tracker struct {
-	dial   func() *nfnetlink.Conn
-	sample int // the most entries of a sample
-	noted  int // the most entries that are noted
+	dial        func() *nfnetlink.Conn
+	sampleLimit int // entries
+	noteLimit   int // entries
 }
 
-// New returns that of the network namespace in which its methods are called. Each call
+// New returns the connection tracking of the network namespace in which its methods are called. Each call of a method
 // opens a connection of its own.
 func New() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
 

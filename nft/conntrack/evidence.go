@@ -52,10 +52,10 @@ type Count struct {
 	// Examples are up to three examples of those that contradict: overruled ones first, then undated, then stale
 	// ones.
 	Examples []Example
-	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Question].
+	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Query].
 	Seen []netip.Addr
 	// Endpoints are up to three destinations, of connections to the address that was asked for, which lead elsewhere:
-	// only of a [Question].
+	// only of a [Query].
 	Endpoints []netip.AddrPort
 }
 
@@ -121,7 +121,7 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 	}, func(e *Entry) error {
 		visit(e)
 		s.Examined++
-		if s.Examined < t.sample {
+		if s.Examined < t.sampleLimit {
 			return nil
 		}
 		s.Partial = s.Tracked > s.Examined

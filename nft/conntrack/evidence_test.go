@@ -398,7 +398,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 	if err != nil || len(noted) != 2 || full {
 		t.Fatalf("%v, full %t: %v", noted, full, err)
 	}
-	table.noted = 1
+	table.noteLimit = 1
 	if one, full, err := table.Note(t.Context(), comparison); err != nil || len(one) != 1 || !full {
 		t.Errorf("bounded: %v, full %t: %v", one, full, err)
 	}

@@ -52,7 +52,7 @@ func (t *Tracker) Note(ctx context.Context, c *Comparison) (earlier map[uint32]b
 		_, found := c.Compare(e)
 		switch {
 		case found != Contradicts:
-		case len(earlier) < t.noted:
+		case len(earlier) < t.noteLimit:
 			earlier[e.ID] = true
 		default:
 			full = true

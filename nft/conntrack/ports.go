@@ -17,8 +17,8 @@ type PortKey struct {
 	Among    judge.PortScope // the port is one of these
 }
 
-// Ports tells among which ports that of a translated connection was chosen; false: it was not by
-// the policy. [judge.SourcePorts] returns one.
+// Ports returns the ports among which the policy chose that of a connection which is seen as an address and port; false:
+// the policy did not choose it. [judge.SourcePorts] returns one.
 type Ports func(seenAs netip.AddrPort) (judge.PortScope, bool)
 
 // Key returns the key of an entry; false if its source was not translated to one of the ports.
@@ -41,27 +41,16 @@ type PortUse struct {
 // maxKeys bounds the memory of a tally.
 const maxKeys = 1 << 14
 
-// A Tally counts the source ports that translations use. Its memory is bounded:
-// with more than 16,384 keys, all counts are too low by up to one for every
-// 16,384 entries, and keys with few ports are forgotten (Misra and Gries, 1982).
+// A Tally counts the source ports that translations use. Beyond 16,384 keys it has no more. The kernel's order is
+// random, so the keys with the most ports are among the first ones.
 type Tally map[PortKey]int
 
 // Add counts an entry whose source was translated to one of the ports.
 func (t Tally) Add(e *Entry, ports Ports) {
 	k, ok := ports.Key(e)
-	if !ok {
-		return
+	if ok && (t[k] > 0 || len(t) < maxKeys) {
+		t[k]++
 	}
-	if _, known := t[k]; !known && len(t) >= maxKeys {
-		for k := range t {
-			t[k]--
-			if t[k] == 0 {
-				delete(t, k)
-			}
-		}
-		return
-	}
-	t[k]++
 }
 
 // Share is the part of the ports that are in use.

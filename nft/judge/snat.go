@@ -46,20 +46,25 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool)
 	lost := false
 	for _, r := range f.SNAT {
 		present := slices.Contains(r.Present, address)
-		lost = lost || !present && r.Contains(address)
-		switch {
-		case len(r.Present) == 0 || !matches(r, src, dst):
-		case present:
+		if !present && r.Contains(address) {
+			lost = true
+		}
+		if len(r.Present) == 0 || !matches(r, src, dst) {
+			continue
+		}
+		if present {
 			return true
-		case len(r.Interfaces) == 0:
+		}
+		if len(r.Interfaces) == 0 {
 			return false
 		}
 	}
+	// No entry decides, so masquerading chose the address, unless a list names it and the node has lost it.
 	return onNode || !lost
 }
 
-// MissesAddress reports whether an entry is for connections from a source, but the node has no address of it. The first
-// connection that it is for is asked about: another entry of snatRules may decide that.
+// MissesAddress reports whether the first connection from a source that an entry is for gets no address of snatRules: the
+// node has none of the entry, nor of another one that is for it.
 func MissesAddress(p nft.Policy, r nft.SNATRule, src netip.Addr) bool {
 	c := nft.Connection{Src: src, Dst: Everything(src.Is6()).Addr()}
 	if len(r.Destinations.CIDRs) > 0 {

@@ -2,7 +2,6 @@ package observe
 
 import (
 	"cmp"
-	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -40,7 +39,6 @@ func newTold() told {
 
 // tell logs what is new.
 func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
-	maps.DeleteFunc(t.overruled, func(_ judge.Entry, o overruled) bool { return time.Since(o.seen) > recently })
 	stale := 0
 	undated := 0
 	for _, c := range e.Counts {
@@ -91,12 +89,14 @@ func (t *told) once(a *agent.Agent, subject string, level zapcore.Level, event, 
 	a.Log(level, event, text, fields...)
 }
 
-// recent returns the last counts of the entries that were overruled recently.
+// recent returns the last counts of the entries that were overruled recently, and forgets others.
 func (t *told) recent() (counts []conntrack.Count) {
-	for _, o := range t.overruled {
-		if time.Since(o.seen) <= recently {
-			counts = append(counts, o.Count)
+	for entry, o := range t.overruled {
+		if time.Since(o.seen) > recently {
+			delete(t.overruled, entry)
+			continue
 		}
+		counts = append(counts, o.Count)
 	}
 	return counts
 }
