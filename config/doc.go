@@ -12,8 +12,8 @@
 //
 // A file that they accept has no errors and the same meaning, except that these are
 // errors: a Kubernetes manifest, an IPv4-mapped prefix, values beyond the bounds of this package, and
-// what only their library accepts (two byte order marks, the tags ! and !!binary, numbers and
-// prefix lengths that are not decimal).
+// what only their library accepts (two byte order marks, empty entries of a list, the tags ! and
+// !!binary, numbers and prefix lengths that are not decimal).
 //
 // No input makes Parse panic or take more than linear time. Values are counted
 // before they are read, so that 4 MiB of any input take less than 64 MB. Messages

@@ -141,12 +141,7 @@ func target(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-func (f *file) position(n *yaml.Node) Position {
-	if n.Line == 0 {
-		return Position{} // of a default
-	}
-	return Position{f.name, n.Line, n.Column}
-}
+func (f *file) position(n *yaml.Node) Position { return Position{f.name, n.Line, n.Column} }
 
 func (f *file) report(level Level, id string, n *yaml.Node, format string, args ...any) {
 	f.add(level, id, f.position(n), format, args...)

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -21,47 +20,40 @@ var (
 	interfaces = entryKind{"the name of an interface", `"cni0", "veth*"`, parseInterface}
 )
 
-// list decodes a file's settings of a list like encoding/json: a null entry leaves
-// what was in its place, in the defaults or in an earlier list, even if that has been
-// shortened since. The older agents check only what is left at the end.
+// list decodes a file's settings of a list, of which the last one applies. The older agents check the entries of that
+// one alone.
 func (f *file) list(row *Row) (items []*yaml.Node) {
-	var previous []*yaml.Node
-	for _, cidr := range row.Entries(f.config) {
-		previous = append(previous, &yaml.Node{Kind: yaml.ScalarNode, Value: cidr.String()})
-	}
 	for _, s := range f.settings {
-		n := s.value
-		switch {
-		case s.row != row:
+		if s.row != row {
 			continue
-		case n.Kind != yaml.SequenceNode && !isNull(n):
-			f.noList(row, n)
-			continue
-		case len(n.Content) == 0:
-			previous = nil
 		}
-		items = previous[:0]
+		if s.value.Kind != yaml.SequenceNode && !isNull(s.value) {
+			f.noList(row, s.value)
+			continue
+		}
 		if _, given := f.set[row.Key]; !given {
 			f.set[row.Key] = f.position(s.key)
 		}
-		for i, item := range n.Content {
-			if !f.expand(n, 1) {
-				break
-			}
-			items = slices.Grow(items, 1)[:i+1]
-			entry := target(item)
-			if isNull(entry) && items[i] != nil {
-				f.report(Mistake, "emptyEntry", item, "an empty entry: write %s, or remove it", row.noun)
-				continue
-			}
-			items[i] = item
-			if !isNull(entry) && !row.text(entry) {
-				f.report(Error, "wrongValue", item, "%s", row.wrongEntry(entry))
-			}
-		}
-		previous = items
+		items = f.items(row, s.value)
 	}
 	return items
+}
+
+// items returns the entries of a list, and reports those that are no text.
+func (f *file) items(row *Row, list *yaml.Node) []*yaml.Node {
+	for i, item := range list.Content {
+		if !f.expand(list, 1) {
+			return list.Content[:i]
+		}
+		entry := target(item)
+		switch {
+		case isNull(entry):
+			f.report(Error, "invalidEntry", item, "an empty entry: write %s, or remove it", row.noun)
+		case !row.text(entry):
+			f.report(Error, "wrongValue", item, "%s", row.wrongEntry(entry))
+		}
+	}
+	return list.Content
 }
 
 func (f *file) noList(row *Row, n *yaml.Node) {
@@ -94,9 +86,6 @@ func (k *entryKind) wrongEntry(n *yaml.Node) string {
 // entry reads an entry, unless it was reported when its list was decoded.
 func (f *file) entry(row *Row, item *yaml.Node) (p netip.Prefix) {
 	n := target(item)
-	if isNull(n) {
-		f.report(Error, "invalidEntry", item, "an empty entry: write %s, or remove it", row.noun)
-	}
 	if !row.text(n) {
 		return p
 	}

@@ -89,6 +89,7 @@ var beyondBounds = regexp.MustCompile(`(?m)` + strings.Join([]string{
 	`IPv4-mapped`,
 	`byte order marks`,
 	`the tag "!"`,
+	`an empty entry`,
 	`without a leading zero`,
 	`larger than 4 MiB`,
 	`the aliases expand`,

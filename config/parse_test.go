@@ -110,7 +110,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 			}
 		}
 	}
-	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyEntry emptyFile emptyList " +
+	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyFile emptyList " +
 		"ignoredFile ignoredKey interval invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList " +
 		"nothingRead secondDocument syntax tooManyEntries unknownKey wrongValue"
 	if diff := cmp.Diff(strings.Fields(want), slices.Sorted(maps.Keys(found))); diff != "" {

@@ -94,8 +94,9 @@ func (f *file) snatRule(item *yaml.Node) SNATRule {
 			f.noList(field, v)
 		case len(v.Content) == 0:
 			f.report(Error, "invalidEntry", k, "%s is empty: write an entry, or remove it", field.Key)
+		default:
+			f.snatField(&r, field, v)
 		}
-		f.snatField(&r, field, v)
 	}
 	switch {
 	case !given["addresses"]:
@@ -121,25 +122,18 @@ func (r SNATRule) Matches(ipv6 bool) bool {
 }
 
 func (f *file) snatField(r *SNATRule, field *Row, list *yaml.Node) {
-	if list.Kind != yaml.SequenceNode {
-		return
-	}
-	for _, item := range list.Content {
-		entry := target(item)
-		switch {
-		case !f.expand(item, 1):
-			return
-		case !isNull(entry) && !field.text(entry):
-			f.report(Error, "wrongValue", item, "%s", field.wrongEntry(entry))
-		}
+	for _, item := range f.items(field, list) {
 		p := f.entry(field, item)
 		pos := f.position(item)
 		switch field.Key {
-		case "out":
-			r.Out = append(r.Out, Interface{entry.Value, pos})
+		case "from":
+			r.From = append(r.From, CIDR{p, pos})
+		case "to":
+			r.To = append(r.To, CIDR{p, pos})
+		case "addresses":
+			r.Addresses = append(r.Addresses, CIDR{p, pos})
 		default:
-			destination := map[string]*[]CIDR{"from": &r.From, "to": &r.To, "addresses": &r.Addresses}[field.Key]
-			*destination = append(*destination, CIDR{p, pos})
+			r.Out = append(r.Out, Interface{target(item).Value, pos})
 		}
 	}
 	if n := len(r.Out); field.Key == "out" && n > maxInterfaces {
