@@ -30,15 +30,15 @@ type Config struct {
 	ForceMasqueradeCIDRs  []CIDR
 	NonMasqueradeSrcCIDRs []CIDR
 	MasqueradeSrcCIDRs    []CIDR
-	ExemptHost            *Position // position of masqueradeHost: false; nil if true
+	ExemptHost            bool // masqueradeHost: false
 
 	MasqueradeSrcInterfaces    []Interface
 	MasqueradeOutInterfaces    []Interface
 	NonMasqueradeOutInterfaces []Interface
 
-	Enforce       *Position // position of enforceNonMasquerade: true; nil if false
-	DropInvalid   *Position // position of dropInvalid: true; nil if false
-	SNATAddresses []CIDR    // a single address is a CIDR of its full length
+	Enforce       bool
+	DropInvalid   bool
+	SNATAddresses []CIDR // a single address is a CIDR of its full length
 	SNATRules     []SNATRule
 
 	PortsPerPod PodPorts
@@ -91,9 +91,9 @@ type Row struct {
 	BothModes bool
 
 	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,
-	// bool, *bool, *[]PortRange, PodPorts, int, time.Duration, Stale, or *Position for that of an explicit true or false.
-	field    string
-	explicit bool // which of these
+	// bool, *bool, *[]PortRange, PodPorts, int, time.Duration, or Stale.
+	field   string
+	inverse bool // the field is true if the key is false
 
 	*entryKind // of a list
 }
@@ -118,7 +118,7 @@ var table = []Row{
 	{
 		Key: "masqueradeHost", Asks: SentByNode,
 		Means: "what this node itself sends keeps its address",
-		field: "ExemptHost",
+		field: "ExemptHost", inverse: true,
 	},
 	{
 		Key: KeyMasqueradeSrcInterfaces, Asks: ReceivedOn, Outside: true,
@@ -156,7 +156,7 @@ var table = []Row{
 		field: "NonMasqueradeCIDRs", entryKind: &cidrs, BothModes: true,
 	},
 	{
-		Key: KeyEnforceNonMasquerade, explicit: true,
+		Key:   KeyEnforceNonMasquerade,
 		Means: "no other program translates what pods send to exempt destinations",
 		field: "Enforce",
 	},
@@ -171,7 +171,7 @@ var table = []Row{
 		field: "SNATRules",
 	},
 	{
-		Key: KeyDropInvalid, explicit: true,
+		Key:   KeyDropInvalid,
 		Means: "packets of pods that would leave untranslated, because they belong to no connection, are dropped",
 		field: "DropInvalid",
 	},
@@ -265,9 +265,8 @@ func (r Row) Entries(c Config) []CIDR {
 // Interfaces returns the key's interfaces in a config.
 func (r Row) Interfaces(c Config) []Interface { return get[[]Interface](r, c) }
 
-// Explicit returns the position at which a config sets the condition to false, or
-// another key to true, or nil.
-func (r Row) Explicit(c Config) *Position { return get[*Position](r, c) }
+// On reports whether a config has the condition, if it is one without a list.
+func (r Row) On(c Config) bool { return get[bool](r, c) }
 
 // get returns the value of a key if it is of that type.
 func get[T any](r Row, c Config) (value T) {
@@ -277,11 +276,8 @@ func get[T any](r Row, c Config) (value T) {
 	return value
 }
 
-// Given returns the position at which the files of a config set a key, and whether they do.
-func (c Config) Given(key string) (Position, bool) {
-	position, given := c.given[key]
-	return position, given
-}
+// Given returns the position at which the files of a config set a key, the zero position if they do not.
+func (c Config) Given(key string) Position { return c.given[key] }
 
 // Defaults are the values that command-line flags set for keys missing from the file.
 type Defaults struct {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -124,13 +123,13 @@ func valuesOf(r Row, c Config) (values []given) {
 		for _, entry := range *field {
 			values = append(values, given{entryText(entry), entry.Pos})
 		}
-	case **Position:
-		if *field != nil {
-			values = append(values, given{strconv.FormatBool(r.explicit), **field})
+	case *bool:
+		if *field {
+			values = append(values, given{"true", c.Given(r.Key)})
 		}
 	case *PodPorts:
-		if field.Size > 0 {
-			values = append(values, given{strconv.Itoa(field.Size), field.Pos})
+		if *field > 0 {
+			values = append(values, given{fmt.Sprint(*field), c.Given(r.Key)})
 		}
 	}
 	return values

@@ -66,7 +66,9 @@ func (p *parser) merge(row *Row) {
 	case *[]CIDR, *[]Interface, *[]SNATRule:
 		p.mergeLists(row)
 	case *bool:
-		scalar(p, row, field, (*file).bool, yes)
+		value := *field != row.inverse
+		scalar(p, row, &value, (*file).bool, yes)
+		*field = value != row.inverse
 	case **bool:
 		value := false
 		scalar(p, row, &value, (*file).bool, yes)
@@ -81,17 +83,8 @@ func (p *parser) merge(row *Row) {
 			*field = &ranges
 		}
 	case *PodPorts:
-		smaller := func(a, b int) bool { return a > 0 && (b == 0 || a < b) }
-		scalar(p, row, &field.Size, (*file).podPorts, smaller)
-		if field.Size > 0 {
-			field.Pos = p.set[row.Key]
-		}
-	case **Position:
-		value := !row.explicit
-		scalar(p, row, &value, (*file).bool, yes)
-		if position := p.set[row.Key]; value == row.explicit {
-			*field = &position
-		}
+		smaller := func(a, b PodPorts) bool { return a > 0 && (b == 0 || a < b) }
+		scalar(p, row, field, (*file).podPorts, smaller)
 	case *time.Duration:
 		scalar(p, row, field, (*file).duration, cmp.Less[time.Duration])
 	case *int:
@@ -247,36 +240,34 @@ func (p *parser) checkLists() {
 	}
 }
 
-// checkNeedsPods checks that a key at a position does not concern more than pods. harm is
+// checkNeedsPods checks that a key that is on does not concern more than pods. harm is
 // what it would do.
-func (p *parser) checkNeedsPods(key string, position *Position, harm string) {
+func (p *parser) checkNeedsPods(key string, on bool, harm string) {
 	c := p.config
+	position := p.set[key]
 	ipv4 := c.knowsPods(false)
 	ipv6 := c.knowsPods(true)
 	const noEffect = "%s has no effect on %s: %s has no such entry"
 	switch {
-	case position == nil:
+	case !on:
 	case !ipv4 && !ipv6:
-		p.add(Error, "needsSources", *position, "%s needs %s or %s: without them it would also %s "+
+		p.add(Error, "needsSources", position, "%s needs %s or %s: without them it would also %s "+
 			"containers and virtual machines of Docker and other programs",
 			key, KeyMasqueradeSrcCIDRs, KeyMasqueradeSrcInterfaces, harm)
 	case !ipv4:
-		p.add(Warning, "noEffect", *position, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", position, noEffect, key, "IPv4", KeyMasqueradeSrcCIDRs)
 	case !ipv6 && c.EnableIPv6:
-		p.add(Warning, "noEffect", *position, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
+		p.add(Warning, "noEffect", position, noEffect, key, "IPv6", KeyMasqueradeSrcCIDRs)
 	}
 }
 
 // checkPortsPerPod checks that pods are known, and that there are no snatRules: each entry would need
 // a chain for each block.
 func (p *parser) checkPortsPerPod() {
-	position := p.config.PortsPerPod.Pos
-	if p.config.PortsPerPod.Size == 0 {
-		return
-	}
-	p.checkNeedsPods(KeyPortsPerPod, &position, "give blocks of ports to")
-	if rules := p.config.SNATRules; len(rules) > 0 {
-		p.add(Error, "conflictingKeys", position, "%s cannot be combined with %s, whose first entry is at %s: remove one of "+
+	blocks := p.config.PortsPerPod > 0
+	p.checkNeedsPods(KeyPortsPerPod, blocks, "give blocks of ports to")
+	if rules := p.config.SNATRules; blocks && len(rules) > 0 {
+		p.add(Error, "conflictingKeys", p.set[KeyPortsPerPod], "%s cannot be combined with %s, whose first entry is at %s: remove one of "+
 			"them, or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
 	}
 }

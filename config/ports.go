@@ -23,10 +23,7 @@ func (r PortRange) String() string {
 }
 
 // A PodPorts is how many source ports each pod has of its own; 0: pods share all.
-type PodPorts struct {
-	Size int
-	Pos  Position // unless it is 0
-}
+type PodPorts int
 
 // Bounds of portsPerPod. 2,000 still makes 16 blocks of all ports.
 const (

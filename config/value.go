@@ -33,9 +33,10 @@ func (f *file) int(key string, n *yaml.Node, value *int) (valid bool) {
 	return valid || f.wrong(Error, key, n, "want a whole number in decimal digits")
 }
 
-func (f *file) podPorts(key string, n *yaml.Node, value *int) (valid bool) {
-	*value, valid = decimal(n)
-	valid = valid && (*value == 0 || *value >= minPortsPerPod && *value <= maxPortsPerPod)
+func (f *file) podPorts(key string, n *yaml.Node, value *PodPorts) bool {
+	size, valid := decimal(n)
+	*value = PodPorts(size)
+	valid = valid && (size == 0 || size >= minPortsPerPod && size <= maxPortsPerPod)
 	return valid || f.wrong(Error, key, n, fmt.Sprintf("want 0 (off), or %d to %d", minPortsPerPod, maxPortsPerPod))
 }
 

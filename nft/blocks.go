@@ -118,12 +118,12 @@ func checkPortBlocks(c config.Config, o Options) config.Problems {
 	if c.ToPorts != nil {
 		ranges = *c.ToPorts
 	}
-	size := c.PortsPerPod.Size
+	size := int(c.PortsPerPod)
 	if size == 0 || NewPortBlocks(size, ranges).Count() > 0 {
 		return nil
 	}
 	return config.Problems{{
-		ID: "portsPerPod", Pos: c.PortsPerPod.Pos,
+		ID: "portsPerPod", Pos: c.Given(config.KeyPortsPerPod),
 		Msg: config.KeyPortsPerPod + ": " + config.KeyToPorts + " has no room for two blocks and the node's own ports",
 	}}
 }

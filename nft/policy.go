@@ -120,10 +120,10 @@ func NewPolicy(c config.Config, o Options) Policy {
 		p.Families = append(p.Families, newFamilyPolicy(c, o.Layout.Mode(), true))
 	}
 	if o.Layout.Mode() == ModeNFTables {
-		p.PortsPerPod = c.PortsPerPod.Size
-		p.DropInvalid = c.DropInvalid != nil
-		if c.Enforce != nil {
-			p.Enforce = &Enforcement{Pos: *c.Enforce, Marks: o.Marks}
+		p.PortsPerPod = int(c.PortsPerPod)
+		p.DropInvalid = c.DropInvalid
+		if c.Enforce {
+			p.Enforce = &Enforcement{Pos: c.Given(config.KeyEnforceNonMasquerade), Marks: o.Marks}
 		}
 	}
 	return p
@@ -143,11 +143,10 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 			cidrs = withExemptions(c, cidrs, ipv6)
 		}
 		q := Condition{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
-		position := row.Explicit(c)
-		if position != nil {
-			q.Pos = *position
+		if row.On(c) {
+			q.Pos = c.Given(row.Key)
 		}
-		if position != nil || len(q.CIDRs)+len(q.Interfaces) > 0 {
+		if row.On(c) || len(q.CIDRs)+len(q.Interfaces) > 0 {
 			f.Conditions = append(f.Conditions, q)
 		}
 	}

@@ -95,9 +95,9 @@ func TestHashCoversThePolicy(t *testing.T) {
 		"received on a prefix": func(c *config.Config, _ *nft.Options) {
 			c.MasqueradeSrcInterfaces = []config.Interface{{Name: "cni0*"}}
 		},
-		"enforced": func(c *config.Config, _ *nft.Options) { c.Enforce = &config.Position{} },
+		"enforced": func(c *config.Config, _ *nft.Options) { c.Enforce = true },
 		"enforced, marked": func(c *config.Config, o *nft.Options) {
-			c.Enforce, o.Marks = &config.Position{}, []nft.Mark{{Value: 1, Mask: 1}}
+			c.Enforce, o.Marks = true, []nft.Mark{{Value: 1, Mask: 1}}
 		},
 		"other port range":     func(_ *config.Config, o *nft.Options) { o.Ports[0].Max++ },
 		"one port range fewer": func(_ *config.Config, o *nft.Options) { o.Ports = o.Ports[:1] },

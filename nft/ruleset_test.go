@@ -257,8 +257,8 @@ func TestBuildTakesWhatTheFileSaysAndRejectsWhatCannotBe(t *testing.T) {
 		}
 	}
 	c := config.Config{
-		MasqueradeSrcCIDRs: cases.CIDRs("10.0.0.0/8"), DropInvalid: &config.Position{},
-		Enforce: &config.Position{},
+		MasqueradeSrcCIDRs: cases.CIDRs("10.0.0.0/8"), DropInvalid: true,
+		Enforce: true,
 	}
 	if p := nft.NewPolicy(c, nft.Options{Layout: xtables.Layout{Name: "X"}}); p.DropInvalid || p.Enforce != nil {
 		t.Errorf("%+v", p)

@@ -32,7 +32,7 @@ func (b *bench) invalid(ctx context.Context) {
 	c.MasqueradeSrcCIDRs = []config.CIDR{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}
 	options := nft.Options{Layout: ruleset(nil, nft.ModeNFTables).Layout, RandomFully: true}
 	without := nft.Compile(c, options).String()
-	c.DropInvalid = &config.Position{}
+	c.DropInvalid = true
 	texts := []string{nft.Compile(c, options).String(), without, without + emptyHook}
 	p := nfttest.Must(openPath(ofNft(without)))
 	defer func() { nfttest.Check(p.close()) }()

@@ -50,7 +50,7 @@ func TestPolicyMatchesTheSpecification(t *testing.T) {
 				t.Fatalf("%+v: destination %s %t, want %s\n%+v", conn, dst, exists, want, c)
 			}
 			pod, known := cases.SpecifiedPod(c, conn)
-			enforced := c.Enforce != nil && known && pod && want == nft.Exempt && conn.Src != conn.Dst && (!ipv6 || c.EnableIPv6)
+			enforced := c.Enforce && known && pod && want == nft.Exempt && conn.Src != conn.Dst && (!ipv6 || c.EnableIPv6)
 			if got := judge.Enforced(p, conn); got != enforced {
 				t.Fatalf("%+v: enforced %t, want %t\n%+v", conn, got, enforced, c)
 			}

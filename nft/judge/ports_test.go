@@ -50,7 +50,7 @@ func TestPortsOfAConnectionAreThoseOfItsBlock(t *testing.T) {
 	c := config.Config{
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
 		EnableIPv6:         true,
-		PortsPerPod:        config.PodPorts{Size: 250},
+		PortsPerPod:        250,
 	}
 	ports := judge.SourcePorts(nft.NewPolicy(c, nft.Options{Layout: native.Layout{}}))
 	for seen, want := range map[string]judge.PortScope{

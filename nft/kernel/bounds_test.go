@@ -40,7 +40,7 @@ func (b bounded) of(second byte, addresses ...string) nft.Ruleset {
 	c := config.Config{NonMasqueradeCIDRs: all, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16")}
 	switch b.kind {
 	case "portsPerPod 250":
-		c.PortsPerPod = config.PodPorts{Size: 250}
+		c.PortsPerPod = 250
 		c.SNATAddresses = cases.CIDRs("198.51.100.0/24")
 	case "64 snatRules":
 		c.NonMasqueradeCIDRs = cases.CIDRs("10.0.0.0/8")

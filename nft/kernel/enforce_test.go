@@ -24,7 +24,7 @@ func enforcing() config.Config {
 		EnableIPv6:         true,
 		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8", "fd00::/8"),
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
-		Enforce:            &config.Position{},
+		Enforce:            true,
 	}
 }
 
@@ -58,7 +58,7 @@ func TestPacketsMarkedByKubeProxyAreLeftToIt(t *testing.T) {
 				}
 			}`, "-f", "-")
 			k, off := open(t, w.Node), enforcing()
-			off.Enforce = nil
+			off.Enforce = false
 			before := map[string]netip.Addr{}
 			for _, c := range []config.Config{off, enforcing()} {
 				apply(t, k, nft.Compile(c, enforcingOptions()), everything)
@@ -114,7 +114,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			top := nfttest.NewTopology(t)
 			c := enforcing()
 			if !enforced { // the control
-				c.Enforce = nil
+				c.Enforce = false
 			}
 			apply(t, open(t, top.Node), nft.Compile(c, enforcingOptions()), nft.Contents)
 			kindnet(t, top.Node, "")
@@ -170,14 +170,14 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 				received := enforcing()
 				received.MasqueradeSrcCIDRs, received.MasqueradeSrcInterfaces = nil, []config.Interface{{Name: "pod*"}}
 				off := enforcing()
-				off.Enforce = nil
+				off.Enforce = false
 				for _, c := range []config.Config{off, enforcing(), received} {
 					want := nft.Compile(c, enforcingOptions())
 					apply(t, k, want, everything)
 					// The other program comes after us.
 					nfttest.NFT(t, w.Node, "table inet services; delete table inet services; table inet services {\nchain pre {\n"+
 						translate+"\n}\nchain post {\ntype nat hook postrouting priority "+rules+"\n}\n}", "-f", "-")
-					w.hairpins(t, c.Enforce != nil, name == "everything DNATed", status != "DNAT")
+					w.hairpins(t, c.Enforce, name == "everything DNATed", status != "DNAT")
 					inSync(t, w.Node, want) // with the pairs that the packets added
 				}
 			})

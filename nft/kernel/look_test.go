@@ -319,7 +319,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 	} {
 		want := nft.Compile(config.Config{
 			NonMasqueradeCIDRs: cases.CIDRs(strings.Fields(list)...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-			PortsPerPod: config.PodPorts{Size: 500}, EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
+			PortsPerPod: 500, EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true,
 		}, nft.Options{Layout: native.Layout{}})
 		apply(t, k, want, nft.Contents)
 		sets, err := c.Sets(nfnetlink.Inet, nft.TableName)

@@ -21,7 +21,7 @@ import (
 func withBlocks(addresses string, size int, node ...string) nft.Ruleset {
 	c := config.Config{
 		NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8"), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-		PortsPerPod: config.PodPorts{Size: size},
+		PortsPerPod: config.PodPorts(size),
 	}
 	if addresses != "" {
 		c.SNATAddresses = cases.CIDRs(addresses)

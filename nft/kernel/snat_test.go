@@ -110,7 +110,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				top := nfttest.NewTopology(t)
 				apply(t, open(t, top.Node), nft.Compile(config.Config{
 					EnableIPv6: true, MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
-					PortsPerPod: config.PodPorts{Size: size},
+					PortsPerPod: config.PodPorts(size),
 				}, nft.Options{Layout: native.Layout{}, RandomFully: true}), nft.Contents)
 				for _, state := range []string{"time_wait", "last_ack", "close", "close_wait", "fin_wait"} {
 					// For slow machines: none expires meanwhile.
@@ -196,7 +196,7 @@ func TestBlocksAreRightAfterEachChange(t *testing.T) {
 		}
 		want := nft.Compile(config.Config{
 			NonMasqueradeCIDRs: cases.CIDRs(step.exempt...), MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"),
-			PortsPerPod: config.PodPorts{Size: step.size},
+			PortsPerPod: config.PodPorts(step.size),
 		}, nft.Options{Layout: native.Layout{}})
 		apply(t, k, want, nft.Contents)
 		inSync(t, ns, want)

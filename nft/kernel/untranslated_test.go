@@ -97,8 +97,8 @@ func fate(t *testing.T, w *wire, c *nfnetlink.Conn, f nfttest.Flow) (seen nfttes
 // droppingInvalid is about the same pods, with dropInvalid or without.
 func droppingInvalid(on bool) config.Config {
 	c := enforcing()
-	if c.Enforce = nil; on {
-		c.DropInvalid = &config.Position{}
+	if c.Enforce = false; on {
+		c.DropInvalid = true
 	}
 	c.ForceMasqueradeCIDRs = cases.CIDRs("10.9.0.0/16", "fd00:9::/32")
 	c.NonMasqueradeSrcCIDRs = cases.CIDRs("10.244.7.0/24", "fd00:10:244:7::/64")

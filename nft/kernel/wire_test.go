@@ -179,7 +179,7 @@ func TestLoopbackWorks(t *testing.T) {
 	sources := nothing
 	sources.MasqueradeSrcCIDRs = cases.CIDRs("127.0.0.0/8", "::1/128")
 	exempt := forced
-	exempt.ExemptHost = &config.Position{}
+	exempt.ExemptHost = true
 	lonely := nfttest.NewNS(t, "lonely")
 	top := nfttest.NewTopology(t)
 	// kubelet drops packets from elsewhere to a loopback address.

@@ -85,7 +85,7 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 // small has sets of both families, a map of several addresses, sets of snatRules and a set
 // that rules fill.
 func small() nft.Ruleset {
-	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true, Enforce: &config.Position{}}
+	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true, Enforce: true}
 	c.NonMasqueradeCIDRs = cases.CIDRs("10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "fd00::/8")
 	c.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16")
 	c.SNATAddresses = cases.CIDRs("198.51.100.8/31")
@@ -616,7 +616,7 @@ func tampered() map[string]nft.Ruleset {
 		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48"),
 	}
 	enforced, drops, snat := pods, pods, config.Default(config.Defaults{EnableIPv6: true})
-	enforced.Enforce, drops.DropInvalid = &config.Position{}, &config.Position{}
+	enforced.Enforce, drops.DropInvalid = true, true
 	snat.SNATAddresses = cases.CIDRs("198.51.100.208/29", "2001:db8:5::/64")
 	snat.SNATRules = []config.SNATRule{
 		{From: cases.CIDRs("10.244.8.0/24"), Addresses: cases.CIDRs("198.51.100.211/32")},

@@ -17,7 +17,6 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
@@ -232,7 +231,7 @@ func TestRulesetsAreReadBackAsWritten(t *testing.T) {
 	for i := range nfttest.Rounds(10, 20, 200) {
 		c, node := m.Config(), m.Addresses()
 		if i%2 == 0 { // a set that rules fill
-			c.Enforce, c.MasqueradeSrcCIDRs = &config.Position{}, cases.CIDRs("10.0.0.0/8")
+			c.Enforce, c.MasqueradeSrcCIDRs = true, cases.CIDRs("10.0.0.0/8")
 		}
 		for mode, n := range nodes {
 			n.Apply(t, nft.Compile(c, m.Options(mode)).WithAddresses(node), nft.WithLeftovers)

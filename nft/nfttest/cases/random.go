@@ -20,7 +20,7 @@ func Specified(c config.Config, conn nft.Connection) nft.Verdict {
 		return nft.Exempt
 	case conn.ToNode:
 		return nft.Local
-	case conn.FromNode && c.ExemptHost != nil:
+	case conn.FromNode && c.ExemptHost:
 		return nft.Exempt
 	case len(c.MasqueradeSrcInterfaces) > 0 && (conn.FromNode || !named(c.MasqueradeSrcInterfaces, conn.InInterface)):
 		return nft.Exempt
@@ -151,7 +151,7 @@ func (m Maker) Config() config.Config {
 		c.RandomFully = &random
 	}
 	if m.IntN(4) == 0 {
-		c.ExemptHost = &config.Position{}
+		c.ExemptHost = true
 	}
 	for _, list := range []*[]config.Interface{
 		&c.MasqueradeSrcInterfaces, &c.NonMasqueradeOutInterfaces,
@@ -162,19 +162,19 @@ func (m Maker) Config() config.Config {
 		}
 	}
 	if m.IntN(3) == 0 {
-		c.Enforce = &config.Position{}
+		c.Enforce = true
 	}
 	if m.IntN(3) == 0 {
-		c.DropInvalid = &config.Position{}
+		c.DropInvalid = true
 	}
-	c.PortsPerPod.Size = 1000 * (len(c.NonMasqueradeSrcCIDRs) % 3) // few blocks, or none
+	c.PortsPerPod = config.PodPorts(1000 * (len(c.NonMasqueradeSrcCIDRs) % 3)) // few blocks, or none
 	for m.IntN(3) > 0 {
 		c.SNATAddresses = append(c.SNATAddresses, m.snatAddress())
 	}
 	if m.IntN(2) == 0 {
-		c.PortsPerPod.Size = 0 // portsPerPod excludes snatRules
+		c.PortsPerPod = 0 // portsPerPod excludes snatRules
 	}
-	for c.PortsPerPod.Size == 0 && m.IntN(5) > 0 && len(c.SNATRules) < 12 {
+	for c.PortsPerPod == 0 && m.IntN(5) > 0 && len(c.SNATRules) < 12 {
 		c.SNATRules = append(c.SNATRules, m.snatRule())
 	}
 	return c
@@ -250,9 +250,9 @@ func (m Maker) Connection(src, dst netip.Addr) nft.Connection {
 
 // ForView removes from a config what mode iptables-nft cannot express.
 func ForView(c config.Config) config.Config {
-	c.Enforce, c.DropInvalid, c.SNATAddresses, c.SNATRules = nil, nil, nil, nil
-	c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs, c.PortsPerPod = nil, nil, nil, config.PodPorts{}
-	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = nil, nil, nil, nil
+	c.Enforce, c.DropInvalid, c.SNATAddresses, c.SNATRules = false, false, nil, nil
+	c.ForceMasqueradeCIDRs, c.NonMasqueradeSrcCIDRs, c.MasqueradeSrcCIDRs, c.PortsPerPod = nil, nil, nil, 0
+	c.ExemptHost, c.MasqueradeSrcInterfaces, c.NonMasqueradeOutInterfaces, c.MasqueradeOutInterfaces = false, nil, nil, nil
 	return c
 }
 

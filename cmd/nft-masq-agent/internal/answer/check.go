@@ -77,8 +77,7 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 	}
 	for _, row := range config.Translations() {
 		if value, set := values[row.Key]; set {
-			place, _ := c.Given(row.Key)
-			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: value, Place: place, title: row.Key + ": " + row.Means})
+			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: value, Place: c.Given(row.Key), title: row.Key + ": " + row.Means})
 		}
 	}
 	return m

@@ -41,7 +41,7 @@ func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err err
 func checkWindows(c config.Config) error {
 	var problems config.Problems
 	for _, row := range slices.Concat(config.Conditions(), config.Translations()) {
-		if position, given := c.Given(row.Key); given && !row.WinBridge {
+		if position := c.Given(row.Key); position != (config.Position{}) && !row.WinBridge {
 			problems = append(problems, config.Problem{
 				Pos: position, Msg: row.Key + " is not supported by win-bridge, which can only exempt destinations",
 			})
