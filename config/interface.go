@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 )
 
 // An Interface is the name of a network interface in a config file, or, with a
@@ -40,12 +38,9 @@ func parseInterface(s string) (_ netip.Prefix, msg string) {
 	switch name := strings.TrimSuffix(s, "*"); {
 	case s == "*":
 		msg = `"*" means every interface: leave the key out`
-	case s == "", s == ".", s == "..":
-		msg = quote(s) + " is not the name of an interface"
 	case len(s) > maxInterface:
 		msg = fmt.Sprintf("%s has %d bytes, the name of an interface has at most %d", quote(s), len(s), maxInterface)
-	case !utf8.ValidString(s), strings.ContainsAny(s, `/:"\ `),
-		strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }):
+	case s == "", s == ".", s == "..", !quotable(s), strings.ContainsAny(s, `/:"\ `):
 		msg = quote(s) + ` is not the name of an interface: no "/", ":", quotes, backslashes, spaces or control characters`
 	case strings.Contains(name, "*"):
 		msg = quote(s) + `: a "*" can only be the last character, for all names that begin so`

@@ -18,9 +18,9 @@ func (f *file) parseJSON() *yaml.Node {
 	}
 	r := &jsonReader{Decoder: json.NewDecoder(strings.NewReader(f.s)), text: f.s, line: 1, column: 1, remaining: f.nodes}
 	r.UseNumber()
-	root, err := r.value()
+	root := r.value()
 	f.nodes = r.remaining
-	if err != nil {
+	if f.nodes < 0 {
 		return f.tooMany()
 	}
 	return root
@@ -35,27 +35,23 @@ type jsonReader struct {
 	remaining    int // values that may follow
 }
 
-var errTooMany = errors.New("too many values")
-
-// value reads the next value with all that it contains. The end of a list or a mapping has the kind 0.
-func (r *jsonReader) value() (*yaml.Node, error) {
+// value reads the next value with all that it contains, nil if that is the end of a list or a mapping, or if no more
+// values may follow.
+func (r *jsonReader) value() *yaml.Node {
 	start := int(r.InputOffset())
 	for start < len(r.text) && strings.IndexByte(" \t\n,:", r.text[start]) >= 0 {
 		start++
 	}
-	token, err := r.Token()
-	if err != nil {
-		return nil, err
-	}
+	token, _ := r.Token() // of valid JSON
 	r.remaining--
 	if r.remaining < 0 {
-		return nil, errTooMany
+		return nil
 	}
 	r.moveTo(start)
 	n := &yaml.Node{Kind: yaml.ScalarNode, Line: r.line, Column: r.column}
 	switch token := token.(type) {
 	case json.Delim:
-		return n, r.content(n, token)
+		return r.content(n, token)
 	case string:
 		n.Tag = "!!str"
 		n.Style = yaml.DoubleQuotedStyle
@@ -73,11 +69,11 @@ func (r *jsonReader) value() (*yaml.Node, error) {
 		n.Tag = "!!null"
 		n.Value = "null"
 	}
-	return n, nil
+	return n
 }
 
-// content reads what is between the delimiters.
-func (r *jsonReader) content(n *yaml.Node, begin json.Delim) error {
+// content reads what is between the delimiters of a list or a mapping.
+func (r *jsonReader) content(n *yaml.Node, begin json.Delim) *yaml.Node {
 	switch begin {
 	case '{':
 		n.Kind = yaml.MappingNode
@@ -86,16 +82,12 @@ func (r *jsonReader) content(n *yaml.Node, begin json.Delim) error {
 		n.Kind = yaml.SequenceNode
 		n.Tag = "!!seq"
 	default:
-		n.Kind = 0
 		return nil
 	}
-	for {
-		next, err := r.value()
-		if err != nil || next.Kind == 0 {
-			return err
-		}
+	for next := r.value(); next != nil; next = r.value() {
 		n.Content = append(n.Content, next)
 	}
+	return n
 }
 
 // moveTo sets the place to that of an offset behind it.

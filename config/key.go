@@ -77,7 +77,7 @@ func likelyKey(name string) string {
 	if key := ofForks[name]; key != "" {
 		return key
 	}
-	shortName := short(name)
+	shortName := abbreviations.Replace(name)
 	for edits := range 3 {
 		for i, key := range lowerKeys {
 			meant := name == "no"+key || strings.Contains(name, "4") || strings.Contains(name, "6") != strings.Contains(key, "6")
@@ -96,20 +96,13 @@ func likelyKey(name string) string {
 var lowerKeys, shortKeys = func() (lower, shorter []string) {
 	for _, key := range Keys() {
 		lower = append(lower, strings.ToLower(key))
-		shorter = append(shorter, short(strings.ToLower(key)))
+		shorter = append(shorter, abbreviations.Replace(strings.ToLower(key)))
 	}
 	return lower, shorter
 }()
 
-// short returns a lower-case name without separators and with words abbreviated.
-func short(name string) string {
-	return abbreviations.Replace(separators.Replace(name))
-}
-
-var (
-	separators    = strings.NewReplacer("-", "", "_", "", ".", "", " ", "")
-	abbreviations = strings.NewReplacer("masquerade", "masq", "source", "src")
-)
+// abbreviations removes separators from a lower-case name, and abbreviates words.
+var abbreviations = strings.NewReplacer("-", "", "_", "", ".", "", " ", "", "masquerade", "masq", "source", "src")
 
 // similar reports whether at most that many edits turn a into b. An edit deletes,
 // inserts or replaces one character, or swaps two adjacent ones.
