@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -510,9 +509,6 @@ type packetKind struct {
 	checksum int                        // offset of the Internet checksum; 0: none
 	ipv4     bool                       // otherwise IPv6
 	fate     string                     // or several, of several kernels
-	// untracked: dropInvalid drops it all the same if it was routed.
-	untracked bool
-	hops      byte // 0: 64
 }
 
 // kinds are packets that conntrack treats in other ways than new connections, and some of the
@@ -520,7 +516,7 @@ type packetKind struct {
 func kinds() (all []packetKind) {
 	add := func(name string, protocol int, fate string, checksum int, ipv4 bool, head ...byte) {
 		payload := func(cookie []byte) []byte { return append(slices.Clone(head), cookie...) }
-		all = append(all, packetKind{name, byte(protocol), payload, checksum, ipv4, fate, false, 0})
+		all = append(all, packetKind{name, byte(protocol), payload, checksum, ipv4, fate})
 	}
 	message := func(kind byte, ipv4 bool, fate, name string) {
 		add(name, map[bool]int{true: unix.IPPROTO_ICMP, false: unix.IPPROTO_ICMPV6}[ipv4], fate, 2, ipv4,
@@ -529,12 +525,9 @@ func kinds() (all []packetKind) {
 	for kind, name := range map[byte]string{
 		130: "MLD query", 131: "MLD report", 132: "MLD done", 133: "router solicitation", 134: "router advertisement",
 		135: "neighbor solicitation", 136: "neighbor advertisement", 143: "MLDv2 report",
+		151: "multicast router advertisement", 152: "multicast router solicitation",
 	} {
-		message(kind, false, isInvalid, name)
-		all[len(all)-1].untracked = true
-	}
-	for kind, name := range map[byte]string{151: "advertisement", 152: "solicitation"} {
-		message(kind, false, isInvalid, "multicast router "+name)
+		message(kind, false, untracked, name)
 	}
 	for _, kind := range []byte{1, 2, 3, 4, 137, 144, 145, 146, 147, 160, 200} {
 		message(kind, false, isInvalid, fmt.Sprint("ICMPv6 type ", kind))
@@ -596,8 +589,7 @@ func (k packetKind) packetOf(src, dst netip.Addr, cookie []byte) []byte {
 	if k.ipv4 { // the kernel sets the length and the checksum
 		return slices.Concat([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, k.protocol, 0, 0}, src.AsSlice(), dst.AsSlice(), payload)
 	}
-	hops := cmp.Or(k.hops, 64)
-	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, hops}, src.AsSlice(), dst.AsSlice(), payload)
+	return slices.Concat([]byte{0x60, 0, 0, 0}, length, []byte{k.protocol, 64}, src.AsSlice(), dst.AsSlice(), payload)
 }
 
 // sendRaw sends IP packets from a namespace.
@@ -633,48 +625,6 @@ func TestKindsOfPacketsThatDropInvalidDropsOrDoesNotSee(t *testing.T) {
 		}
 		if got := w.become(t, w.Pod, src, dst, k); !strings.Contains(k.fate, got) {
 			t.Errorf("%s, IPv4 %t: %s, want %s", k.name, k.ipv4, got, k.fate)
-		}
-	}
-}
-
-// Only what was routed and would be masqueraded is beyond its link: neither what the node sends
-// nor what leaves with the pod's IP anyway, nor any of it without dropInvalid.
-func TestDiscoveryIsDroppedOnlyWhereConnectionsOfPodsAreMasqueraded(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t) // it waits for packets that never arrive
-	w := newWire(t)
-	k := open(t, w.Node)
-	pod, node := w.PodV6, netip.MustParseAddr("2001:db8::1")
-	for _, on := range []bool{true, false} {
-		apply(t, k, nft.Compile(droppingInvalid(on), enforcingOptions()), nft.Contents)
-		for _, tt := range []struct {
-			name string
-			from *nfttest.NS
-			src  netip.Addr
-			dst  string
-			hops byte
-			drop bool
-		}{
-			{"masqueraded", w.Pod, pod, "2001:db8:77::8", 64, true},
-			{"masqueraded, as on a link", w.Pod, pod, "2001:db8:77::8", 255, true},
-			{"forced", w.Pod, pod, "fd00:9::7", 64, true},
-			{"exempt", w.Pod, pod, "fd00:8::1", 64, false},
-			{"the node", w.Node, node, "2001:db8:77::8", 64, false},
-			{"the node, as on a link", w.Node, node, "2001:db8:77::8", 255, false},
-		} {
-			for _, kind := range kinds() {
-				if !kind.untracked {
-					continue
-				}
-				kind.hops = tt.hops
-				want := untracked
-				if tt.drop && on {
-					want = isInvalid
-				}
-				if got := w.become(t, tt.from, tt.src, netip.MustParseAddr(tt.dst), kind); got != want {
-					t.Errorf("dropInvalid %t, %s, %s: %s, want %s", on, tt.name, kind.name, got, want)
-				}
-			}
 		}
 	}
 }
