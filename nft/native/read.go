@@ -26,9 +26,6 @@ type State struct {
 	filled    []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
 	unchanged bool            // the rules that were not read are those that are wanted
 	diffs     []string        // of the elements
-
-	encoded    map[string]*nfnetlink.Batch // the rules of chains that are to be written
-	encodedFor nft.Sides                   // with these sets
 }
 
 // Read reads our table. In a [nft.Frame], the elements of sets and the rules of chains that only maps lead to
@@ -79,8 +76,6 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 // keep takes over what an earlier attempt has compared or filled, if it is still there: handles begin again in another
 // table.
 func (s *State) keep(earlier *State) {
-	s.encoded = earlier.encoded
-	s.encodedFor = earlier.encodedFor
 	for _, w := range s.want.Sets {
 		known := earlier.correct[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {

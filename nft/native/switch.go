@@ -170,26 +170,10 @@ func (s *State) planChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sid
 		}
 	}
 	for _, w := range chains {
-		b.Append(s.encodedRules(w, sides))
-	}
-}
-
-// encodedRules returns the rules of a chain. They are encoded once for all attempts, because others may commit while
-// this takes its time.
-func (s *State) encodedRules(w nft.Chain, sides nft.Sides) *nfnetlink.Batch {
-	if s.encoded == nil || !maps.Equal(s.encodedFor, sides) {
-		s.encoded = map[string]*nfnetlink.Batch{}
-		s.encodedFor = maps.Clone(sides)
-	}
-	b, ok := s.encoded[w.Name]
-	if !ok {
-		b = &nfnetlink.Batch{}
 		for _, r := range w.Bytecode(*s.want, sides) {
 			b.AddRule(r)
 		}
-		s.encoded[w.Name] = b
 	}
-	return b
 }
 
 // Replace implements [nft.Replacer]: it deletes our table and creates the wanted one in one transaction; packets of

@@ -45,12 +45,6 @@ func (b *Batch) Changes() bool {
 	return false
 }
 
-// Append adds the messages of another batch.
-func (b *Batch) Append(o *Batch) {
-	b.msgs = append(b.msgs, o.msgs...)
-	b.Elements += o.Elements
-}
-
 func (b *Batch) add(family Family, msg uint16, flags netlink.HeaderFlags, a Attrs) {
 	b.msgs = append(b.msgs, message(family, msg, flags, a))
 }
