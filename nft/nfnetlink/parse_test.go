@@ -200,9 +200,6 @@ func FuzzParse(f *testing.F) {
 			func() {
 				for _, r := range Ranges(boundsOf(b)) {
 					_ = r.String()
-					if p, ok := r.Prefix(); ok && PrefixRange(p) != r {
-						t.Errorf("%v is reported as %s", r, p)
-					}
 				}
 			},
 			func() {

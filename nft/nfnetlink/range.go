@@ -15,22 +15,15 @@ func (r Range) String() string {
 	if r == (Range{}) {
 		return "*"
 	}
-	if p, ok := r.Prefix(); ok {
-		if p.IsSingleIP() {
-			return p.Addr().String()
+	for bits := range r.First.BitLen() {
+		if p := netip.PrefixFrom(r.First, bits); PrefixRange(p) == r {
+			return p.String()
 		}
-		return p.String()
+	}
+	if r.First == r.Last {
+		return r.First.String()
 	}
 	return r.First.String() + "-" + r.Last.String()
-}
-
-// Prefix returns the range as a prefix, and whether it is one.
-func (r Range) Prefix() (netip.Prefix, bool) {
-	parts := r.Prefixes()
-	if len(parts) != 1 || PrefixRange(parts[0]) != r {
-		return netip.Prefix{}, false
-	}
-	return parts[0], true
 }
 
 // PrefixRange returns the addresses of a prefix.
@@ -48,25 +41,6 @@ func PrefixRange(p netip.Prefix) Range {
 		end = end.Unmap()
 	}
 	return Range{p.Addr(), end}
-}
-
-// Prefixes returns the smallest list of prefixes that covers exactly the range.
-func (r Range) Prefixes() []netip.Prefix {
-	var prefixes []netip.Prefix
-	for start := r.First; start.IsValid() && !r.Last.Less(start); {
-		bits := start.BitLen()
-		for bits > 0 {
-			wider := netip.PrefixFrom(start, bits-1)
-			if wider.Masked().Addr() != start || r.Last.Less(PrefixRange(wider).Last) {
-				break
-			}
-			bits--
-		}
-		p := netip.PrefixFrom(start, bits)
-		prefixes = append(prefixes, p)
-		start = PrefixRange(p).Last.Next()
-	}
-	return prefixes
 }
 
 // A Bound is one end of an interval as the kernel stores it: the first address of
