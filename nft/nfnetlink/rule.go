@@ -1,8 +1,8 @@
 package nfnetlink
 
 import (
-	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/userdata"
@@ -51,33 +51,19 @@ func (r Rule) Sets() []string {
 	return names
 }
 
-// NAT returns whether a rule translates source addresses, and whether it takes any free port for
-// that.
-func (r Rule) NAT() (source, randomFully bool) {
-	for _, e := range r.Exprs {
-		var flags uint32
-		switch name, info := e.Str(unix.NFTA_TARGET_NAME), e.Attr(unix.NFTA_TARGET_INFO); {
-		case e.Name == "masq":
-			flags = e.Uint32(unix.NFTA_MASQ_FLAGS)
-		case e.Name == "nat" && e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT:
-			flags = e.Uint32(unix.NFTA_NAT_FLAGS)
-		case e.Name != "target" || name != "MASQUERADE" && name != "SNAT" && name != "NETMAP":
-			continue
-		case name == "NETMAP":
-		case len(info) >= 40: // struct nf_nat_range
-			flags = binary.NativeEndian.Uint32(info)
-		case len(info) >= 20: // struct nf_nat_ipv4_multi_range_compat with one range
-			flags = binary.NativeEndian.Uint32(info[4:])
+// TranslatesSources reports whether a rule translates source addresses.
+func (r Rule) TranslatesSources() bool {
+	return slices.ContainsFunc(r.Exprs, func(e Expr) bool {
+		switch e.Name {
+		case "masq":
+			return true
+		case "nat":
+			return e.Uint32(unix.NFTA_NAT_TYPE) == unix.NFT_NAT_SNAT
+		case "target":
+			return slices.Contains([]string{"MASQUERADE", "SNAT", "NETMAP"}, e.Str(unix.NFTA_TARGET_NAME))
 		}
-		return true, flags&NATRandomFully != 0
-	}
-	return false, false
-}
-
-// RandomFully reports whether a rule translates source addresses and takes any free port for it.
-func (r Rule) RandomFully() bool {
-	_, fully := r.NAT()
-	return fully
+		return false
+	})
 }
 
 // Name names a rule in messages: by its handle, and by its comment if it has one.

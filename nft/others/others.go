@@ -68,7 +68,7 @@ func (s *search) add(r nfnetlink.Rule) error {
 	if err != nil {
 		return err
 	}
-	source, _ := r.NAT()
+	source := r.TranslatesSources()
 	found := Rule{
 		Table: r.Family.String() + " " + nfnetlink.Quote(r.Table), Chain: nfnetlink.Quote(r.Chain),
 		Command: nftrace.Command(r.In()),

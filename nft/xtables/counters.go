@@ -16,7 +16,7 @@ func Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error) {
 		err := c.EachRule(f, NATTable, chain, func(r nfnetlink.Rule) error {
 			present = true
 			packets, _ := r.Packets()
-			if masquerades, _ := r.NAT(); masquerades {
+			if r.TranslatesSources() {
 				masqueraded.Packets += packets
 			} else if r.Returns() {
 				exempt.Packets += packets

@@ -45,8 +45,6 @@ type OlderChain struct {
 	Hash string
 	// Rules is the number of its rules.
 	Rules int
-	// RandomFully means that it masquerades with --random-fully.
-	RandomFully bool
 	// Doubt is why the chain is not certainly an agent's, "" if it is. It is never removed then.
 	Doubt string
 
@@ -148,7 +146,6 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 	uncommented := uint64(0)
 	err = c.EachRule(table.Family, table.Name, name, func(r nfnetlink.Rule) error {
 		chain.rules = append(chain.rules, r.Handle)
-		chain.RandomFully = chain.RandomFully || r.RandomFully()
 		chain.Ours = chain.Ours || r.Signed()
 		if hash := r.Hash(); hash != "" {
 			chain.Hash = hash
@@ -250,9 +247,6 @@ func (l OlderChain) String() string {
 	}
 	if l.Jumps() == 0 {
 		text += ", to which no other rule leads"
-	}
-	if l.RandomFully {
-		text += ", random-fully"
 	}
 	if l.Doubt != "" {
 		text += ", not removed: " + l.Doubt

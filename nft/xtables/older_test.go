@@ -122,7 +122,7 @@ func TestChainsInUseAreOnlyEmptied(t *testing.T) {
 	}`, "-f", "-")
 	for _, want := range []string{
 		"chain IP-MASQ in table ip nat: 3 rules; " +
-			"chain IP-MASQ-AGENT in table ip nat: 1 rule, to which no other rule leads, random-fully; " +
+			"chain IP-MASQ-AGENT in table ip nat: 1 rule, to which no other rule leads; " +
 			"chain NON-MASQUERADE-DAEMON in table ip nat: 1 rule; ",
 		"",
 	} {
