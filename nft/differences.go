@@ -8,44 +8,26 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// sameRule reports whether two rules do the same and have the same comment.
-func sameRule(a, b nfnetlink.Rule) bool {
+// SameRule reports whether two rules do the same and have the same comment.
+func SameRule(a, b nfnetlink.Rule) bool {
 	return nfnetlink.Same(a.Exprs, b.Exprs) && bytes.Equal(a.UserData, b.UserData)
 }
 
 // SameRules reports whether two chains have the same rules in the same order.
-func SameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, sameRule) }
+func SameRules(a, b []nfnetlink.Rule) bool { return slices.EqualFunc(a, b, SameRule) }
 
-// ruleKey is equal for the same rules.
-func ruleKey(r nfnetlink.Rule) string { return nfnetlink.Key(r.Exprs) + string(r.UserData) }
-
-// Differences returns the missing and the unexpected rules of a chain in the
-// kernel, or that their order is wrong.
-func (c Chain) Differences(place string, t Table, live Sides, got []nfnetlink.Rule) []string {
-	wanted := c.Bytecode(t, live)
-	if SameRules(wanted, got) {
-		return nil
+// Difference describes the first difference between the rules of a chain in the kernel and the
+// wanted ones, which are in the kernel's form; "" if there is none.
+func (c Chain) Difference(place string, wanted, got []nfnetlink.Rule, same func(a, b nfnetlink.Rule) bool) string {
+	i := 0
+	for i < min(len(wanted), len(got)) && same(wanted[i], got[i]) {
+		i++
 	}
-	var diffs []string
-	unmatched := map[string]int{}
-	for _, r := range got {
-		unmatched[ruleKey(r)]++
+	switch {
+	case len(got) > len(wanted):
+		return fmt.Sprintf("%s: unexpected rule: %s", place, got[i].Name())
+	case i < len(wanted):
+		return fmt.Sprintf("%s: missing rule: %s", place, c.Rules[i])
 	}
-	for i, w := range wanted {
-		if key := ruleKey(w); unmatched[key] > 0 {
-			unmatched[key]--
-		} else {
-			diffs = append(diffs, fmt.Sprintf("%s: missing rule: %s", place, c.Rules[i]))
-		}
-	}
-	for _, r := range got {
-		if key := ruleKey(r); unmatched[key] > 0 {
-			unmatched[key]--
-			diffs = append(diffs, fmt.Sprintf("%s: unexpected rule: %s", place, r.Name()))
-		}
-	}
-	if len(diffs) == 0 {
-		diffs = append(diffs, place+" has its rules in another order")
-	}
-	return diffs
+	return ""
 }

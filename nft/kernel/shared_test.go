@@ -170,18 +170,16 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables),
 		cases.Load(t, "both-families").Compile(nft.ModeNFTables)
 	for _, family := range []string{"ip", "ip6"} {
-		for hook, says := range map[string]string{
-			"type nat hook postrouting priority 50;":     "nat hook postrouting priority 50",
-			"type nat hook output priority 100;":         "nat hook output priority 100",
-			"type filter hook postrouting priority 100;": "filter hook postrouting priority 100",
-			"": "no hook",
+		for _, hook := range []string{
+			"type nat hook postrouting priority 50;", "type nat hook output priority 100;",
+			"type filter hook postrouting priority 100;", "",
 		} {
 			t.Run(family+" "+hook, func(t *testing.T) {
 				t.Parallel()
 				ns := nfttest.NewNS(t, "node")
 				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { chain POSTROUTING { %s counter comment \"another program's\"; }; }",
 					family, hook), "-f", "-")
-				says := fmt.Sprintf("table %s nat: chain POSTROUTING has %s, not nat hook postrouting priority 100", family, says)
+				says := fmt.Sprintf("table %s nat: chain POSTROUTING has another hook or priority than that of iptables", family)
 				k := open(t, ns)
 				apply(t, k, nf, everything) // unrelated to the other mode
 				before := nfttest.ListRuleset(t, ns)

@@ -47,14 +47,14 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 			continue
 		}
 		if !got.Hook.Equal(w.Hook) {
-			add(nft.Drift, "chain %s has %s, not %s", w.Name, got.Hook, w.Hook)
+			add(nft.Drift, "chain %s has another hook or priority", w.Name)
 		}
 		if got.Hook != nil && got.Policy != nfnetlink.Accept {
 			add(nft.Drift, "chain %s has another policy than accept", w.Name)
 		}
 		switch {
 		case !got.unread:
-			for _, text := range w.Differences("chain "+w.Name, *s.want, s.inUse, got.rules) {
+			if text := w.Difference("chain "+w.Name, w.Bytecode(*s.want, s.inUse), got.rules, nft.SameRule); text != "" {
 				add(nft.Drift, "%s", text)
 			}
 		case !s.unchanged:

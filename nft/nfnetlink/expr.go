@@ -3,7 +3,6 @@ package nfnetlink
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -147,17 +146,6 @@ func Same(a, b []Expr) bool {
 	return slices.EqualFunc(a, b, func(a, b Expr) bool {
 		return a.Name == b.Name && (bytes.Equal(a.Attrs, b.Attrs) || bytes.Equal(a.canonical(), b.canonical()))
 	})
-}
-
-// Key returns text that is the same for rules that are the [Same].
-func Key(exprs []Expr) string {
-	b := make([]byte, 0, 256)
-	for _, e := range exprs {
-		data := e.canonical()
-		b = binary.NativeEndian.AppendUint32(append(append(b, e.Name...), 0), uint32(len(data)))
-		b = append(b, data...)
-	}
-	return string(b)
 }
 
 // canonical returns the attributes by which an expression is compared.

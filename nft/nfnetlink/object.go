@@ -64,18 +64,6 @@ func (h *Hook) Equal(o *Hook) bool {
 	return *h == *o
 }
 
-// String returns the hook in words.
-func (h *Hook) String() string {
-	if h == nil {
-		return "no hook"
-	}
-	name := fmt.Sprint(h.Number)
-	if hooks := [...]string{"prerouting", "input", "forward", "output", "postrouting"}; h.Number < uint32(len(hooks)) {
-		name = hooks[h.Number] // NF_INET_…
-	}
-	return fmt.Sprintf("%s hook %s priority %d", h.Type, name, h.Priority)
-}
-
 // A ChainID names a chain of a table.
 type ChainID struct {
 	Family      Family

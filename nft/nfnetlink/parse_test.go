@@ -117,11 +117,11 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 		{"malformed ones", Expr{Name: "x", Attrs: []byte{1, 0, 0, 0}}, Expr{Name: "x", Attrs: []byte{2, 0, 0, 0}}, false},
 		{"only unknown attributes", Expr{Name: "x", Attrs: attr(77, 1)}, Expr{Name: "x"}, false},
 	} {
-		if (Key([]Expr{tt.a}) == Key([]Expr{tt.b})) != tt.want {
+		if Same([]Expr{tt.a}, []Expr{tt.b}) != tt.want {
 			t.Errorf("%s: equal is not %t", tt.name, tt.want)
 		}
 	}
-	if Key([]Expr{eq, eq}) == Key([]Expr{eq}) {
+	if Same([]Expr{eq, eq}, []Expr{eq}) {
 		t.Error("lists are not compared as a whole")
 	}
 }
@@ -227,7 +227,7 @@ func boundsOf(b []byte) (bounds []Bound) {
 
 func useExpr(t *testing.T, e Expr) {
 	t.Helper()
-	if Key([]Expr{e}) != Key([]Expr{{e.Name, bytes.Clone(e.Attrs)}}) {
+	if !bytes.Equal(e.canonical(), Expr{e.Name, bytes.Clone(e.Attrs)}.canonical()) {
 		t.Errorf("expression %s %x is not equal to itself", e.Name, e.Attrs)
 	}
 	_, _, _ = e.Verdict()

@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"fmt"
-	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -15,18 +14,14 @@ func (s *State) Differences() (diffs []nft.Difference) {
 		for _, text := range s.drift(t) {
 			diffs = append(diffs, nft.Difference{Text: text})
 		}
-		if t.chain == nil || t.chain.total == 0 {
-			continue
-		}
-		if !t.chain.signed {
-			diffs = append(diffs, nft.Difference{
-				Kind: nft.Overwritten,
-				Text: fmt.Sprintf("%s: chain %s has %d rules, none of which this agent wrote", t, s.name, t.chain.total),
-			})
-		} else if t.chain.hash != s.hash {
-			diffs = append(diffs, nft.Difference{
-				Text: fmt.Sprintf("%s: chain %s does not have the hash of the policy", t, s.name),
-			})
+		switch {
+		case t.chain == nil || t.chain.total == 0:
+		case !t.chain.signed:
+			text := fmt.Sprintf("%s: chain %s has %d rules, none of which this agent wrote", t, s.name, t.chain.total)
+			diffs = append(diffs, nft.Difference{Kind: nft.Overwritten, Text: text})
+		case t.chain.hash != s.hash:
+			text := fmt.Sprintf("%s: chain %s does not have the hash of the policy", t, s.name)
+			diffs = append(diffs, nft.Difference{Text: text})
 		}
 	}
 	return diffs
@@ -43,7 +38,7 @@ func (t *table) prevented() []nft.Difference {
 		return []nft.Difference{{Kind: nft.Prevented, Text: err.Error(), Err: err}}
 	}
 	if t.post != nil && !t.post.Hook.Equal(postroutingHook()) { // our jump would be in a chain that iptables does not use
-		text := fmt.Sprintf("%s: chain POSTROUTING has %s, not %s", t, t.post.Hook, postroutingHook())
+		text := fmt.Sprintf("%s: chain POSTROUTING has another hook or priority than that of iptables", t)
 		err := fmt.Errorf("%s: %w; move its rules and run nft delete chain %s %s %s, or use mode %s",
 			text, nft.ErrPostroutingHook, t.Family, NATTable, Postrouting, nft.ModeNFTables)
 		return []nft.Difference{{Kind: nft.Prevented, Text: text, Err: err}}
@@ -67,19 +62,16 @@ func (s *State) drift(t *table) (diffs []string) {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", t, extra, s.name))
 	}
 	where := fmt.Sprintf("%s: chain %s", t, s.name)
-	switch found := t.chain; {
-	case found == nil:
+	switch {
+	case t.chain == nil:
 		return append(diffs, where+" is missing")
-	case found.Hook != nil:
-		return append(diffs, fmt.Sprintf("%s has %s", where, found.Hook))
-	case found.total > len(found.rules):
-		return append(diffs, fmt.Sprintf("%s has more than %d rules", where, len(found.rules)))
+	case t.chain.Hook != nil:
+		return append(diffs, where+" is a base chain")
 	}
-	unsigned := slices.Clone(t.chain.rules)
-	for i := range unsigned {
-		unsigned[i].UserData = nil
+	if text := t.want.Chain(s.name).Difference(where, s.bytecode(t.want), t.chain.rules, sameExprs); text != "" {
+		diffs = append(diffs, text)
 	}
-	return append(diffs, t.want.Chain(s.name).Differences(where, t.want, nil, unsigned)...)
+	return diffs
 }
 
 // splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
