@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -27,7 +26,6 @@ func (a *Agent) SocketHandler() http.Handler {
 // OnSocket listens on a unix socket that only this user can connect to. In a container
 // whose socket is not shared, only the pod's own probes and commands can reach it, and no
 // other agent can respond in its place. The leftover socket of a killed agent is replaced.
-// Accept fails within lookEvery when the socket's file is gone, or another one.
 func OnSocket(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
@@ -39,45 +37,13 @@ func OnSocket(path string) (net.Listener, error) {
 		}
 		_ = os.Remove(path)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, err
 	}
-	err = os.Chmod(path, 0o600)
-	s := &socket{UnixListener: l, path: path}
-	if err == nil {
-		s.file, err = os.Lstat(path)
-	}
-	if err != nil {
+	if err := os.Chmod(path, 0o600); err != nil {
 		_ = l.Close()
 		return nil, err
 	}
-	return s, nil
-}
-
-// lookEvery is how often the file of a socket is looked at.
-const lookEvery = 2 * time.Second
-
-// A socket is a listener whose file others can remove, or replace with its directory.
-type socket struct {
-	*net.UnixListener
-	path string
-	file os.FileInfo
-}
-
-// Accept implements [net.Listener].
-func (s *socket) Accept() (net.Conn, error) {
-	for {
-		if err := s.SetDeadline(time.Now().Add(lookEvery)); err != nil {
-			return nil, err
-		}
-		c, err := s.UnixListener.Accept()
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			return c, err
-		}
-		if info, err := os.Lstat(s.path); err != nil || !os.SameFile(info, s.file) {
-			s.SetUnlinkOnClose(false) // it is not ours
-			return nil, fmt.Errorf("listen unix %s: the socket was removed", s.path)
-		}
-	}
+	return l, nil
 }

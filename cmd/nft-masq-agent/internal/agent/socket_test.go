@@ -17,7 +17,6 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
-	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 )
 
@@ -119,50 +118,6 @@ func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	defer l.Close()
 	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
 		t.Errorf("second listener: %v", err)
-	}
-}
-
-// Root may remove the socket's directory, or put another one in its place.
-func TestSocketThatWasRemovedIsListenedOnAgain(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t) // each way takes seconds
-	dir := filepath.Join(t.TempDir(), "run")
-	path := filepath.Join(dir, "probe.sock")
-	a := New(Inputs{}, &loop.World{}, testSettings(), zap.NewNop())
-	a.publish(view{})
-	ctx, cancel := context.WithCancel(t.Context())
-	log, lines := logLines()
-	listening := func() {
-		for line := range lines {
-			if strings.Contains(line, `"listening"`) {
-				return
-			}
-		}
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	ended := Serve(ctx, OnSocket, path, a.SocketHandler(), log)
-	for _, steps := range [][]func() error{
-		{},
-		{func() error { return os.Remove(path) }},
-		{func() error { return os.Rename(dir, dir+".old") }, func() error { return os.Mkdir(dir, 0o755) }},
-		{func() error { return os.RemoveAll(dir) }, func() error { return os.Mkdir(dir, 0o755) }},
-	} {
-		for _, step := range steps {
-			if err := step(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		listening()
-		if _, err := running.Ask(path); err != nil {
-			t.Error(err)
-		}
-	}
-	cancel()
-	<-ended
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket is left: %v", err)
 	}
 }
 
