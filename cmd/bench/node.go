@@ -13,6 +13,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // A node is a network namespace with only our rules.
@@ -22,7 +23,7 @@ type node struct {
 }
 
 func openNode(name string) (*node, error) {
-	ns, err := nfttest.OpenNS(name)
+	ns, err := netns.Open(name)
 	if err != nil {
 		return nil, fmt.Errorf("%w (this program needs root)", err)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 func main() {
@@ -41,7 +42,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
 	}
-	if code, ran := nfttest.InUserNS(); ran {
+	if code, ran := netns.InUserNS(); ran {
 		os.Exit(code)
 	}
 	if err := nfttest.Part(func() { demo(os.Args[1], os.Args[2], reloads) }); err != nil {

@@ -22,11 +22,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 func main() {
-	if code, ran := nfttest.InUserNS(); ran {
+	if code, ran := netns.InUserNS(); ran {
 		os.Exit(code)
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)

@@ -115,7 +115,7 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	broken := errors.New("broken")
 	stage := func(at int, err error) error {
 		sizes = nil
-		commit := n.Commit(t)
+		commit := n.Conn.Commit
 		return n.Read(t, want, nft.Contents).Stage(t.Context(), func(b *nfnetlink.Batch) error {
 			if len(sizes) == at && err != nil {
 				defer func() { err = nil }()
@@ -145,7 +145,7 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 	n.Load(t, "flush ruleset")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Read(t, want, nft.Contents).Stage(ctx, n.Commit(t)); !errors.Is(err, context.Canceled) {
+	if err := n.Read(t, want, nft.Contents).Stage(ctx, n.Conn.Commit); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
@@ -177,7 +177,7 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 				t.Errorf("mode %q: %q, %d and %d messages", tt.want.Mode(), got, now.Len(), after.Len())
 			}
 			for _, b := range []*nfnetlink.Batch{now, after} {
-				if err := n.Commit(t)(b); err != nil {
+				if err := n.Conn.Commit(b); err != nil {
 					t.Error(err)
 				}
 			}
@@ -226,7 +226,7 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 			n.Load(t, "rename chain inet nft-masq-agent postrouting postrouting-before")
 		}
 		s, now, after := n.Read(t, plain, nft.Contents), &nfnetlink.Batch{}, &nfnetlink.Batch{}
-		commit := n.Commit(t)
+		commit := n.Conn.Commit
 		if err := s.Stage(t.Context(), commit); err != nil {
 			t.Fatal(err)
 		}
@@ -307,7 +307,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		t.Helper()
 		if err := s.Stage(t.Context(), func(b *nfnetlink.Batch) error {
 			elements += b.Elements
-			return n.Commit(t)(b)
+			return n.Conn.Commit(b)
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -358,7 +358,7 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 			if b.Len() > 0 {
 				calls++
 			}
-			return n.Commit(t)(b)
+			return n.Conn.Commit(b)
 		}
 		s := n.Read(t, want, nft.Contents)
 		if err := s.(nft.Replacer).Replace(commit); err != nil {
@@ -682,7 +682,7 @@ func TestEachTamperingIsFoundAndReverted(t *testing.T) {
 // revert replaces the table if it has something odd, or if the kernel rejects to write it.
 func revert(t *testing.T, n *modes.Node, s nft.KernelState, odd bool) {
 	t.Helper()
-	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	commit, now, after := n.Conn.Commit, &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	err := s.Stage(t.Context(), commit)
 	s.Switch(now, after)
 	if odd || errors.Join(err, commit(now), commit(after)) != nil {

@@ -15,11 +15,11 @@ import (
 )
 
 // Main runs the tests of a package and returns the exit code. It is the body of
-// TestMain; without privileges it uses InUserNS.
+// TestMain; without privileges it uses [netns.InUserNS].
 //
 //	func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 func Main(m *testing.M) int {
-	if code, ran := InUserNS(); ran {
+	if code, ran := netns.InUserNS(); ran {
 		return code
 	}
 	debug.SetGCPercent(400) // a machine that runs tests has more memory than time
@@ -113,7 +113,7 @@ func Require(tb testing.TB, programs ...string) {
 func NewNS(tb testing.TB, name string) *NS {
 	tb.Helper()
 	Require(tb)
-	n, err := OpenNS(name)
+	n, err := netns.Open(name)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -61,9 +61,9 @@ func (t *Topology) Close() error {
 }
 
 func (t *Topology) build() {
-	t.Pod = Must(OpenNS("pod"))
-	t.Node = Must(OpenNS("node"))
-	t.Outside = Must(OpenNS("outside"))
+	t.Pod = Must(netns.Open("pod"))
+	t.Node = Must(netns.Open("node"))
+	t.Outside = Must(netns.Open("outside"))
 	for _, n := range []*NS{t.Pod, t.Node, t.Outside} {
 		prepare(n)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/agent"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 func main() {
@@ -28,7 +29,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: dashboard AGENT PROMETHEUS dashboard.json PICTURE.svg")
 		os.Exit(2)
 	}
-	if code, ran := nfttest.InUserNS(); ran {
+	if code, ran := netns.InUserNS(); ran {
 		os.Exit(code)
 	}
 	if err := nfttest.Part(func() { run(os.Args[1], os.Args[2], os.Args[3], os.Args[4]) }); err != nil {

@@ -68,12 +68,6 @@ func Texts(s nft.KernelState) (all []string) {
 	return all
 }
 
-// Commit returns what sends a transaction, if it has anything.
-func (n *Node) Commit(t testing.TB) nft.Commit {
-	t.Helper()
-	return n.Conn.Commit
-}
-
 // Apply writes what is wanted, and returns the differences that there were. Afterwards there
 // must be none.
 func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth nft.Depth) (found []string) {
@@ -90,12 +84,12 @@ func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth nft.Depth) (found []s
 // Write carries out a state.
 func (n *Node) Write(t testing.TB, s nft.KernelState) {
 	t.Helper()
-	commit, now, after := n.Commit(t), &nfnetlink.Batch{}, &nfnetlink.Batch{}
-	if err := s.Stage(t.Context(), commit); err != nil {
+	if err := s.Stage(t.Context(), n.Conn.Commit); err != nil {
 		t.Fatal(err)
 	}
-	s.Switch(now, after)
-	if err := errors.Join(commit(now), commit(after)); err != nil {
+	switching, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	s.Switch(switching, after)
+	if err := errors.Join(n.Conn.Commit(switching), n.Conn.Commit(after)); err != nil {
 		t.Fatal(err)
 	}
 }
