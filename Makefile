@@ -61,8 +61,9 @@ bin/linux_%/nft-masq-agent: FORCE
 	@GOOS=linux GOARCH=$* $(BUILD) -o $@ ./cmd/nft-masq-agent
 
 # With the flags of the program that tests start, so that each dependency is compiled once. Lint vets.
-# Three packages and eight tests of each at a time, because many tests wait. Those that start the program share one.
-GOTEST = CGO_ENABLED=0 go test -tags $(TAGS) -vet=off -count=1 -p 3 -parallel 8
+# Two packages at a time, so that the largest one has a half of the machine at least, and twelve tests of each, because
+# many wait. Those that start the program share one.
+GOTEST = CGO_ENABLED=0 go test -tags $(TAGS) -vet=off -count=1 -p 2 -parallel 12
 
 .PHONY: test
 test: deps ## test: Run all tests: units, kernel and binary (root, or user namespaces)
