@@ -35,7 +35,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		},
 		policy:    policy{source: FromLenient, want: good, content: inForce},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		installed: good, history: running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		installed: good, history: running.Policy{Hash: "3f9a2c71", Change: "rules installed"},
 		failure: errors.New("broken"),
 	})
 	a.second.hasLock.Store(true)
@@ -61,7 +61,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		Ready:  "config rejected: config:2:3: bad\nthe older agents' reading of it (" + good.Hash() + ") is enforced",
 		Source: "lenient", Compiled: true, Files: []config.Source{{Name: "a", Joined: true}},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		Policy:    &running.Policy{Hash: "3f9a2c71", What: "rules installed"},
+		Policy:    &running.Policy{Hash: "3f9a2c71", Change: "rules installed"},
 		Rejected:  config.Problems{{ID: "syntax", Pos: config.Position{File: "config", Line: 2, Col: 3}, Msg: "bad"}},
 		Warnings:  config.Problems{{ID: "emptyList", Level: config.Warning, Msg: "empty"}},
 		Failure:   "cannot read nftables: broken", HasLock: true,

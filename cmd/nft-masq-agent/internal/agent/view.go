@@ -215,27 +215,27 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 	}
 	v.changes++
 	v.replaced = previous.installed
-	v.history = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Why: v.attempt.reason}
+	v.history = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Reason: v.attempt.reason}
 	if known {
 		v.history.Since = previous.history.Since
 	}
 	switch {
 	case v.attempt.changed == restored:
-		v.history.What = fmt.Sprintf("rules restored, differences: %d", n)
-		v.history.Why = "changed by another program"
+		v.history.Change = fmt.Sprintf("rules restored, differences: %d", n)
+		v.history.Reason = "changed by another program"
 	case v.attempt.changed == moved:
-		v.history.What = "source addresses replaced by those that this node has"
+		v.history.Change = "source addresses replaced by those that this node has"
 	case known:
-		v.history.What = fmt.Sprintf("differences removed: %d", n)
+		v.history.Change = fmt.Sprintf("differences removed: %d", n)
 	case previous.installed != nil:
 		v.attempt.added = want.Policy.Additions(previous.installed.Policy, few)
 		v.attempt.removed = previous.installed.Policy.Additions(want.Policy, few)
-		v.history.What = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
+		v.history.Change = fmt.Sprintf("policy %s replaced, entries added: %d, removed: %d", previous.hash(),
 			v.attempt.added.Count, v.attempt.removed.Count)
 	case n == 0:
-		v.history.What = "the rules were already in place"
+		v.history.Change = "the rules were already in place"
 	default:
-		v.history.What = "rules installed"
+		v.history.Change = "rules installed"
 	}
 	return v
 }

@@ -58,13 +58,13 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		v := tt.before
 		v.policy.want, v.history.Since, v.attempt.reason = tt.want, start, onResync
 		got := v.withApplied(tt.applied, start.Add(time.Second))
-		if got.attempt.changed != tt.effect || got.history.What != tt.what {
-			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.history.What)
+		if got.attempt.changed != tt.effect || got.history.Change != tt.what {
+			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.history.Change)
 		}
 		if !got.inForce() || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
-		if why := got.history.Why; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
+		if why := got.history.Reason; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
 			t.Errorf("%s: because of %s", name, why)
 		}
 		since := start

@@ -21,7 +21,8 @@ func placeText(place config.Position, entry string) string {
 	return place.String()
 }
 
-func texts[T fmt.Stringer](list []T) []string {
+// Texts returns the text of each value of a list.
+func Texts[T fmt.Stringer](list []T) []string {
 	words := make([]string, len(list))
 	for i, v := range list {
 		words[i] = v.String()
@@ -30,7 +31,7 @@ func texts[T fmt.Stringer](list []T) []string {
 }
 
 // portRanges lists ports as --to-ports does.
-func portRanges(list []config.PortRange) string { return strings.Join(texts(list), ",") }
+func portRanges(list []config.PortRange) string { return strings.Join(Texts(list), ",") }
 
 // listed lists the first addresses, CIDRs or ranges, and counts the others.
 func listed(words []string) string {

@@ -2,7 +2,6 @@ package observe
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -10,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/xtables"
 )
@@ -57,7 +57,7 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 	}
 	if checked { // changes of legacy ip_tables lead to no other generation
 		tables, err := s.host.XTables()
-		if err == nil && !slices.Equal(namesOf(tables), s.tables) {
+		if err == nil && !slices.Equal(answer.Texts(tables), s.tables) {
 			return true
 		}
 	}
@@ -102,16 +102,9 @@ func (s *olderAgents) Collect(e agent.Exporter) {
 	}
 }
 
-func namesOf[T fmt.Stringer](chains []T) (names []string) {
-	for _, c := range chains {
-		names = append(names, c.String())
-	}
-	return names
-}
-
 // logTables logs what --takeover cannot remove.
 func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
-	found := namesOf(tables)
+	found := answer.Texts(tables)
 	if slices.Equal(found, s.tables) {
 		return
 	}
@@ -126,7 +119,7 @@ func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
 }
 
 func (s *olderAgents) logChains(chains []xtables.OlderChain) {
-	found := namesOf(chains)
+	found := answer.Texts(chains)
 	if slices.Equal(found, s.chains) {
 		return
 	}

@@ -60,15 +60,15 @@ type Policy struct {
 	Since time.Time `json:"since"`
 	// Changed is when the agent last changed its rules.
 	Changed time.Time `json:"changed"`
-	// What it changed.
-	What string `json:"change"`
-	// Why is the reason for the change.
-	Why string `json:"reason"`
+	// Change is what it changed.
+	Change string `json:"change"`
+	// Reason for the change.
+	Reason string `json:"reason"`
 }
 
 func (p Policy) String() string {
 	return config.Printable(fmt.Sprintf("has enforced %s since %s; last change %s: %s (%s)",
-		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.What, p.Why))
+		p.Hash, p.Since.UTC().Format(time.RFC3339), p.Changed.UTC().Format(time.RFC3339), p.Change, p.Reason))
 }
 
 // Process returns the process of an agent in words.
