@@ -105,6 +105,9 @@ func (f *nodeFlags) online(ctx context.Context, e environment) (d answer.Diff, f
 	d.Head = s.head()
 	d.After = s.config(inForce{})
 	d.Before.Accepted = true
+	if len(s.Files) == 0 {
+		d.Add(config.Note, "no-file", "There is no config at %s: the built-in defaults apply.", f.ConfigPath)
+	}
 	if !current.found {
 		d.Before.Hash = ""
 		d.Add(config.Note, "not-installed", "The kernel has no rules of this agent: what it masquerades now is not counted.")

@@ -99,7 +99,8 @@ type schema map[string]any
 func schemaOf(t *testing.T, typ reflect.Type, docs map[string]string) schema {
 	t.Helper()
 	switch {
-	case typ == reflect.TypeFor[config.Level](), typ == reflect.TypeFor[netip.Addr](), typ == reflect.TypeFor[netip.Prefix]():
+	case typ == reflect.TypeFor[config.Level](), typ == reflect.TypeFor[netip.Addr](),
+		typ == reflect.TypeFor[netip.Prefix]():
 		return schema{"type": "string"}
 	case typ == reflect.TypeFor[time.Time]():
 		return schema{"type": "string", "format": "date-time"}

@@ -237,7 +237,8 @@ func (n trafficNode) explains(words []string, flag string, port uint16) (decided
 	if before.Sees.IsValid() {
 		n.t.Errorf("claimed before a connection showed it: %s", before.Headline)
 	}
-	if before.ShouldSee.IsValid() && before.Why.Code == answer.Should && !strings.Contains(before.Headline, " should see ") {
+	if before.ShouldSee.IsValid() && before.Why.Code == answer.Should &&
+		!strings.Contains(before.Headline, " should see ") {
 		n.t.Errorf("nothing shows it, but the headline is: %s", before.Headline)
 	}
 	n.here(&after, args...)

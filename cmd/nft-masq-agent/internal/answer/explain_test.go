@@ -335,7 +335,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 				tt.facts(f)
 			}
 			x := Explain(*f)
-			if x.Why.Code != tt.code || x.Sees != optional(tt.sees) || x.ShouldSee != optional(tt.should) || len(x.Errors) != tt.errors {
+			if x.Why.Code != tt.code || x.Sees != optional(tt.sees) || x.ShouldSee != optional(tt.should) ||
+				len(x.Errors) != tt.errors {
 				t.Errorf("code %s, sees %q, should see %q, errors %v; want %+v", x.Why.Code, x.Sees, x.ShouldSee, x.Errors, tt)
 			}
 			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(strings.Join(x.Details, "\n"), tt.details) {

@@ -322,7 +322,8 @@ func TestAnExampleIsTheConnectionOfTheList(t *testing.T) {
 	for _, age := range []conntrack.Age{conntrack.AgeStale, conntrack.AgeUndated, conntrack.AgeOverruled} {
 		want := Connection{
 			Protocol: "tcp", Source: "10.244.1.7:40000", Destination: "203.0.113.9:443", SeenAs: "192.0.2.77:40000",
-			Timeout: 77, Verdict: nft.Masqueraded, Stale: age != conntrack.AgeOverruled, Overruled: age == conntrack.AgeOverruled,
+			Timeout: 77, Verdict: nft.Masqueraded,
+			Stale: age != conntrack.AgeOverruled, Overruled: age == conntrack.AgeOverruled,
 		}
 		count := conntrack.Count{Undated: 1, Examples: []conntrack.Example{exampleOf("192.0.2.77", age)}}
 		status := healthy(t, "")
