@@ -206,6 +206,27 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	}
 }
 
+// The kernel does not wake a table and create a base chain in it in one transaction.
+func TestADormantTableNatWakesWhateverItHas(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft", "iptables-nft", "iptables-nft-restore")
+	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
+	for _, chains := range []string{
+		"chain EMPTY { }", "chain PREROUTING { type nat hook prerouting priority -100; }",
+		"chain POSTROUTING { type nat hook postrouting priority 100; counter; }", "chain IP-MASQ-AGENT { masquerade; }",
+	} {
+		t.Run(chains, func(t *testing.T) {
+			t.Parallel()
+			ns := nfttest.NewNS(t, "node")
+			for _, family := range []string{"ip", "ip6"} {
+				nfttest.NFT(t, ns, fmt.Sprintf("table %s nat { flags dormant; %s; }", family, chains), "-f", "-")
+			}
+			apply(t, open(t, ns), want, everything)
+			inSync(t, ns, want)
+		})
+	}
+}
+
 // The kernel does not delete a chain to which another program's rule or map
 // refers. It is emptied, and has no effect then.
 func TestChainInUseByOthersIsEmptied(t *testing.T) {

@@ -67,10 +67,21 @@ func Request(typ uint16, family Family, flags netlink.HeaderFlags, a Attrs) netl
 // AddTable creates a table, or clears the flags of an existing one, which wakes a
 // dormant table.
 func (b *Batch) AddTable(family Family, table string) {
+	b.addTable(Table{Family: family, Name: table})
+}
+
+// WakeTable clears the flag dormant of an existing table. The kernel rejects
+// changes of the flag persist.
+func (b *Batch) WakeTable(t Table) {
+	t.Flags &^= unix.NFT_TABLE_F_DORMANT
+	b.addTable(t)
+}
+
+func (b *Batch) addTable(t Table) {
 	var a Attrs
-	a.str(unix.NFTA_TABLE_NAME, table)
-	a.AddUint32(unix.NFTA_TABLE_FLAGS, 0)
-	b.add(family, unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Echo, a)
+	a.str(unix.NFTA_TABLE_NAME, t.Name)
+	a.AddUint32(unix.NFTA_TABLE_FLAGS, t.Flags)
+	b.add(t.Family, unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Echo, a)
 }
 
 // DelTable deletes a table and everything in it.

@@ -7,8 +7,20 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Stage implements [nft.KernelState]: the chain has no sets.
-func (s *State) Stage(context.Context, nft.Commit) error { return nil }
+// Stage implements [nft.KernelState]: it wakes dormant tables. The kernel does not wake a table and
+// create a base chain in it in one transaction.
+func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
+	wake := &nfnetlink.Batch{}
+	for _, t := range s.tables {
+		if t.Dormant() {
+			wake.WakeTable(t.Table)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return commit(wake) // which sends nothing if no table is dormant
+}
 
 // Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also
 // where it was correct when it was read: a second agent may have changed it since. This needs no generation, because
@@ -26,7 +38,7 @@ func (s *State) Switch(first, _ *nfnetlink.Batch) {
 // writeChain writes our chain in a shared table again. What other programs have there is not touched.
 func (s *State) writeChain(b *nfnetlink.Batch, t *table) {
 	chain := nfnetlink.Chain{Family: t.want.Family, Table: NATTable, Name: s.name}
-	if !t.exists || t.Dormant() {
+	if !t.exists {
 		b.AddTable(t.want.Family, NATTable)
 	}
 	if t.chain != nil && t.chain.Hook != nil { // nothing can jump to a base chain
