@@ -1,11 +1,9 @@
 package nft
 
 import (
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"nft-masq-agent/config"
 )
@@ -89,18 +87,6 @@ func (b PortBlocks) LastBytes(number int) (endings []int) {
 		endings = append(endings, n)
 	}
 	return endings
-}
-
-// Endings names the last bytes of the addresses of pods that have a block, as decimal numbers; of
-// many, the first ones and the last.
-func (b PortBlocks) Endings(number int) string {
-	const limit = 4
-	endings := b.LastBytes(number)
-	text := strings.Trim(strings.ReplaceAll(fmt.Sprint(endings[:min(len(endings), limit)]), " ", ", "), "[]")
-	if len(endings) > limit {
-		text += fmt.Sprintf(" ... %d", endings[len(endings)-1])
-	}
-	return text
 }
 
 // PortBlocks returns the blocks of a family: none without portsPerPod, or if the policy does not

@@ -67,7 +67,7 @@ func (u blockUse) chains() (chains []nft.Chain) {
 		for _, ofProtocol := range protocols {
 			c.Rules = append(c.Rules, nft.Rule{Statements: []nft.Statement{ofProtocol, translate}})
 		}
-		c.Rules[0].Comment = "last byte of the pod's IP: " + u.blocks.Endings(number)
+		c.Rules[0].Comment = fmt.Sprintf("last byte of the pod's IP modulo %d: %d", u.blocks.Count(), number)
 		chains = append(chains, c)
 	}
 	return chains

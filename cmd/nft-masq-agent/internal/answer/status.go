@@ -409,7 +409,7 @@ func (f *StatusFacts) ofPorts() config.Problems {
 	if u.Among.Block >= 0 { // others are not affected
 		blocks := f.Policy.PortBlocks(u.From.Is6())
 		whose = " of a pod"
-		source += " for pods whose IP ends in " + blocks.Endings(u.Among.Block)
+		source += fmt.Sprintf(" for pods whose IP ends in one of %v", blocks.LastBytes(u.Among.Block))
 		remedy = "have it reuse connections, exempt the destination, or raise " + config.KeyPortsPerPod +
 			"\nor somebody else sends with its address: then the CNI has to stop that"
 	}
