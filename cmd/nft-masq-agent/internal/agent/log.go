@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -131,7 +130,7 @@ func (a *Agent) reportApplied(l *lines, previous, v view, applied kernel.Applied
 			len(applied.Differences),
 			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
 	case v.attempt.changed == moved:
-		reportMoved(l, previous.installed.Policy, v.installed.Policy, v.hash())
+		reportMoved(l, v.installed.Policy, v.hash())
 	case v.attempt.changed == replaced:
 		l.add(zap.InfoLevel, "config_applied", "applied", fields...)
 	case v.attempt.changed == removed:
@@ -209,29 +208,16 @@ func reportFailure(l *lines, err error, installed bool) {
 
 // reportMoved reports which source addresses connections have after a change of the
 // node's addresses.
-func reportMoved(l *lines, previous, current nft.Policy, hash string) {
-	var added, removed []string
-	for _, f := range current.Families {
-		for _, o := range previous.Families {
-			if o.IPv6 == f.IPv6 {
-				added = append(added, missingFrom(f.PresentAddresses(), o.PresentAddresses())...)
-				removed = append(removed, missingFrom(o.PresentAddresses(), f.PresentAddresses())...)
-			}
+func reportMoved(l *lines, policy nft.Policy, hash string) {
+	var present []string
+	for _, f := range policy.Families {
+		for _, address := range f.PresentAddresses() {
+			present = append(present, address.String())
 		}
 	}
 	l.add(zap.InfoLevel, "snat_addresses_changed",
 		"the addresses of this node changed; connections leave from those that it has",
-		"added", firstFew(added), "added_count", len(added),
-		"removed", firstFew(removed), "removed_count", len(removed), "hash", hash)
-}
-
-func missingFrom(addresses, others []netip.Addr) (missing []string) {
-	for _, addr := range addresses {
-		if !slices.Contains(others, addr) {
-			missing = append(missing, addr.String())
-		}
-	}
-	return missing
+		"addresses", firstFew(present), "address_count", len(present), "hash", hash)
 }
 
 // reportMissing reports for which families the node has none of snatAddresses.
