@@ -69,7 +69,7 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	}
 	slices.Sort(others)
 	for _, name := range others {
-		add(nft.Drift, "chain %s is not in the config", nfnetlink.Printable(name))
+		add(nft.Drift, "chain %s is not in the config", nfnetlink.Quote(name))
 	}
 }
 
@@ -94,7 +94,7 @@ func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.table.sets)) {
 		if !wanted[name] && likeOurs(s.table.sets[name]) {
-			add(nft.Drift, "set %s is not in the config", nfnetlink.Printable(name))
+			add(nft.Drift, "set %s is not in the config", nfnetlink.Quote(name))
 		}
 	}
 }
@@ -107,7 +107,7 @@ func (s *State) objectDifferences(add func(nft.DifferenceKind, string, ...any)) 
 		}
 		position := slices.Index(lacking, x.Name)
 		if position < 0 {
-			add(nft.Drift, "object %s is not in the config", nfnetlink.Printable(x.Name))
+			add(nft.Drift, "object %s is not in the config", nfnetlink.Quote(x.Name))
 			continue
 		}
 		lacking = slices.Delete(lacking, position, position+1)

@@ -269,12 +269,12 @@ func (t *ourTable) unexpected() (texts []string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.sets)) {
 		if !likeOurs(t.sets[name]) {
-			texts = append(texts, fmt.Sprintf("set %s is not in the config", nfnetlink.Printable(name)))
+			texts = append(texts, fmt.Sprintf("set %s is not in the config", nfnetlink.Quote(name)))
 		}
 	}
 	for _, x := range t.objects {
 		if x.Type != unix.NFT_OBJECT_COUNTER {
-			texts = append(texts, fmt.Sprintf("object %s is not in the config", nfnetlink.Printable(x.Name)))
+			texts = append(texts, fmt.Sprintf("object %s is not in the config", nfnetlink.Quote(x.Name)))
 		}
 	}
 	return texts

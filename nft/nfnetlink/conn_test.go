@@ -379,18 +379,6 @@ func TestAgainRepeatsWhatOthersMayHaveDisturbed(t *testing.T) {
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-func TestUnprintableNamesAreQuoted(t *testing.T) {
-	for name, want := range map[string]string{
-		"KUBE-POSTROUTING": "KUBE-POSTROUTING", "__set0": "__set0", "größe": "größe",
-		"": `""`, "a b": `"a b"`, "a\nb": `"a\nb"`, "\x1b[2J": `"\x1b[2J"`, "\u009b1m": `"\u009b1m"`,
-		"\u202eabc": `"\u202eabc"`, "a\x80": `"a\x80"`, `"`: `"\""`, `\n`: `"\\n"`, "\u00a0": `"\u00a0"`,
-	} {
-		if got := nfnetlink.Printable(name); got != want {
-			t.Errorf("%q: %s, want %s", name, got, want)
-		}
-	}
-}
-
 // The kernel marks such a dump as interrupted, although it is right: it counts only
 // the rules of the chain. That of a whole table counts those of all chains.
 func TestListOfAChainIsRightNextToTransactionsElsewhere(t *testing.T) {

@@ -196,7 +196,7 @@ func (c *Conn) EachElement(family Family, table, set string, do func(Element) er
 		return parseElements(b, do)
 	})
 	if err != nil {
-		return fmt.Errorf("list elements of %s: %w", Printable(set), err)
+		return fmt.Errorf("list elements of %s: %w", Quote(set), err)
 	}
 	return nil
 }

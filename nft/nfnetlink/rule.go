@@ -70,7 +70,7 @@ func (r Rule) TranslatesSources() bool {
 func (r Rule) Name() string {
 	name := fmt.Sprintf("handle %d", r.Handle)
 	if comment := r.Comment(); comment != "" {
-		name += ", comment " + Printable(comment)
+		name += ", comment " + Quote(comment)
 	}
 	return name
 }

@@ -66,12 +66,6 @@ const (
 	commentJumpEnd = " chain"
 )
 
-// chainInComment returns the chain's name in the comment of such a jump, of any version.
-func chainInComment(comment string) (chain string, ok bool) {
-	_, chain, _ = strings.Cut(comment, commentJump)
-	return strings.CutSuffix(chain, commentJumpEnd)
-}
-
 // Compile implements [nft.Layout]: for each family the chain in the documentation of
 // ip-masq-agent, and one jump to it.
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {

@@ -75,8 +75,7 @@ func (s *State) drift(t *table) (diffs []string) {
 }
 
 // splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
-// exactly ours, and others: variants of other agents, and ours if another program has renamed
-// the chain.
+// exactly ours, and others, such as variants of other agents.
 func (t *table) splitJumps() (exact, others []nfnetlink.Rule) {
 	jump := t.want.Chain(Postrouting).Bytecode(t.want, nil)[0]
 	for _, r := range t.jumps {

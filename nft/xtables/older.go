@@ -237,7 +237,7 @@ func (l OlderChain) Decides() bool { return !l.Ours && l.Doubt == "" && l.Reache
 
 // String returns the name of the chain and, unless it is ours, what exists of it.
 func (l OlderChain) String() string {
-	text := fmt.Sprintf("chain %s in table %s %s", nfnetlink.Printable(l.Name), l.Family, nfnetlink.Printable(l.Table))
+	text := fmt.Sprintf("chain %s in table %s %s", nfnetlink.Quote(l.Name), l.Family, nfnetlink.Quote(l.Table))
 	if l.Ours {
 		return text
 	}

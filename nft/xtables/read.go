@@ -2,7 +2,6 @@ package xtables
 
 import (
 	"fmt"
-	"slices"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -22,7 +21,7 @@ type table struct {
 	want   nft.Table // what of it is to be ours
 	exists bool
 	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
-	jumps  []nfnetlink.Rule // of POSTROUTING, to our chain, or with the comment of our jump
+	jumps  []nfnetlink.Rule // of POSTROUTING, to our chain
 	others int              // the number of its other rules
 	chain  *chain           // nil if there is none
 }
@@ -73,13 +72,12 @@ func (s *State) read(c *nfnetlink.Conn, t *table) error {
 		return err
 	}
 	if err := s.readChain(c, t); err != nil {
-		return fmt.Errorf("chain %s: %w", nfnetlink.Printable(s.name), err)
+		return fmt.Errorf("chain %s: %w", nfnetlink.Quote(s.name), err)
 	}
 	return nil
 }
 
-// readPostrouting reads the rules of POSTROUTING that lead to our chain, or have the comment of our
-// jump. There can be tens of thousands of others.
+// readPostrouting reads the rules of POSTROUTING that lead to our chain. There can be tens of thousands of others.
 func (s *State) readPostrouting(c *nfnetlink.Conn, t *table) error {
 	post, err := c.Chain(t.Family, NATTable, Postrouting)
 	if nfnetlink.IsNotExist(err) {
@@ -90,8 +88,7 @@ func (s *State) readPostrouting(c *nfnetlink.Conn, t *table) error {
 	}
 	t.post = &post
 	return c.EachRule(t.Family, NATTable, Postrouting, func(r nfnetlink.Rule) error {
-		target, _ := r.Target()
-		if target == s.name || jumpOf(r) == s.name {
+		if s.leads(r) {
 			t.jumps = append(t.jumps, r)
 		} else {
 			t.others++
@@ -136,10 +133,7 @@ func (s *State) readChain(c *nfnetlink.Conn, t *table) error {
 // Installed implements [nft.KernelState].
 func (s *State) Installed() (nft.Installed, bool) {
 	for _, t := range s.tables {
-		if t.chain == nil || !t.chain.signed {
-			continue
-		}
-		if slices.ContainsFunc(t.jumps, s.leads) {
+		if t.chain != nil && t.chain.signed && len(t.jumps) > 0 {
 			return nft.Installed{Layout: Layout{Name: s.name}, Hash: t.chain.hash}, true
 		}
 	}

@@ -19,13 +19,3 @@ func (s *State) bytecode(t nft.Table) []nfnetlink.Rule {
 // sameExprs compares rules of the shared tables without user data, in which programs
 // keep their own notes.
 func sameExprs(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
-
-// jumpOf returns the chain that a jump's comment names, in any version, "" if it is no jump of
-// an agent. The kernel allows longer names than iptables, and than fit our comment.
-func jumpOf(r nfnetlink.Rule) string {
-	chain, named := chainInComment(r.Comment())
-	if _, jumps := r.Target(); !jumps || !named || len(chain) > maxChainName {
-		return ""
-	}
-	return chain
-}
