@@ -32,8 +32,10 @@ func forms() []form {
 		{"the set alone", interval, "%s", set},
 		{"the set, then fib", interval, "%s", set + "\n" + toNode},
 		{"fib, then the set", interval, "%s", toNode + "\n" + set},
-		{"fib, then a concatenation", "type inet_proto . ipv4_addr; flags interval", "udp . %s",
-			toNode + "\nmeta l4proto . ip daddr @cidrs return"},
+		{
+			"fib, then a concatenation", "type inet_proto . ipv4_addr; flags interval", "udp . %s",
+			toNode + "\nmeta l4proto . ip daddr @cidrs return",
+		},
 		{"fib, then a hash table", "type ipv4_addr", "%s", toNode + "\n" + set},
 	}
 }
