@@ -467,14 +467,25 @@ func (s *Status) Print(t cli.Text) {
 		t.Line("\nOpen connections by the entry that decides them:")
 		cli.Table(t, "  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence)
 	}
-	if len(s.Kernel.Differences) > 0 {
-		t.Line("\nDifferences:")
-	}
-	for _, line := range s.Kernel.Differences {
-		t.Line("  %s", line)
-	}
+	s.printDifferences(t)
 	t.List("Warnings:", s.Warnings)
 	t.List("Notes:", s.Notes)
+}
+
+// printDifferences prints the first ones: another config can differ in hundreds of chains.
+func (s *Status) printDifferences(t cli.Text) {
+	const limit = 20
+	all := s.Kernel.Differences
+	if len(all) == 0 {
+		return
+	}
+	t.Line("\nDifferences:")
+	for _, line := range all[:min(len(all), limit)] {
+		t.Line("  %s", line)
+	}
+	if len(all) > limit {
+		t.Line("  and %d more: -o json lists all", len(all)-limit)
+	}
 }
 
 // String returns the columns of a table.

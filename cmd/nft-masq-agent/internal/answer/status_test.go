@@ -2,6 +2,7 @@ package answer
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -363,4 +364,17 @@ func fullPorts(block int) *conntrack.PortUse {
 		Protocol: unix.IPPROTO_TCP, From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("203.0.113.9:443"),
 		Among: judge.PortScope{Block: block, Ports: 100},
 	}, Used: 95}
+}
+
+// Another config can differ in hundreds of chains.
+func TestTextListsTheFirstDifferences(t *testing.T) {
+	f := healthy(t, "")
+	for i := range 25 {
+		f.Kernel.Differences = append(f.Kernel.Differences, fmt.Sprintf("chain ports-%d is missing", i))
+	}
+	all := NewStatus(*f)
+	text := text(t, &all)
+	if !strings.Contains(text, "ports-19 is missing\n  and 5 more: -o json lists all\n") || strings.Contains(text, "ports-20") {
+		t.Errorf("status lists\n%s", text)
+	}
 }
