@@ -20,8 +20,8 @@ type form struct {
 	rules string
 }
 
-// The rules of the agent without their counters, and forms of the set that nf_tables also has. The networks of this group
-// are single addresses, so that one hash table has them all; networks of other lengths would need one for each length.
+// The rules of the agent without their counters, and forms of the set that nf_tables also has. The networks of this
+// group are single addresses, so that one hash table has them all; networks of other lengths would need one for each.
 func forms() []form {
 	const (
 		interval = "type ipv4_addr; flags interval"
@@ -58,8 +58,8 @@ func (f form) text(networks []netip.Prefix) string {
 }`, f.set, strings.Join(elements, ", "), f.rules)
 }
 
-// lookup measures what a new connection pays for the largest list: to the kernel's lookup, by the form of the set, and to
-// the other rules.
+// lookup measures what a new connection pays for the largest list: to the kernel's lookup, by the form of the set, and
+// to the other rules.
 func (b *bench) lookup(ctx context.Context) {
 	n := slices.Max(b.sizes)
 	networks := reachable(n)

@@ -77,7 +77,8 @@ func newMeaning(c config.Config, p nft.Policy) *meaning {
 	}
 	for _, row := range config.Translations() {
 		if value, set := values[row.Key]; set {
-			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: value, Place: c.Given(row.Key), title: row.Key + ": " + row.Means})
+			title := row.Key + ": " + row.Means
+			m.Entries = append(m.Entries, Entry{Key: row.Key, Value: value, Place: c.Given(row.Key), title: title})
 		}
 	}
 	return m

@@ -374,7 +374,8 @@ func TestTextListsTheFirstDifferences(t *testing.T) {
 	}
 	all := NewStatus(*f)
 	text := text(t, &all)
-	if !strings.Contains(text, "ports-19 is missing\n  and 5 more: -o json lists all\n") || strings.Contains(text, "ports-20") {
+	last := "ports-19 is missing\n  and 5 more: -o json lists all\n"
+	if !strings.Contains(text, last) || strings.Contains(text, "ports-20") {
 		t.Errorf("status lists\n%s", text)
 	}
 }

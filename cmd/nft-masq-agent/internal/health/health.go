@@ -195,8 +195,8 @@ func remedy(c nft.Condition) string {
 	case !c.Outside:
 		return "remove what excludes them"
 	case c.Asks == config.ReceivedOn:
-		return "`ip route get POD` names the interface on which a pod's packets arrive, such as the bridge that it is a port " +
-			"of: list that, or use " + config.KeyMasqueradeSrcCIDRs
+		return "`ip route get POD` names the interface on which a pod's packets arrive, such as the bridge that it is a " +
+			"port of: list that, or use " + config.KeyMasqueradeSrcCIDRs
 	case c.Asks == config.LeavingBy:
 		return "`ip route get ADDRESS` names the interface by which packets leave: list that"
 	}
