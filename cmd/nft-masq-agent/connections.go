@@ -278,9 +278,10 @@ func (f *connectionsFlags) matches(e *conntrack.Entry) bool {
 	return f.seenAs.Port() == 0 || f.seenAs.Port() == seen.Port()
 }
 
+// contradicting reports whether an open connection contradicts the policy.
 func contradicting(comparison *conntrack.Comparison, e *conntrack.Entry) bool {
 	_, finding := comparison.Compare(e)
-	return finding == conntrack.Contradicts
+	return finding == conntrack.Contradicts && e.Open()
 }
 
 // confirm asks a person whether the listed connections are to be deleted. Without a terminal, --yes is the answer.

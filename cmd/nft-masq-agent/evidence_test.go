@@ -305,6 +305,28 @@ func TestConnectionsWithATimeAreDatedByIt(t *testing.T) {
 	}
 }
 
+// Connections of a second are closed whenever anybody looks.
+func TestShortConnectionsThatAnotherProgramDecidesAreOverruled(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	history := n.noted(want.Policy)
+	n.nft("table ip x { chain post { type nat hook postrouting priority srcnat; ip daddr 10.9.0.9 masquerade; }; }")
+	for range 3 {
+		nfttest.MustSend(t, n.top, nfttest.Flow{
+			Proto: nfttest.TCP, From: n.top.Pod, Dst: netip.MustParseAddrPort("10.9.0.9:80"),
+		})
+	}
+	e := n.gathered(want.Policy, history)
+	if len(e.Counts) != 1 || e.Counts[0].Overruled != 3 || e.Counts[0].Examples[0].Open() {
+		t.Errorf("under this policy: %+v", e)
+	}
+	e = n.gathered(want.Policy, n.noted(want.Policy))
+	if len(e.Counts) != 0 || e.NotJudged["closed"] != 3 {
+		t.Errorf("noted at a change: %+v", e)
+	}
+}
+
 // The kernel's timeout is raised, so that the packets seem to be older than they are.
 func TestDestinationsWithoutAnswersAreSeenInRealConnections(t *testing.T) {
 	t.Parallel()

@@ -62,7 +62,7 @@ type Count struct {
 // Contradictions is the number of connections that contradict the policy.
 func (c Count) Contradictions() int { return c.Stale + c.Overruled + c.Undated }
 
-// Open is the number of connections that were judged.
+// Open is the number of connections that were judged: open ones, and overruled ones that are closed.
 func (c Count) Open() int { return c.Agrees + c.Contradictions() }
 
 // An Example is a connection that contradicts the policy.
@@ -180,13 +180,16 @@ func newGathering(c *Comparison, h History, queries []Query) *gathering {
 func (g *gathering) add(e *Entry) {
 	ruling, found := g.Compare(e)
 	g.replies.see(e, ruling.Entry, found)
-	if found > Contradicts {
-		g.notJudged[found]++
-		return
-	}
 	var age Age
 	if found == Contradicts {
 		age = g.history.Age(e)
+		if age == "" {
+			found = Closed
+		}
+	}
+	if found > Contradicts {
+		g.notJudged[found]++
+		return
 	}
 	g.count(ruling.Entry).add(e, ruling.Verdict, age)
 	for i, q := range g.queries {

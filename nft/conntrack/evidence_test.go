@@ -90,8 +90,12 @@ func TestFindings(t *testing.T) {
 		{"zone", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.Zone = 7 }), InZone, ""},
 		{"helper", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.Status = Expected }), Helped, ""},
 		{
-			"closed", defaults, with(udp(pod, "", other, pod), func(e *Entry) { e.State = "TIME_WAIT" }), Closed,
+			"closed", defaults, with(udp(pod, "", other, node), func(e *Entry) { e.State = "TIME_WAIT" }), Closed,
 			"anything else",
+		},
+		{
+			"closed, and not masqueraded", defaults,
+			with(udp(pod, "", other, pod), func(e *Entry) { e.State = "TIME_WAIT" }), Contradicts, "anything else",
 		},
 		{"from the node", defaults, udp("192.0.2.1:9", "", other, "192.0.2.1:9"), OfNode, ""},
 		{"to the node", defaults, udp(pod, "", "192.0.2.1:9", pod), OfNode, ""},
@@ -212,6 +216,36 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		if got.Stale != tt.want.Stale || got.Overruled != tt.want.Overruled || got.Undated != tt.want.Undated ||
 			got.Open() != 2 || len(got.Examples) != 2 {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+// On a node with short connections, closed ones are all that there is to see.
+func TestOfClosedConnectionsOnlyOverruledOnesAreEvidence(t *testing.T) {
+	closed := func(id uint32, seenAs string) Entry {
+		e := entryOf(unix.IPPROTO_TCP, "10.244.1.2:1", "", "10.9.0.9:80", seenAs)
+		e.ID = id
+		e.State = "TIME_WAIT"
+		e.Status = SeenReply
+		return e
+	}
+	noted, overruled, agrees := closed(1, "192.0.2.1:1"), closed(2, "192.0.2.1:1"), closed(3, "10.244.1.2:1")
+	for name, tt := range map[string]struct {
+		history History
+		want    Count
+	}{
+		"not noted":        {History{Earlier: map[uint32]bool{noted.ID: true}}, Count{Overruled: 1}},
+		"nothing is known": {History{}, Count{}},
+		"noted":            {History{Earlier: map[uint32]bool{noted.ID: true, overruled.ID: true}}, Count{}},
+	} {
+		found := gather(func(*config.Config) {}, tt.history, noted, overruled, agrees)
+		var got Count
+		if len(found.Counts) > 0 {
+			got = found.Counts[0]
+		}
+		if got.Open() != tt.want.Open() || got.Overruled != tt.want.Overruled || len(got.Examples) != got.Overruled ||
+			found.NotJudged["closed"] != 3-got.Overruled {
+			t.Errorf("%s: %+v, not judged %v", name, got, found.NotJudged)
 		}
 	}
 }

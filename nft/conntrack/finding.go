@@ -17,7 +17,7 @@ const (
 	Agrees Finding = iota
 	// Contradicts: the destination sees another address than the source's although the policy exempts
 	// the connection, or the source's own although the policy masquerades it, or one that snatAddresses
-	// and snatRules do not allow.
+	// and snatRules do not allow. It may be closed: [History.Age] says whether it is evidence then.
 	Contradicts
 	// InZone: the zone is not 0. Open vSwitch and tc track and translate connections there themselves.
 	InZone
@@ -33,7 +33,7 @@ const (
 	Bridged
 	// FamilyOff: the policy has no IPv6, so it exempts the connection.
 	FamilyOff
-	// Closed: no further packets are expected.
+	// Closed: no further packets are expected, and nothing says that another program decided.
 	Closed
 	// OfSource: the policy does not concern the source.
 	OfSource
@@ -100,12 +100,12 @@ func (c *Comparison) Compare(e *Entry) (judge.Ruling, Finding) {
 	switch {
 	case ruling.Key == config.KeyEnableIPv6:
 		return ruling, FamilyOff
-	case !e.Open():
-		return ruling, Closed
 	case ruling.OfSource:
 		return ruling, OfSource
 	case ruling.Depends:
 		return ruling, OnInterface
+	case right && !e.Open():
+		return ruling, Closed
 	case right:
 		return ruling, Agrees
 	case ruling.Verdict == nft.Exempt && e.translatedDestination():

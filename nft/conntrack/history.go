@@ -20,8 +20,17 @@ type History struct {
 	Recent []Count
 }
 
-// Age returns when an entry that contradicts the policy began.
+// Age returns when an entry that contradicts the policy began. It is "" for one that is closed and did not certainly
+// begin under the policy: that is no evidence.
 func (h History) Age(e *Entry) Age {
+	age := h.age(e)
+	if age != AgeOverruled && !e.Open() {
+		return ""
+	}
+	return age
+}
+
+func (h History) age(e *Entry) Age {
 	earlier := h.Earlier[e.ID]
 	switch {
 	case !e.Started.IsZero() && !h.Since.IsZero():

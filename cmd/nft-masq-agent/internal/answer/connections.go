@@ -88,7 +88,7 @@ func exampleConnection(x conntrack.Example) Connection {
 	c := NewConnection(&x.Entry)
 	c.Verdict = x.Verdict
 	c.Overruled = x.Age == conntrack.AgeOverruled
-	c.Stale = !c.Overruled
+	c.Stale = !c.Overruled && x.Age != ""
 	return c
 }
 

@@ -30,7 +30,7 @@ const (
 	NotInstalled Code = "not-installed"
 	// OutOfSync means that the kernel holds another policy than the file.
 	OutOfSync Code = "out-of-sync"
-	// Contradicted means that open connections to the address contradict the policy, and did not certainly begin
+	// Contradicted means that connections to the address contradict the policy, and did not certainly begin
 	// before it.
 	Contradicted Code = "contradicted"
 	// NotForwarded means that the node does not forward such packets.
@@ -148,9 +148,9 @@ type Explanation struct {
 	Why Why `json:"why"`
 	// Answers of the policy: one, or none if the kernel's rules are those of no policy that is known.
 	Answers []Answer `json:"answers"`
-	// Open connections to the destination.
+	// Open connections to the destination, and closed ones that another program decided.
 	Open OpenConnections `json:"openConnections"`
-	// Contradicting are open connections to the destination that contradict the policy, and did not certainly begin
+	// Contradicting are connections to the destination that contradict the policy, and did not certainly begin
 	// before it, at most 3.
 	Contradicting []Connection `json:"contradicting,omitempty"`
 	// Others are rules of other programs that name the address, and chains that translate sources.
@@ -310,7 +310,7 @@ func (f *ExplainFacts) inForce(e expectation) []string {
 	return []string{fmt.Sprintf("by the policy in force, %s should see %s: %s", End(f.Packet.Dst), e.words, e.policy)}
 }
 
-// contradicted is about open connections that contradict the policy.
+// contradicted is about connections that contradict the policy.
 func (f *ExplainFacts) contradicted(e expectation) conclusion {
 	c := conclusion{code: Contradicted}
 	evidence := f.ToAddress
@@ -332,7 +332,7 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 		c.sees = seen[0]
 	}
 	n := contradicting(evidence)
-	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "open connection"), End(f.Packet.Dst),
+	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "connection"), End(f.Packet.Dst),
 		verb(n, "show"), listed(Texts(seen)), expected, choose(evidence.Overruled == 0,
 			"they began before the policy, or another program decides", "another program decides"))
 	if evidence.Agrees > 0 {

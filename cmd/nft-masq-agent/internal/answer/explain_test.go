@@ -196,7 +196,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "connections contradict", code: Contradicted, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) { f.evidenceOf(overruled, agree) },
-			headline: "2 open connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
+			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
 				"program decides.",
 			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 open connection to it agrees with",
 		},
@@ -208,7 +208,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Undated: 1, Examples: []conntrack.Example{exampleOf("10.244.1.7", conntrack.AgeUndated)},
 				}, agree)
 			},
-			headline: "1 open connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began " +
+			headline: "1 connection to 203.0.113.9:443 shows 10.244.1.7, not 192.0.2.1, the address of eth0: they began " +
 				"before the policy, or another program decides.",
 		},
 		{
@@ -252,7 +252,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Examples: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 				}, agree)
 			},
-			headline: "1 open connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: " +
+			headline: "1 connection to 203.0.113.9:443 shows 192.0.2.77, not what the policy says of 10.9.0.9:80: " +
 				"another program decides.",
 		},
 		{

@@ -29,7 +29,7 @@ type Status struct {
 	Kernel Kernel `json:"kernel"`
 	// Counters of connections since they were created.
 	Counters []Counter `json:"counters"`
-	// Evidence of open connections, by the entry of the policy that decides them.
+	// Evidence of connections, by the entry of the policy that decides them.
 	Evidence []EntryEvidence `json:"evidence"`
 
 	summary [][2]string // what was looked at, and what is there
@@ -68,7 +68,8 @@ type Counter struct {
 	Count uint64 `json:"count"`
 }
 
-// An EntryEvidence counts open connections that an entry of the policy decides.
+// An EntryEvidence counts connections that an entry of the policy decides: open ones, and closed ones that another
+// program decided.
 type EntryEvidence struct {
 	// Entry is the key of the config and the CIDR.
 	Entry string `json:"entry"`
@@ -108,7 +109,7 @@ type StatusFacts struct {
 	// Older are chains of iptables-based agents, and TakeOver whether the agent removes them.
 	Older    []xtables.OlderChain
 	TakeOver bool
-	// Evidence of open connections; nil without a policy in force.
+	// Evidence of connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
 	// Recent are the last counts of entries that were overruled within the last ten minutes.
 	Recent []conntrack.Count
@@ -464,7 +465,7 @@ func (s *Status) Print(t cli.Text) {
 	}
 	s.printCounters(t)
 	if len(s.Evidence) > 0 {
-		t.Line("\nOpen connections by the entry that decides them:")
+		t.Line("\nConnections by the entry that decides them:")
 		cli.Table(t, "  FAMILY\tENTRY\tVERDICT\tOPEN\tSTALE\tOVERRULED\tUNDATED", s.Evidence)
 	}
 	s.printDifferences(t)
