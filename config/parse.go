@@ -267,8 +267,9 @@ func (p *parser) checkPortsPerPod() {
 	blocks := p.config.PortsPerPod > 0
 	p.checkNeedsPods(KeyPortsPerPod, blocks, "give blocks of ports to")
 	if rules := p.config.SNATRules; blocks && len(rules) > 0 {
-		p.add(Error, "conflictingKeys", p.set[KeyPortsPerPod], "%s cannot be combined with %s, whose first entry is at %s: remove one of "+
-			"them, or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
+		p.add(Error, "conflictingKeys", p.set[KeyPortsPerPod],
+			"%s cannot be combined with %s, whose first entry is at %s: remove one of "+
+				"them, or list the addresses for all pods in %s", KeyPortsPerPod, KeySNATRules, rules[0].Pos, KeySNATAddresses)
 	}
 }
 

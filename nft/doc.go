@@ -1,7 +1,7 @@
 // Package nft defines the policy of a config, and the rules that it requires in the kernel.
 //
 // [Compile] is pure and compiles a config to a [Ruleset]: a small syntax tree
-// whose nodes have both text and bytecode. Tests load the text and compare the
+// whose statements have both text and bytecode. Tests load the text and compare the
 // rules in the kernel with the bytecode. [Ruleset.String] is what `nft -f`, or in
 // mode iptables-nft `iptables-restore --noflush`, accepts.
 //

@@ -158,7 +158,7 @@ type Chain struct {
 // A Rule is a list of statements, each with text and bytecode.
 type Rule struct {
 	Statements []Statement
-	Comment    string // in mode iptables-nft a node has the comment
+	Comment    string // in mode iptables-nft a statement has the comment
 }
 
 // A Statement is a match or a statement of a rule.

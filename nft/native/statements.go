@@ -27,8 +27,8 @@ func ofFamily(ipv6 bool) nft.Statement {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.NetfilterFamily())}})
 }
 
-// withFamilyCheck adds to a node a check of the family before it, which nft does not print: the node
-// loads an address of the family.
+// withFamilyCheck adds to a statement a check of the family before it, which nft does not print: the
+// statement loads an address of the family.
 func withFamilyCheck(ipv6 bool, n nft.Statement) nft.Statement {
 	n.Exprs = append(ofFamily(ipv6).Exprs, n.Exprs...)
 	return n

@@ -197,7 +197,7 @@ func RemoveOlder(chains []OlderChain, b *nfnetlink.Batch) {
 	}
 }
 
-// Check implements [nfnetlink.Condition]: the chain and the jumps to it are those that were found. Its rules, of which
+// Check implements [nfnetlink.Precondition]: the chain and the jumps to it are those that were found. Its rules, of which
 // there can be thousands, are not read again: the transaction names those that were found, and the kernel rejects it
 // if one of them is gone, or if another one holds the chain. A rule that was replaced in place goes with the chain.
 func (l OlderChain) Check(c *nfnetlink.Conn) error {

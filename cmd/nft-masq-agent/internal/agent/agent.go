@@ -41,8 +41,9 @@ type Inputs struct {
 	Addresses func() ([]netip.Addr, error)
 	Follow    func(context.Context) <-chan node.Change
 
-	// Lock is that of the network namespace, and Later tells who has it that this is another
-	// agent. Holder and Latecomer are the agents that have these two.
+	// Lock takes the lock of the network namespace, and fails while another process has it. Then
+	// Announce tells that process that this is another agent. Holder and Announced return the
+	// processes that have these two.
 	Lock      func() (io.Closer, error)
 	Announce  func() (io.Closer, error)
 	Holder    func() (pid int, found bool)

@@ -14,7 +14,7 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// A logLine is a logLine of the log.
+// A logLine is a line of the log.
 type logLine struct {
 	level  zapcore.Level
 	text   string
