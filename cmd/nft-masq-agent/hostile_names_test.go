@@ -93,7 +93,7 @@ func TestForeignNamesAreNotPrintedRaw(t *testing.T) {
 	d.began(wants(t, ""))
 	spoil(n)
 	text := func() string { return d.Text() }
-	if line := d.await("rules_restored"); !strings.Contains(line.Texts("what"), `\x1b[2J`) {
+	if line := d.await("rules_restored"); !strings.Contains(line.Texts("what"), `\033[2J`) {
 		t.Errorf("the evil names are not logged: %v", line)
 	}
 	answers := map[string]string{}
