@@ -121,8 +121,8 @@ func export(e agent.Exporter, found conntrack.Evidence) {
 	}
 	for s := range counts {
 		e.Gauge("judged_connections", "Connections by the key of the config that decides about them, and whether their "+
-			"translation agrees with the policy: agrees, stale (they began before it), overruled (they began under it, and may be closed: "+
-			"another program decided), undated (it is not known when they began).",
+			"translation agrees with the policy: agrees, stale (they began before it), overruled (they began under it, and may "+
+			"be closed: another program decided), undated (it is not known when they began).",
 			float64(counts[s]), "family", nft.FamilyKey(s.ipv6), "key", s.key, "evidence", s.evidence)
 	}
 	e.Gauge("stale_connections", "Open connections that contradict the policy and began before it.", float64(stale))
