@@ -89,10 +89,7 @@ func (b *bench) neighbourOf(ctx context.Context, n int, what string,
 func (c *cost) withAgent(ctx context.Context, f *follower, n int, t transaction, control *cost) {
 	nfttest.Check(f.start())
 	defer func() { nfttest.Check(f.stop()) }()
-	repeats := 5
-	if n < memoryFrom {
-		repeats = 15 // a run takes so little time that the machine's noise decides
-	}
+	const repeats = 5
 	var life, again cost
 	for i := range repeats {
 		nfttest.Check(ctx.Err())
