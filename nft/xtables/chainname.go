@@ -25,13 +25,26 @@ func CheckChain(name string) error {
 		return fmt.Errorf("chain name %q: has white space or a character that does not print", name)
 	case strings.ContainsAny(name, `"'\`):
 		return fmt.Errorf("chain name %q: has a quote or a backslash", name)
-	case slices.Contains(builtIn, name):
-		return fmt.Errorf("chain name %q: is a built-in chain or target of iptables", name)
+	case slices.Contains(builtInChains(), name):
+		return fmt.Errorf("chain name %q: is a built-in chain", name)
+	case slices.Contains(builtInTargets(), name):
+		return fmt.Errorf("chain name %q: is a target of iptables", name)
 	}
 	return nil
 }
 
-// builtIn are the built-in chains and targets, and the extension that our rules use.
-var builtIn = []string{
-	"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING", "ACCEPT", "DROP", "RETURN", "QUEUE", "MASQUERADE",
+func builtInChains() []string {
+	return []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+}
+
+// builtInTargets lists the targets of iptables 1.8.9, including its extensions,
+// and those of older kernels.
+func builtInTargets() []string {
+	return []string{
+		"ACCEPT", "DROP", "RETURN", "QUEUE",
+		"AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK", "CT", "DNAT", "DNPT", "DSCP",
+		"ECN", "ERROR", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "MIRROR", "NETMAP", "NFLOG",
+		"NFQUEUE", "NOTRACK", "RATEEST", "REDIRECT", "REJECT", "SAME", "SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY",
+		"TARPIT", "TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG",
+	}
 }

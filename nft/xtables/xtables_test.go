@@ -1,6 +1,7 @@
 package xtables_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -432,9 +433,10 @@ func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
 		"A\x7fB":                "does not print",
 		"A\"B":                  "has a quote",
 		`A\B`:                   "a backslash",
-		"POSTROUTING":           "is a built-in chain or target",
-		"MASQUERADE":            "is a built-in chain or target",
-		"RETURN":                "is a built-in chain or target",
+		"POSTROUTING":           "is a built-in chain",
+		"MASQUERADE":            "is a target of iptables",
+		"RETURN":                "is a target of iptables",
+		"TCPMSS":                "is a target of iptables",
 	}
 	for name, want := range tests {
 		err := xtables.CheckChain(name)
@@ -444,5 +446,17 @@ func TestChainNamesThatIPTablesRejectsAreRejected(t *testing.T) {
 		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
 			t.Errorf("CheckChain(%q): %v, want %q", name, err, want)
 		}
+	}
+}
+
+func TestNothingIsStagedForACanceledChange(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := (&xtables.State{}).Stage(ctx, func(*nfnetlink.Batch) error {
+		t.Error("a transaction")
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
