@@ -110,8 +110,8 @@ func (f *cleanupFlags) cleanup(ctx context.Context, _ []string, e environment) (
 			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%s", c))
 		}
 		tables, err := xtables.OlderTables(e.proc + "/thread-self/net")
-		if err != nil {
-			return exitFailed, hinted(err)
+		if err != nil { // what was removed is said all the same
+			kept = append(kept, cli.Problem(config.Warning, "older-agent", "%v", err))
 		}
 		for _, t := range tables { // netlink cannot remove their rules: they are no part of nf_tables
 			kept = append(kept, cli.Problem(config.Warning, "older-agent", "legacy ip_tables (table %s) has rules of an "+

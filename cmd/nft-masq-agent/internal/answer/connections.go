@@ -98,7 +98,7 @@ func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
 	for i := range found {
 		sources = append(sources, found[i].Original.Src.Addr())
 	}
-	c.behind = fmt.Sprintf("behind %s: %s", End(seenAs), listed(Texts(slices.Compact(sources))))
+	c.behind = fmt.Sprintf("behind %s: %s", End(seenAs), listed(cli.Texts(slices.Compact(sources))))
 }
 
 // End returns an address without the port if there is none.

@@ -327,13 +327,13 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 	}
 	expected := e.words
 	if len(evidence.Endpoints) > 0 {
-		expected = "what the policy says of " + listed(Texts(evidence.Endpoints))
+		expected = "what the policy says of " + listed(cli.Texts(evidence.Endpoints))
 	} else if len(seen) == 1 && answered && evidence.Agrees == 0 {
 		c.sees = seen[0]
 	}
 	n := contradicting(evidence)
 	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "connection"), End(f.Packet.Dst),
-		verb(n, "show"), listed(Texts(seen)), expected, choose(evidence.Overruled == 0,
+		verb(n, "show"), listed(cli.Texts(seen)), expected, choose(evidence.Overruled == 0,
 			"they began before the policy, or another program decides", "another program decides"))
 	if evidence.Agrees > 0 {
 		c.details = append(c.details, Plural(evidence.Agrees, "open connection")+" to it "+verb(evidence.Agrees, "agree")+
@@ -357,13 +357,13 @@ func (f *ExplainFacts) shown(e expectation) conclusion {
 	switch {
 	case len(evidence.Endpoints) > 0:
 		c.headline = fmt.Sprintf("%s to %s %s to %s, %s %s, and %s with the policy: another endpoint may see another "+
-			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), listed(Texts(evidence.Endpoints)),
-			verb(n, "show"), listed(Texts(evidence.Seen)), verb(n, "agree"))
+			"address.", Plural(n, "open connection"), destination, verb(n, "lead"), listed(cli.Texts(evidence.Endpoints)),
+			verb(n, "show"), listed(cli.Texts(evidence.Seen)), verb(n, "agree"))
 	case c.sees.IsValid() && c.sees == e.address:
 		c.headline = fmt.Sprintf("%s sees %s: %s; %s %s.", destination, e.words, e.policy, counted, verb(n, "agree"))
 		return c
 	default:
-		c.headline = fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", destination, listed(Texts(evidence.Seen)),
+		c.headline = fmt.Sprintf("%s sees %s, as %s %s; it should see %s.", destination, listed(cli.Texts(evidence.Seen)),
 			counted, verb(n, "show"), e.words)
 	}
 	c.details = f.others()

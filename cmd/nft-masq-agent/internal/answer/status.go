@@ -186,7 +186,7 @@ func (f *StatusFacts) summary() [][2]string {
 		{"agent", agent},
 		{"config", cmp.Or(f.Config.Hash, "rejected") + ", from " + f.source()},
 		{"connections", connections},
-		{"addresses", cmp.Or(listed(Texts(addresses)), "those of the interfaces")},
+		{"addresses", cmp.Or(listed(cli.Texts(addresses)), "those of the interfaces")},
 		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
 	}
 }
@@ -321,7 +321,7 @@ func (f *StatusFacts) ofOtherAgents() config.Problems {
 	if f.TakeOver {
 		remedy = "stop that agent: this one then removes its rules (--takeover), once the config is accepted"
 	}
-	return config.Problems{statusProblem("older-agent", strings.Join(append(Texts(f.Older), remedy), "\n"),
+	return config.Problems{statusProblem("older-agent", strings.Join(append(cli.Texts(f.Older), remedy), "\n"),
 		"rules of an iptables-based agent are also active")}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -27,7 +28,7 @@ func WinBridge(c config.Config, p nft.Policy) (text string, omitted int, err err
 		return "", 0, errors.New(config.KeyToPorts + " is not supported by win-bridge")
 	}
 	ipv4, _ := p.Family(false)
-	exceptions := Texts(ipv4.List(config.KeyNonMasqueradeCIDRs).CIDRs)
+	exceptions := cli.Texts(ipv4.List(config.KeyNonMasqueradeCIDRs).CIDRs)
 	list, err := json.Marshal(exceptions)
 	for _, cidr := range c.NonMasqueradeCIDRs {
 		if cidr.Addr().Is6() {

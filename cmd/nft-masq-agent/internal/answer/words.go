@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 )
@@ -21,17 +22,8 @@ func placeText(place config.Position, entry string) string {
 	return place.String()
 }
 
-// Texts returns the text of each value of a list.
-func Texts[T fmt.Stringer](list []T) []string {
-	words := make([]string, len(list))
-	for i, v := range list {
-		words[i] = v.String()
-	}
-	return words
-}
-
 // portRanges lists ports as --to-ports does.
-func portRanges(list []config.PortRange) string { return strings.Join(Texts(list), ",") }
+func portRanges(list []config.PortRange) string { return strings.Join(cli.Texts(list), ",") }
 
 // listed lists the first addresses, CIDRs or ranges, and counts the others.
 func listed(words []string) string {

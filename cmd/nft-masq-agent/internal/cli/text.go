@@ -48,6 +48,15 @@ func (t Text) Line(format string, args ...any) {
 	_, _ = fmt.Fprintf(t.out, format+"\n", args...)
 }
 
+// Texts returns the text of each value of a list.
+func Texts[T fmt.Stringer](list []T) []string {
+	words := make([]string, len(list))
+	for i, v := range list {
+		words[i] = v.String()
+	}
+	return words
+}
+
 // Lines writes texts as a line each.
 func Lines[T fmt.Stringer](t Text, indent string, list []T) {
 	for _, v := range list {

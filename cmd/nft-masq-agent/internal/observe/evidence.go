@@ -2,6 +2,7 @@ package observe
 
 import (
 	"cmp"
+	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -39,6 +40,7 @@ func newTold() told {
 
 // tell logs what is new.
 func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
+	t.forget()
 	stale := 0
 	undated := 0
 	for _, c := range e.Counts {
@@ -89,13 +91,15 @@ func (t *told) once(a *agent.Agent, subject string, level zapcore.Level, event, 
 	a.Log(level, event, text, fields...)
 }
 
-// recent returns the last counts of the entries that were overruled recently, and forgets others.
+// forget forgets entries that were not overruled recently.
+func (t *told) forget() {
+	maps.DeleteFunc(t.overruled, func(_ judge.Entry, o overruled) bool { return time.Since(o.seen) > recently })
+}
+
+// recent returns the last counts of the entries that were overruled recently.
 func (t *told) recent() (counts []conntrack.Count) {
-	for entry, o := range t.overruled {
-		if time.Since(o.seen) > recently {
-			delete(t.overruled, entry)
-			continue
-		}
+	t.forget()
+	for _, o := range t.overruled {
 		counts = append(counts, o.Count)
 	}
 	return counts

@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/nft/xtables"
 )
@@ -57,7 +56,7 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 	}
 	if checked { // changes of legacy ip_tables lead to no other generation
 		tables, err := s.host.XTables()
-		if err == nil && !slices.Equal(answer.Texts(tables), s.tables) {
+		if err == nil && !slices.Equal(cli.Texts(tables), s.tables) {
 			return true
 		}
 	}
@@ -104,7 +103,7 @@ func (s *olderAgents) Collect(e agent.Exporter) {
 
 // logTables logs what --takeover cannot remove.
 func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
-	found := answer.Texts(tables)
+	found := cli.Texts(tables)
 	if slices.Equal(found, s.tables) {
 		return
 	}
@@ -119,7 +118,7 @@ func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
 }
 
 func (s *olderAgents) logChains(chains []xtables.OlderChain) {
-	found := answer.Texts(chains)
+	found := cli.Texts(chains)
 	if slices.Equal(found, s.chains) {
 		return
 	}
