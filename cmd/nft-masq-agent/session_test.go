@@ -17,7 +17,9 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // follow is what a command line makes of an agent's report.
@@ -246,6 +248,24 @@ func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// What cannot be read of other agents does not hide what was removed.
+func TestCleanupSaysWhatItRemovedIfLegacyTablesAreUnreadable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
+	_, err := n.kernel().Apply(t.Context(), nft.Compile(config.Default(config.Defaults{}), nft.Options{
+		Layout: cases.Layout(nft.ModeNFTables, ""),
+	}), nft.Contents)
+	n.check(err)
+	proc := t.TempDir()
+	n.check(os.MkdirAll(filepath.Join(proc, "thread-self/net/ip_tables_names"), 0o700)) // it is no file
+	got := n.runWith(proc, "cleanup", "--legacy")
+	if got.code != exitDone || !strings.Contains(got.stdout, "nft-masq-agent") ||
+		!strings.Contains(got.stdout+got.stderr, "ip_tables_names") {
+		t.Errorf("%+v", got)
+	}
 }
 
 // What is stale by then is not known without the rules.
