@@ -118,8 +118,8 @@ type StatusFacts struct {
 	Verbose bool
 }
 
-// weights are the problems, the most serious one first: it stands in the first line. The empty one is for those that are
-// not listed, such as problems of the files.
+// weights are the problems, the most serious one first: it stands in the first line. The empty one is for those that
+// are not listed, such as problems of the files.
 var weights = []string{
 	"agent-stuck", "rules-not-written", "rules-delayed", "config-rejected", "config-vanished", "", "second-agent",
 	"out-of-sync", "no-agent", "older-agent", health.InterfaceList, health.NoPods, health.LegacyTables,
