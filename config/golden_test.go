@@ -17,7 +17,7 @@ const corpus = "../testdata/config"
 
 // tables are the files of testdata/config whose cases are named for a file, and have its bytes, or for a directory, and
 // have files.
-var tables = []string{"good", "bad", "older"}
+var tables = []string{"good", "bad"}
 
 func corpusFile(name string) string { return filepath.Join(corpus, name+".txt") }
 
@@ -55,27 +55,21 @@ func TestInvalidFilesReportExactErrors(t *testing.T) {
 	})
 }
 
-// The older agents accept every file in the table "older": TestFilesOfOlderAgentsKeepTheirMeaning.
 func TestValidFilesParseAsExpected(t *testing.T) {
-	for _, name := range []string{"good", "older"} {
-		d := Defaults{EnableIPv6: name == "older"}
-		t.Run(name, func(t *testing.T) {
-			script.Golden(t, corpusFile(name), *update, func(t *testing.T, c *script.Case) {
-				got, problems := Parse(d, filesOf(t, c)...)
-				if err := problems.Err(); err != nil {
-					t.Fatal(err)
-				}
-				c.Last().Say(changed(d, got) + lines(problems))
-			})
-		})
-	}
+	script.Golden(t, corpusFile("good"), *update, func(t *testing.T, c *script.Case) {
+		got, problems := Parse(Defaults{}, filesOf(t, c)...)
+		if err := problems.Err(); err != nil {
+			t.Fatal(err)
+		}
+		c.Last().Say(changed(got) + lines(problems))
+	})
 }
 
 // rejectedMeaning prints what the older agents make of rejected sources, as far as
 // it differs from the defaults.
 func rejectedMeaning(c Config, problems Problems) string {
 	if problems.Worst() != Error {
-		return "the older agents read:\n" + changed(Defaults{}, c)
+		return "the older agents read:\n" + changed(c)
 	}
 	return ""
 }
@@ -151,8 +145,8 @@ func entryText(r SNATRule) string {
 }
 
 // changed prints the keys of a Config that differ from the defaults.
-func changed(d Defaults, c Config) string {
-	defaults, _ := Parse(d)
+func changed(c Config) string {
+	defaults, _ := Parse(Defaults{})
 	before := paragraphs(meaning(defaults, nil))
 	after := paragraphs(meaning(c, nil))
 	return strings.Join(slices.DeleteFunc(after, func(p string) bool { return slices.Contains(before, p) }), "")

@@ -266,6 +266,8 @@ func TestTooManyValuesAreAnError(t *testing.T) {
 		"lines":                  {tooMany, of(repeat("\n", maxLines+1))},
 		"blank lines":            {"", of(repeat("\n", maxLines))},
 		"directives":             {tooMany, of(repeat("%TAG ! a\n", 200) + "---\na: b")},
+		"lists in lists":         {"f0:1:1: syntax: exceeded max depth of 10000", of("x: " + repeat("[", 10_001))},
+		"some directives":        {"", of(hostileInputs()["tag directives"](1500) + "---\na: b")},
 		"aliases":                {expand, aliases(31)},
 		"some aliases":           {"f0:3:1: duplicate key", aliases(29)},
 		"merges of many keys":    {expand, of(many)},

@@ -168,10 +168,25 @@ func TestInterfacesMatchByTheirNameOrItsBeginning(t *testing.T) {
 			}
 		}
 	}
-	for n, want := range map[int]bool{maxInterfaces: true, maxInterfaces + 1: false} {
-		_, problems := parse("masqueradeOutInterfaces: [" + strings.Repeat("eth0, ", n) + "]")
-		if (problems.Err() == nil) != want {
-			t.Errorf("%d names: %v", n, problems)
+}
+
+func TestNumbersOfEntriesAreBounded(t *testing.T) {
+	const rule = "{from: [10.0.0.0/24], addresses: [198.51.100.21]}, "
+	for _, tt := range []struct {
+		before, entry, after string
+		most                 int
+		says                 string
+	}{
+		{"snatRules: [{addresses: [198.51.100.21], out: [", "eth0, ", "]}]", 50, "out has 51 names, at most 50 are possible"},
+		{"snatRules: [", rule, "]", 64, "snatRules has 65 entries, at most 64 are possible"},
+	} {
+		_, problems := parse(tt.before + strings.Repeat(tt.entry, tt.most) + tt.after)
+		if problems.Err() != nil {
+			t.Errorf("%d: %v", tt.most, problems)
+		}
+		_, problems = parse(tt.before + strings.Repeat(tt.entry, tt.most+1) + tt.after)
+		if !strings.Contains(problems.Faults().Error(), tt.says) {
+			t.Errorf("%v, want %s", problems, tt.says)
 		}
 	}
 }
@@ -241,7 +256,7 @@ func TestPortRangesAreThoseOfTheOlderAgents(t *testing.T) {
 
 func TestEmptyFilesSayThatTheyAre(t *testing.T) {
 	const want = "f:1:1: the file is empty: each key has its default, unless another file sets it"
-	for _, file := range []string{"", "\n\n", "# only\n", "---\n", "null\n", "{}", " {} \n"} {
+	for _, file := range []string{"", "\n\n", "# only\n", "---\n", "null\n", "~\n", "{}", " {} \n", "\ufeff"} {
 		_, problems := Parse(Defaults{}, Source{Name: "f", Data: []byte(file)})
 		if problems.Error() != want || problems[0].Level != Note {
 			t.Errorf("%q: %v", file, problems)
