@@ -12,9 +12,9 @@ import (
 // the block that the low bits of its IP choose. They depend on portsPerPod and toPorts alone, so
 // that all nodes agree, for ever: they must be the same in all versions.
 type PortBlocks struct {
-	Size  int         // ports of each block
-	Node  []PortRange // what follows the last block, at least one more block: of the node's own connections
-	first []uint16    // port of each block; as many as a power of two
+	Size      int         // ports of each block
+	NodePorts []PortRange // what follows the last block, at least one more block: of the node's own connections
+	first     []uint16    // port of each block; as many as a power of two
 }
 
 // NewPortBlocks returns the blocks of a size in some port ranges, or if there are none in 1024
@@ -53,7 +53,7 @@ func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
 		case in[port] && start == 0:
 			start = port
 		case !in[port] && start > 0:
-			b.Node = append(b.Node, PortRange{Min: uint16(start), Max: uint16(port - 1)})
+			b.NodePorts = append(b.NodePorts, PortRange{Min: uint16(start), Max: uint16(port - 1)})
 			start = 0
 		}
 	}
@@ -72,11 +72,11 @@ func (b PortBlocks) Block(number int) PortRange {
 	return PortRange{Min: first, Max: first + uint16(b.Size-1)}
 }
 
-// Index returns the number of a pod's block.
-func (b PortBlocks) Index(pod netip.Addr) int { return int(bucketOf(pod)) % b.Count() }
+// BlockOfPod returns the number of a pod's block.
+func (b PortBlocks) BlockOfPod(pod netip.Addr) int { return int(bucketOf(pod)) % b.Count() }
 
-// Owner returns the number of the block that a port is in; false if it is in none.
-func (b PortBlocks) Owner(port uint16) (number int, ok bool) {
+// BlockOf returns the number of the block that a port is in; false if it is in none.
+func (b PortBlocks) BlockOf(port uint16) (number int, ok bool) {
 	number = slices.IndexFunc(b.first, func(first uint16) bool { return port >= first && int(port) < int(first)+b.Size })
 	return number, number >= 0
 }

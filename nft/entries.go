@@ -50,7 +50,7 @@ func (p Policy) Additions(o Policy, few int) Entries {
 		}
 		for _, r := range f.SNATRules() {
 			if !slices.ContainsFunc(old.SNATRules(), r.sameEntry) {
-				places = append(places, r.Place)
+				places = append(places, r.Number)
 			}
 		}
 	}

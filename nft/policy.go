@@ -289,7 +289,7 @@ func (p Policy) digest() digest {
 			write("snat %s\n", p)
 		}
 		for _, r := range f.SNATRules() {
-			write("snat rule %d from %v to %v out", r.Place, r.Sources.Prefixes(), r.Destinations.Prefixes())
+			write("snat rule %d from %v to %v out", r.Number, r.Sources.Prefixes(), r.Destinations.Prefixes())
 			for _, i := range r.Interfaces {
 				write(" %s", i.Name)
 			}

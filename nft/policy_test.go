@@ -374,12 +374,12 @@ func TestBlocksOfPods(t *testing.T) {
 			for _, pod := range []netip.Addr{
 				netip.AddrFrom4([4]byte{10, 244, 3, byte(last)}), netip.AddrFrom16([16]byte{0: 0xfd, 14: 9, 15: byte(last)}),
 			} {
-				if got := b.Block(b.Index(pod)).String(); got != want {
+				if got := b.Block(b.BlockOfPod(pod)).String(); got != want {
 					t.Errorf("%d of %q: %s has %s, want %s", tt.size, tt.ports, pod, got, want)
 				}
 			}
 		}
-		if got := fmt.Sprint(b.Node); tt.count > 0 && got != tt.node {
+		if got := fmt.Sprint(b.NodePorts); tt.count > 0 && got != tt.node {
 			t.Errorf("%d of %q: the node has %s, want %s", tt.size, tt.ports, got, tt.node)
 		}
 	}
@@ -402,20 +402,20 @@ func TestEachPortOfABlockNamesItsPods(t *testing.T) {
 		node := 0
 		for number := range b.Count() {
 			for _, port := range []uint16{b.Block(number).Min, b.Block(number).Max} {
-				owner, ok := b.Owner(port)
-				if !ok || owner != number || in(port, b.Node) || !in(port, ranges) {
+				owner, ok := b.BlockOf(port)
+				if !ok || owner != number || in(port, b.NodePorts) || !in(port, ranges) {
 					t.Fatalf("%v: port %d of block %d is of %d, %t", ranges, port, number, owner, ok)
 				}
 			}
 			for _, last := range b.LastBytes(number) {
-				if got := b.Index(netip.AddrFrom4([4]byte{10, 0, 0, byte(last)})); got != number {
+				if got := b.BlockOfPod(netip.AddrFrom4([4]byte{10, 0, 0, byte(last)})); got != number {
 					t.Fatalf("a pod that ends in %d has block %d, not %d", last, got, number)
 				}
 			}
 		}
-		for _, r := range b.Node {
+		for _, r := range b.NodePorts {
 			node += int(r.Size())
-			if _, ok := b.Owner(r.Min); ok || !in(r.Min, ranges) || !in(r.Max, ranges) {
+			if _, ok := b.BlockOf(r.Min); ok || !in(r.Min, ranges) || !in(r.Max, ranges) {
 				t.Fatalf("%v: %v is the node's", ranges, r)
 			}
 		}

@@ -17,7 +17,7 @@ type SNATRule struct {
 	// Present are the addresses that the node has, sorted. They are no part of the policy: the same
 	// config serves all nodes.
 	Present      []netip.Addr
-	Place        int // in snatRules, from 1; 0: it is snatAddresses
+	Number       int // in snatRules, from 1; 0: it is snatAddresses
 	Pos          config.Position
 	Sources      List // none: any address
 	Destinations List
@@ -42,7 +42,7 @@ func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 			Interfaces:   uncovered(entry.Out),
 		}
 		if i < len(c.SNATRules) {
-			r.Place = i + 1
+			r.Number = i + 1
 		}
 		rules = append(rules, r)
 	}
@@ -51,12 +51,12 @@ func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 
 // SNATRules returns the entries of snatRules.
 func (f FamilyPolicy) SNATRules() []SNATRule {
-	return slices.DeleteFunc(slices.Clone(f.SNAT), func(r SNATRule) bool { return r.Place == 0 })
+	return slices.DeleteFunc(slices.Clone(f.SNAT), func(r SNATRule) bool { return r.Number == 0 })
 }
 
 // SNATAddresses returns the entry that snatAddresses is, without addresses if it is not set.
 func (f FamilyPolicy) SNATAddresses() SNATRule {
-	if n := len(f.SNAT); n > 0 && f.SNAT[n-1].Place == 0 {
+	if n := len(f.SNAT); n > 0 && f.SNAT[n-1].Number == 0 {
 		return f.SNAT[n-1]
 	}
 	return SNATRule{}
@@ -93,7 +93,7 @@ func (p Policy) CountSNATRules() (present, absent int) {
 	found := map[int]bool{}
 	for _, f := range p.Families {
 		for _, r := range f.SNATRules() {
-			found[r.Place] = found[r.Place] || len(r.Present) > 0
+			found[r.Number] = found[r.Number] || len(r.Present) > 0
 		}
 	}
 	for _, available := range found {
@@ -106,9 +106,9 @@ func (p Policy) CountSNATRules() (present, absent int) {
 	return present, absent
 }
 
-// Translates reports whether the node has an address that connections of pods may leave
+// HasPresentAddress reports whether the node has an address that connections of pods may leave
 // from other than that of the interface.
-func (f FamilyPolicy) Translates() bool {
+func (f FamilyPolicy) HasPresentAddress() bool {
 	return slices.ContainsFunc(f.SNAT, func(r SNATRule) bool { return len(r.Present) > 0 })
 }
 

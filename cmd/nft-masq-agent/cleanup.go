@@ -69,9 +69,9 @@ func (c *cleanupAnswer) Print(t cli.Text) {
 func (f *cleanupFlags) removal() kernel.Removal {
 	switch {
 	case f.legacyOnly:
-		return kernel.LegacyOnly
+		return kernel.OlderOnly
 	case f.legacy:
-		return kernel.WithLegacy
+		return kernel.WithOlder
 	}
 	return kernel.Ours
 }

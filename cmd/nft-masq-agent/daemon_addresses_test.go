@@ -70,12 +70,12 @@ func (n trafficNode) podsSee(want nft.Ruleset) {
 			n.t.Errorf("%s is seen from %s, explained is %s", pod, expected, text)
 		}
 		for _, r := range entries {
-			if r.Place == 0 { // that of snatAddresses
+			if r.Number == 0 { // that of snatAddresses
 				continue
 			}
-			says := fmt.Sprintf("This node has no address of entry %d of snatRules", r.Place)
+			says := fmt.Sprintf("This node has no address of entry %d of snatRules", r.Number)
 			if len(r.Present) > 0 {
-				says = fmt.Sprintf("by entry %d of snatRules", r.Place)
+				says = fmt.Sprintf("by entry %d of snatRules", r.Number)
 			}
 			if !strings.Contains(text, says) {
 				n.t.Errorf("%q is not in: %s", says, text)

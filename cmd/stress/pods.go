@@ -66,8 +66,8 @@ type pods struct {
 
 // named reports whether a port names its pod.
 func (f *pods) named(pod int, seen netip.AddrPort) bool {
-	block, ok := f.blocks.Owner(seen.Port())
-	if ok = ok && block == f.blocks.Index(f.all[pod]); ok {
+	block, ok := f.blocks.BlockOf(seen.Port())
+	if ok = ok && block == f.blocks.BlockOfPod(f.all[pod]); ok {
 		f.samples[pod] = seen
 	}
 	return ok

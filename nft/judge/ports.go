@@ -29,14 +29,14 @@ func SourcePorts(p nft.Policy) func(seenAs netip.AddrPort) (PortScope, bool) {
 	}
 	allowed := newPortSet(ranges)
 	blocks := map[bool]nft.PortBlocks{false: p.PortBlocks(false), true: p.PortBlocks(true)}
-	nodes := map[bool]portSet{false: newPortSet(blocks[false].Node), true: newPortSet(blocks[true].Node)}
+	nodes := map[bool]portSet{false: newPortSet(blocks[false].NodePorts), true: newPortSet(blocks[true].NodePorts)}
 	return func(seenAs netip.AddrPort) (PortScope, bool) {
 		ipv6 := seenAs.Addr().Is6()
 		port := seenAs.Port()
 		b := blocks[ipv6]
 		set := allowed
 		if b.Count() > 0 {
-			if number, ok := b.Owner(port); ok {
+			if number, ok := b.BlockOf(port); ok {
 				return PortScope{number, b.Size}, true
 			}
 			set = nodes[ipv6]

@@ -78,5 +78,5 @@ func MissesAddress(p nft.Policy, r nft.SNATRule, src netip.Addr) bool {
 	}
 	_, entries := SourceAddress(p, c)
 	last := entries[len(entries)-1]
-	return len(last.Present) == 0 || last.Place == 0
+	return len(last.Present) == 0 || last.Number == 0
 }

@@ -46,7 +46,7 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 		"198.51.100.40 198.51.100.50 198.51.100.51] [2001:db8:5::9 2001:db8:6::1]" {
 		t.Errorf("sources %s", got)
 	}
-	if !p.Families[0].Translates() || none.Families[0].Translates() {
+	if !p.Families[0].HasPresentAddress() || none.Families[0].HasPresentAddress() {
 		t.Error("the node has addresses, or not")
 	}
 	some, every := p.Families[0].SNATAddresses().Absent(), none.Families[0].SNATAddresses().Absent()
@@ -87,7 +87,7 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) {
 	list := func(text string) nft.List { return nft.NewList(cases.CIDRs(strings.Fields(text)...)) }
 	ruleOf := func(from, to, out string) nft.SNATRule {
-		r := nft.SNATRule{Place: 1, Sources: list(from), Destinations: list(to)}
+		r := nft.SNATRule{Number: 1, Sources: list(from), Destinations: list(to)}
 		for name := range strings.FieldsSeq(out) {
 			r.Interfaces = append(r.Interfaces, config.Interface{Name: name})
 		}

@@ -15,9 +15,9 @@ type Removal int
 
 // The removals.
 const (
-	Ours       Removal = iota // what any of our modes installed
-	WithLegacy                // also the chains of iptables-based agents
-	LegacyOnly                // only those
+	Ours      Removal = iota // what any of our modes installed
+	WithOlder                // also the chains of iptables-based agents
+	OlderOnly                // only those
 )
 
 // Cleanup removes rules in one transaction, then the table of a trace, and returns the names of what it removed. If the
@@ -36,7 +36,7 @@ func (k *Kernel) Cleanup(ctx context.Context, removal Removal) (removed []string
 	if err != nil {
 		return nil, fmt.Errorf("remove: %w", err)
 	}
-	if removal == LegacyOnly {
+	if removal == OlderOnly {
 		return removed, nil
 	}
 	traced, err := RemoveTrace(k.In(ctx))
@@ -57,8 +57,8 @@ func (k *Kernel) Removable(ctx context.Context, removal Removal) (found []string
 			return err
 		}
 		found = names(s.Differences())
-		traced, err := leftTrace(k.In(ctx))
-		if traced && removal != LegacyOnly {
+		traced, err := abandonedTrace(k.In(ctx))
+		if traced && removal != OlderOnly {
 			found = append(found, traceName)
 		}
 		return err
@@ -73,7 +73,7 @@ func (k *Kernel) removable(ctx context.Context, removal Removal, earlier *State)
 		depth = nft.WithLeftovers
 	}
 	s, err := k.read(ctx, nft.Ruleset{}, depth, earlier)
-	if err == nil && removal == LegacyOnly {
+	if err == nil && removal == OlderOnly {
 		s.modes = make([]nft.KernelState, len(s.modes))
 		s.leftover = slices.DeleteFunc(s.leftover, func(l xtables.OlderChain) bool { return l.Ours })
 	}
@@ -89,43 +89,4 @@ func names(diffs []nft.Difference) (list []string) {
 		}
 	}
 	return list
-}
-
-// Installed reads our rules that the kernel has; see [State.Installed].
-func (k *Kernel) Installed(ctx context.Context) (found nft.Installed, ok bool, err error) {
-	s, err := k.Read(ctx, nft.Ruleset{}, nft.WithLeftovers)
-	if err == nil {
-		found, ok = s.Installed()
-	}
-	return found, ok, err
-}
-
-// XTables finds the tables of legacy ip_tables with rules of iptables-based agents. Their
-// changes do not affect the generation of the ruleset.
-func (k *Kernel) XTables() ([]xtables.LegacyTable, error) { return k.xtables() }
-
-// Older finds the chains of iptables-based agents that are not ours by the wanted ruleset.
-func (k *Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {
-	err = nfnetlink.Again(ctx, func() error {
-		found, err = xtables.FindOlder(k.In(ctx), want)
-		return err
-	})
-	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Ours }), err
-}
-
-// OlderDecides reports whether packets reach rules of an iptables-based agent.
-func (k *Kernel) OlderDecides(ctx context.Context) (bool, error) {
-	tables, err := k.xtables()
-	if err != nil || len(tables) > 0 {
-		return len(tables) > 0, err
-	}
-	found, err := k.Older(ctx, nft.Ruleset{})
-	return slices.ContainsFunc(found, xtables.OlderChain.Decides), err
-}
-
-// Doubtful returns the chains of iptables-based agents that Cleanup does not remove, because they
-// may be another program's.
-func (k *Kernel) Doubtful(ctx context.Context) ([]xtables.OlderChain, error) {
-	found, err := k.Older(ctx, nft.Ruleset{})
-	return slices.DeleteFunc(found, func(l xtables.OlderChain) bool { return l.Doubt == "" }), err
 }

@@ -8,8 +8,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Rejected reports whether the kernel rejected rules. Other errors mean that they could
-// not be read, or [nfnetlink.ErrBusy].
+// Rejected reports whether the kernel rejected rules. Other errors mean that they could not be read, or
+// [nfnetlink.ErrBusy]. With EMSGSIZE the kernel has not seen them: the transaction did not fit the send buffer.
 func Rejected(err error) bool {
 	var rejected *nfnetlink.RejectedError
 	return !Delayed(err) && (errors.As(err, &rejected) || errors.Is(err, unix.EMSGSIZE))
@@ -23,10 +23,7 @@ func Delayed(err error) bool { return errors.Is(err, nfnetlink.ErrBusy) }
 // mode iptables-nft, NFT_COMPAT with the xtables extensions.
 func Hint(err error) string {
 	var rejected *nfnetlink.RejectedError
-	about := nfnetlink.Op("")
-	if errors.As(err, &rejected) {
-		about = rejected.Op
-	}
+	lacking := errors.As(err, &rejected) && nfnetlink.IsAny(err, unix.ENOENT, unix.EOPNOTSUPP)
 	switch {
 	case errors.Is(err, unix.EPERM) && rejected != nil:
 		// Without the capability, reading would have failed already.
@@ -42,12 +39,10 @@ func Hint(err error) string {
 		return "the transaction does not fit the send buffer: raise net.core.wmem_max"
 	case errors.Is(err, unix.ENOMEM):
 		return "the kernel has no memory for the rules"
-	case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP):
-		return ""
-	case about == nfnetlink.CreateChain:
+	case lacking && rejected.Op == nfnetlink.CreateChain:
 		return "the kernel lacks chains of type nat (CONFIG_NFT_NAT, CONFIG_NF_NAT; for inet Linux 5.2), or may not load " +
 			"them: modprobe nft_chain_nat on the node"
-	case about == nfnetlink.CreateRule:
+	case lacking && rejected.Op == nfnetlink.CreateRule:
 		return "the kernel lacks an expression of the rules: NFT_MASQ, NFT_FIB_INET, NFT_NUMGEN (--to-ports); in mode " +
 			"iptables-nft NFT_COMPAT, xt_MASQUERADE, xt_comment, xt_addrtype, xt_statistic (--to-ports). Load them on the " +
 			"node: modprobe nft_masq nft_fib_inet"

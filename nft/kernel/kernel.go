@@ -12,37 +12,37 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A Kernel is the ruleset of a network namespace. It is for one goroutine: another one
-// opens a Kernel of its own. Only Counters, XTables and Close may be called at
-// any time, and do not wait for an Apply.
+// A Kernel is the ruleset of a network namespace. It is for one goroutine: another one uses [Kernel.Another]. Only
+// Counters, LegacyTables and Close may be called at any time, and do not wait for an Apply.
 type Kernel struct {
 	conn, scraping *nfnetlink.Conn
-	xtables        func() ([]xtables.LegacyTable, error) // of the thread's namespace
-	lastApplied    nft.Ruleset                           // in the kernel; none after an Apply that failed
+	legacyTables   func() ([]xtables.LegacyTable, error) // of the thread's namespace
+	lastApplied    nft.Ruleset                           // what the kernel got last; zero after an Apply that failed
 }
 
-// Open returns the ruleset of the network namespace in which the first request is
-// made. Without CAP_NET_ADMIN or nf_tables, all requests fail.
+// Open returns the ruleset of a network namespace. It always succeeds: the first request opens the socket, in the
+// namespace of its thread. Without CAP_NET_ADMIN or nf_tables, each request returns the error.
 func Open() *Kernel {
 	k := New(nfnetlink.Dial())
-	k.xtables = func() ([]xtables.LegacyTable, error) { return xtables.OlderTables("/proc/thread-self/net") }
+	k.legacyTables = func() ([]xtables.LegacyTable, error) { return xtables.OlderTables("/proc/thread-self/net") }
 	return k
 }
 
-// New uses the caller's connection, and reads nothing else.
+// New returns the ruleset that a connection leads to. It finds no tables of legacy ip_tables, which another kind of
+// socket lists.
 func New(c *nfnetlink.Conn) *Kernel {
 	noTables := func() ([]xtables.LegacyTable, error) { return nil, nil }
-	return &Kernel{conn: c, scraping: c.Another(), xtables: noTables}
+	return &Kernel{conn: c, scraping: c.Another(), legacyTables: noTables}
 }
 
 // Another returns the same ruleset with connections of its own.
 func (k *Kernel) Another() *Kernel {
 	another := New(k.conn.Another())
-	another.xtables = k.xtables
+	another.legacyTables = k.legacyTables
 	return another
 }
 
-// In returns the connection, whose requests end when ctx does.
+// In returns the connection for reads that end when ctx does; see [nfnetlink.Conn.In].
 func (k *Kernel) In(ctx context.Context) *nfnetlink.Conn { return k.conn.In(ctx) }
 
 // Close closes the connection; the rules stay.
@@ -51,7 +51,8 @@ func (k *Kernel) Close() error { return errors.Join(k.conn.Close(), k.scraping.C
 // Generation returns the generation of the ruleset, which each transaction changes.
 func (k *Kernel) Generation() (uint32, error) { return k.conn.Generation() }
 
-// Counters reads the number of connections by verdict; nothing if there are no rules.
+// Counters reads how many connections had each verdict since the counters were created, by family: none if there are no
+// rules. It has a connection of its own.
 func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	if l.Mode() == nft.ModeIPTables {
 		return xtables.Counters(k.scraping, l.Chain())
@@ -59,7 +60,8 @@ func (k *Kernel) Counters(l nft.Layout) ([]nft.Counts, error) {
 	return native.Counters(k.scraping)
 }
 
-// Read reads the kernel, to compare it with the wanted ruleset without writing.
+// Read reads and compares, and writes nothing. Next to programs that write all the time the error is
+// [nfnetlink.ErrBusy]. With an error, the state is not valid.
 func (k *Kernel) Read(ctx context.Context, want nft.Ruleset, depth nft.Depth) (*State, error) {
 	s, _, err := k.readAndCompare(ctx, want, depth)
 	return s, err
@@ -75,9 +77,11 @@ type Applied struct {
 	TookOver, Removed []string
 	// Overwritten are the chains of mode iptables-nft that others had written.
 	Overwritten []string
-	// Read is the generation of the ruleset that was compared, and Generation that at which everything was
-	// right. If another program wrote in the meantime, that is 0, or not the last one.
-	Read, Generation uint32
+	// Read is the generation of the ruleset that was compared.
+	Read uint32
+	// Generation is the last one at which everything is known to have been right: 0 if another program may have written
+	// before the last transaction of ours.
+	Generation uint32
 	// Recreated is set if our table was deleted and created again, because it had something
 	// that is not ours.
 	Recreated bool
@@ -120,13 +124,12 @@ func (k *Kernel) Apply(ctx context.Context, want nft.Ruleset, depth nft.Depth) (
 	return a, nil
 }
 
-// readAndCompare reads the kernel and compares. Another program's transaction can make a
-// dump inconsistent without notice, so a difference counts only if there was none, or
-// if two reads agree.
+// readAndCompare reads the kernel and compares. Another program's transaction can make a dump inconsistent without
+// notice, so a difference counts only if no transaction came in between, or if two reads agree.
 func (k *Kernel) readAndCompare(ctx context.Context, want nft.Ruleset, depth nft.Depth) (s *State,
 	diffs []nft.Difference, err error,
 ) {
-	var last []string
+	var previous []string
 	err = nfnetlink.Again(ctx, func() error {
 		s, err = k.read(ctx, want, depth, nil)
 		if err != nil {
@@ -138,8 +141,8 @@ func (k *Kernel) readAndCompare(ctx context.Context, want nft.Ruleset, depth nft
 		}
 		generation, err := k.generationAfter(diffs)
 		found := texts(diffs)
-		if err == nil && generation != s.generation && !slices.Equal(found, last) {
-			last = found
+		if err == nil && generation != s.generation && !slices.Equal(found, previous) {
+			previous = found
 			return nfnetlink.ErrReadAgain
 		}
 		return err

@@ -97,7 +97,7 @@ func TestCanceledApplyKeepsTheOldRules(t *testing.T) {
 		_, _, installed := k.Installed(ctx)
 		_, decides := k.OlderDecides(ctx)
 		_, kept := k.Doubtful(ctx)
-		_, removable := k.Removable(ctx, WithLegacy)
+		_, removable := k.Removable(ctx, WithOlder)
 		for _, err := range []error{applied, diff, installed, decides, kept, removable} {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("mode %s: %v", m, err)

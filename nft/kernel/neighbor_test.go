@@ -377,7 +377,7 @@ func TestLargeSetsAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 	apply(t, n.Kernel, want, nft.Contents)
 	const exchange = "delete element TABLE non-masq-v4-? { 10.0.4.0/24 }; add element TABLE non-masq-v4-? { 8.8.8.0/24 }"
 	attacks := func(script string) func() { return func() { attack(t, ns, script) } }
-	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithLegacy, []busyStep{
+	n.areDone(t, unix.NFT_MSG_GETSETELEM, 4, WithOlder, []busyStep{
 		{"another config", func() {}, compile(cases.CIDRs("203.0.113.0/25")...), nft.Contents},
 		{"back, with all checks", func() {}, want, nft.TakeOver},
 		{"one CIDR is exchanged", attacks(exchange), want, nft.Contents},
@@ -433,8 +433,8 @@ func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 		}{
 			{"nftables", applies(agent.takeOvers()[0].want, nft.TakeOver), 4},
 			{"iptables-nft", applies(agent.takeOvers()[2].want, nft.TakeOver), 4 + 2*len(agent.takeOvers()[2].want.Tables)},
-			{"--legacy", cleansUp(WithLegacy), 2},
-			{"--legacy-only", cleansUp(LegacyOnly), 2},
+			{"--legacy", cleansUp(WithOlder), 2},
+			{"--legacy-only", cleansUp(OlderOnly), 2},
 		} {
 			t.Run(name+", "+way.name, func(t *testing.T) {
 				t.Parallel()
@@ -503,8 +503,8 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 	}{
 		{"take-over in mode nftables", 2, takesOver(nft.ModeNFTables)},
 		{"take-over in mode iptables-nft", 1, takesOver(nft.ModeIPTables)},
-		{"cleanup --legacy", 1, cleansUp(WithLegacy)},
-		{"cleanup --legacy-only", 1, cleansUp(LegacyOnly)},
+		{"cleanup --legacy", 1, cleansUp(WithOlder)},
+		{"cleanup --legacy-only", 1, cleansUp(OlderOnly)},
 	} {
 		for _, reloads := range []bool{true, false} { // or else the control
 			t.Run(fmt.Sprint(tt.name, ", reloads ", reloads), func(t *testing.T) {

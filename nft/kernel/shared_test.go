@@ -253,7 +253,7 @@ func TestChainInUseByOthersIsEmptied(t *testing.T) {
 		{"take-over", theirs, jumpsTo, none, takesOver},
 		{"take-over with a map", theirs, mapped, none, takesOver},
 		{"other mode", ours, jumpsTo, with, otherMode},
-		{"cleanup of an older agent", theirs, jumpsTo, none, cleansUp(WithLegacy)},
+		{"cleanup of an older agent", theirs, jumpsTo, none, cleansUp(WithOlder)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -431,10 +431,10 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 			}
 			apply(t, k, wants[2], nft.Contents)
 			iptables(t, ns, nfnetlink.IPv4, "-A", cases.DefaultChain, "-d", "192.0.2.98", "-j", "RETURN")
-			if _, err := k.Cleanup(t.Context(), WithLegacy); err != nil {
+			if _, err := k.Cleanup(t.Context(), WithOlder); err != nil {
 				t.Error(err)
 			}
-			if left, err := k.Removable(t.Context(), WithLegacy); err != nil || len(left) > 0 {
+			if left, err := k.Removable(t.Context(), WithOlder); err != nil || len(left) > 0 {
 				t.Errorf("cleanup left %q, %v", left, err)
 			}
 		})

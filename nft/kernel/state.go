@@ -22,11 +22,12 @@ type State struct {
 	findAgain  bool                 // a transaction failed, so leftover may have changed since it was read
 }
 
-// A reader reads the rules of a mode.
+// A reader reads the rules of a mode. Of a [nft.Frame], lastApplied has the wanted policy. earlier is nil, or the state
+// of an earlier attempt to write.
 type reader struct {
 	mode nft.Mode
-	// read reads the state. last is the ruleset that the last Apply left; at a [nft.Frame] it has the wanted policy.
-	read func(c *nfnetlink.Conn, want, last nft.Ruleset, depth nft.Depth, staged nft.KernelState) (nft.KernelState, error)
+	read func(c *nfnetlink.Conn, want, lastApplied nft.Ruleset, depth nft.Depth, earlier nft.KernelState) (
+		nft.KernelState, error)
 }
 
 func readers() []reader {
@@ -37,7 +38,7 @@ func readers() []reader {
 // were compared then, or written; and what goes is not looked for again, unless it may have changed.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
-	generation, err := c.Generation()
+	generation, err := c.Generation() // first, because a state is as old as its oldest part
 	if err != nil {
 		return nil, err
 	}
@@ -48,12 +49,12 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 	}
 	s := &State{Want: want, depth: depth, conn: k.conn, generation: generation}
 	for i, r := range readers() {
-		var previous, current nft.KernelState
+		var attempted, current nft.KernelState
 		if earlier != nil {
-			previous = earlier.modes[i]
+			attempted = earlier.modes[i]
 		}
 		if r.mode == want.Mode() || depth >= nft.WithLeftovers {
-			current, err = r.read(c, want, k.lastApplied, depth, previous)
+			current, err = r.read(c, want, k.lastApplied, depth, attempted)
 			if err != nil {
 				return nil, err
 			}
@@ -82,6 +83,15 @@ func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, ea
 		}
 	}
 	return s, nil
+}
+
+// Installed reads our rules that the kernel has; see [State.Installed].
+func (k *Kernel) Installed(ctx context.Context) (found nft.Installed, ok bool, err error) {
+	s, err := k.Read(ctx, nft.Ruleset{}, nft.WithLeftovers)
+	if err == nil {
+		found, ok = s.Installed()
+	}
+	return found, ok, err
 }
 
 // Installed returns our rules that the kernel has, of any mode and whatever other programs

@@ -284,7 +284,7 @@ func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
 		t.Errorf("removed %q, %v", removed, err)
 	}
-	removed, err := k.Cleanup(t.Context(), WithLegacy)
+	removed, err := k.Cleanup(t.Context(), WithOlder)
 	name := "another agent's chain " + agent.chain + " in table ip nat: "
 	if err != nil || len(removed) != 1 || !strings.HasPrefix(removed[0], name) {
 		t.Errorf("removed with those of older agents %q, %v", removed, err)

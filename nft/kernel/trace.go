@@ -14,13 +14,13 @@ const TraceTable = "nft-masq-agent-trace"
 // traceName is how [Kernel.Cleanup] names it.
 const traceName = "table inet " + TraceTable
 
-// LockTrace makes this process the only one that traces in its network namespace, until the lock
-// is closed or the process ends.
+// LockTrace makes this process the only one that traces in its network namespace, until the lock is closed or the
+// process ends. It fails while another process traces.
 func LockTrace() (io.Closer, error) { return net.Listen("unix", "@"+TraceTable) }
 
 // RemoveTrace deletes the table that a killed trace left, and reports whether there was one.
 func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
-	found, err := leftTrace(c)
+	found, err := abandonedTrace(c)
 	if err != nil || !found {
 		return false, err
 	}
@@ -37,8 +37,8 @@ func RemoveTrace(c *nfnetlink.Conn) (removed bool, err error) {
 	return true, nil
 }
 
-// leftTrace reports whether there is a table of a trace.
-func leftTrace(c *nfnetlink.Conn) (bool, error) {
+// abandonedTrace reports whether there is a table of a trace: abandoned, unless a trace still runs.
+func abandonedTrace(c *nfnetlink.Conn) (bool, error) {
 	_, err := c.Table(nfnetlink.Inet, TraceTable)
 	if nfnetlink.IsNotExist(err) {
 		return false, nil

@@ -141,9 +141,9 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 	port, ipv6 := s.Seen.Port(), s.Seen.Addr().Is6()
 	switch b := p.PortBlocks(ipv6); {
 	case b.Count() > 0:
-		owner, ok := b.Owner(port)
+		owner, ok := b.BlockOf(port)
 		own := s.Sent.Addr() == s.Seen.Addr() // this node's
-		if ok == own || ok && owner != b.Index(s.Sent.Addr()) {
+		if ok == own || ok && owner != b.BlockOfPod(s.Sent.Addr()) {
 			t.Errorf("%s: port %d is of block %d, %t", what, port, owner, ok)
 		}
 	case len(p.Ports) > 0:

@@ -19,14 +19,15 @@ const (
 	nodePortsChain = "node-ports"
 )
 
-// A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables
-// takes a range of ports from a rule, but not from a map that all versions of nft can list.
+// A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables takes a range of ports
+// from a rule, but not from a map that all versions of nft can list.
 type blockUse struct {
-	name      string // the beginning of the names of its chains and maps
-	suffix    string // of its chains
-	blocks    nft.PortBlocks
-	families  []nft.FamilyPolicy
-	translate func(*nft.PortRange) nft.Statement
+	name        string // the beginning of the names of its chains and maps
+	suffix      string // the end of the names of its chains
+	masquerades bool   // it translates to the address of the interface, in podPortsChain
+	blocks      nft.PortBlocks
+	families    []nft.FamilyPolicy
+	translate   func(*nft.PortRange) nft.Statement // to a block, or for protocols without ports if that is nil
 }
 
 func (u blockUse) chain(number int) string { return fmt.Sprintf("%s-%d%s", u.name, number, u.suffix) }
@@ -47,7 +48,7 @@ func (u blockUse) sets() (sets []nft.Set) {
 	return sets
 }
 
-// lastByte returns an address of which the rest is zero.
+// lastByte returns an address of which all other bytes are zero.
 func lastByte(ipv6 bool, b int) netip.Addr {
 	if ipv6 {
 		return netip.AddrFrom16([16]byte{15: byte(b)})
@@ -86,7 +87,8 @@ func portProtocols(families []nft.FamilyPolicy) []nft.Protocol {
 	return protocols
 }
 
-// rules continue in the chain of the pod's block, and translate other protocols.
+// rules returns the rules that continue in the chain of the pod's block, which translates protocols with ports, and the
+// one that translates the others.
 func (u blockUse) rules() (rules []nft.Rule) {
 	for _, f := range u.families {
 		text, bits := lowBits(f.IPv6, u.blocks.Count()-1)
@@ -98,7 +100,7 @@ func (u blockUse) rules() (rules []nft.Rule) {
 	return append(rules, nft.Rule{Statements: []nft.Statement{u.translate(nil)}, Comment: "other protocols"})
 }
 
-// lowBits loads the bits of the source's last byte that a mask has.
+// lowBits loads the source address without all bits but some of its last byte.
 func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 	source := nfnetlink.AddressPayload(ipv6, true)
 	mask := make([]byte, source.Len)
@@ -109,18 +111,18 @@ func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 	}}
 }
 
-// blockUses returns the translations of a policy that use blocks: masquerading, with both
-// families in the same chains, and for each family that to snatAddresses.
+// blockUses returns the translations of a policy that use blocks: for each family that to snatAddresses, if the node has
+// one of them, and masquerading, with all other families in the same chains.
 func blockUses(p nft.Policy) (uses []blockUse) {
 	masq := blockUse{
-		name:      "ports",
+		name: "ports", masquerades: true,
 		translate: func(ports *nft.PortRange) nft.Statement { return masquerade(p.RandomFully, ports) },
 	}
 	for _, f := range p.Families {
 		blocks := p.PortBlocks(f.IPv6)
 		switch {
 		case blocks.Count() == 0:
-		case f.Translates():
+		case f.HasPresentAddress():
 			uses = append(uses, snatBlocks(p, f, f.SNATAddresses()))
 		default:
 			masq.blocks = blocks
@@ -141,9 +143,10 @@ func snatBlocks(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) blockUse {
 	}
 }
 
+// compileBlocks returns the chains of portsPerPod.
 func compileBlocks(p nft.Policy) (chains []nft.Chain) {
-	var own []nft.FamilyPolicy // of which the node's connections are masqueraded
-	var blocks nft.PortBlocks
+	var own []nft.FamilyPolicy // the families of which the node's own connections are masqueraded
+	var blocks nft.PortBlocks  // of these: the node's ports are the same in all families
 	for _, f := range p.Families {
 		if b := p.PortBlocks(f.IPv6); b.Count() > 0 && !exemptsNode(f) {
 			own = append(own, f)
@@ -153,14 +156,14 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	if len(own) > 0 {
 		chains = append(chains, nft.Chain{
 			Name: nodePortsChain,
-			Rules: portRules(portProtocols(own), blocks.Node, func(ports *nft.PortRange) nft.Statement {
+			Rules: portRules(portProtocols(own), blocks.NodePorts, func(ports *nft.PortRange) nft.Statement {
 				return masquerade(p.RandomFully, ports)
 			}),
 		})
 	}
 	for _, u := range blockUses(p) {
 		chains = append(chains, u.chains()...)
-		if u.suffix == "" {
+		if u.masquerades {
 			c := nft.Chain{Name: podPortsChain}
 			if slices.ContainsFunc(u.families, func(f nft.FamilyPolicy) bool { return !exemptsNode(f) }) {
 				c.Rules = append(c.Rules, ownRule(continueIn(nodePortsChain)))
@@ -172,6 +175,7 @@ func compileBlocks(p nft.Policy) (chains []nft.Chain) {
 	return chains
 }
 
+// ownRule masquerades connections of the node itself.
 func ownRule(masq nft.Statement) nft.Rule {
 	return nft.Rule{Statements: []nft.Statement{fromThisNode(), masq}, Comment: "from this node"}
 }

@@ -17,7 +17,7 @@ func (Layout) Mode() nft.Mode { return nft.ModeNFTables }
 // Chain implements [nft.Layout]: the names of the chains are fixed.
 func (Layout) Chain() string { return "" }
 
-// Check implements [nft.Layout]: it can express everything.
+// Check implements [nft.Layout]: this layout can express every config.
 func (Layout) Check(config.Config) config.Problems { return nil }
 
 // BaseChain is the chain that masquerades.
@@ -34,12 +34,12 @@ const (
 func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	t := nft.Table{Family: nfnetlink.Inet, Name: nft.TableName}
 	base := nft.Chain{Name: BaseChain, Hook: nft.NATHook(chainPriority)}
-	if slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool { return toPorts(p, f) && masquerades(f) }) {
+	if slices.ContainsFunc(p.Families, func(f nft.FamilyPolicy) bool { return restrictsPorts(p, f) && masquerades(f) }) {
 		t.Chains = append(t.Chains, compilePorts(p))
 	}
 	t.Chains = append(t.Chains, compileBlocks(p)...)
 	for _, f := range p.Families {
-		if f.Translates() {
+		if f.HasPresentAddress() {
 			t.Chains = append(t.Chains, compileSNAT(p, f)...)
 		}
 	}
@@ -62,7 +62,7 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 			})
 		}
 		_, translate := masqueradeOf(p, f)
-		if f.Translates() {
+		if f.HasPresentAddress() {
 			translate = continueIn(snatChain(f))
 		}
 		base.Rules = append(base.Rules, familyRules(f, translate)...)
@@ -75,21 +75,22 @@ func (Layout) Compile(p nft.Policy, hash string) []nft.Table {
 	return []nft.Table{t}
 }
 
-func toPorts(p nft.Policy, f nft.FamilyPolicy) bool {
+// restrictsPorts reports whether all masqueraded connections of a family get their ports from the same ranges.
+func restrictsPorts(p nft.Policy, f nft.FamilyPolicy) bool {
 	return len(p.Ports) > 0 && p.PortBlocks(f.IPv6).Count() == 0
 }
 
 // masqueradeOf returns the statements that masquerade a family's connections: those that the node itself opened, and
 // any.
 func masqueradeOf(p nft.Policy, f nft.FamilyPolicy) (own, general nft.Statement) {
-	switch plain := masquerade(p.RandomFully, nil); {
-	case p.PortBlocks(f.IPv6).Count() > 0:
+	if p.PortBlocks(f.IPv6).Count() > 0 {
 		return continueIn(nodePortsChain), continueIn(podPortsChain)
-	case toPorts(p, f):
-		return continueIn(portsChain), continueIn(portsChain)
-	default:
-		return plain, plain
 	}
+	general = masquerade(p.RandomFully, nil)
+	if restrictsPorts(p, f) {
+		general = continueIn(portsChain)
+	}
+	return general, general
 }
 
 // hashComment is the beginning of the last rule's comment.
@@ -124,9 +125,8 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Statement) (rules [
 	return append(rules, nft.Rule{Statements: append([]nft.Statement{ofFamily(f.IPv6)}, masqueraded...)})
 }
 
-// matches returns the matches, one per rule, for the packets that the condition
-// decides. One rule can check that an interface is none of several; checking that
-// it is one of them takes a rule for each.
+// matches returns the matches of the rules for the packets that meet a condition. One rule can check that an interface is
+// none of several; checking that it is one of them takes a rule for each.
 func matches(condition nft.Condition, f nft.FamilyPolicy) [][]nft.Statement {
 	switch condition.Asks {
 	case config.SentByNode:
@@ -151,6 +151,7 @@ func matches(condition nft.Condition, f nft.FamilyPolicy) [][]nft.Statement {
 	return alternatives
 }
 
+// conditionSets returns the sets of a family's conditions, and those of its SNAT.
 func conditionSets(f nft.FamilyPolicy) []nft.Set {
 	var sets []nft.Set
 	for _, condition := range f.Conditions {
@@ -163,6 +164,7 @@ func conditionSets(f nft.FamilyPolicy) []nft.Set {
 	return append(sets, snatSets(f)...)
 }
 
+// compilePorts returns the chain of toPorts.
 func compilePorts(p nft.Policy) nft.Chain {
 	translate := func(ports *nft.PortRange) nft.Statement { return masquerade(p.RandomFully, ports) }
 	return nft.Chain{Name: portsChain, Rules: portRules(nft.PortProtocols(), p.Ports, translate)}

@@ -63,7 +63,7 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	}
 	var others []string
 	for name, c := range s.table.chains {
-		if !c.wanted && !(c.stays() && len(c.rules) == 0 && c.Policy == nfnetlink.Accept) {
+		if !c.wanted && !(c.staysEmpty() && len(c.rules) == 0 && c.Policy == nfnetlink.Accept) {
 			others = append(others, name)
 		}
 	}
@@ -71,12 +71,6 @@ func (s *State) chainDifferences(add func(nft.DifferenceKind, string, ...any)) {
 	for _, name := range others {
 		add(nft.Drift, "chain %s is not in the config", nfnetlink.Quote(name))
 	}
-}
-
-// stays reports whether a chain stays, empty, if it is not wanted: when any base chain is
-// deleted, the kernel drops the packets that wait in the queues (nfqueue) of all programs.
-func (c *ourChain) stays() bool {
-	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }
 
 func (s *State) setDifferences(add func(nft.DifferenceKind, string, ...any)) {

@@ -12,21 +12,19 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// untranslatedChain is the chain that finds what would leave untranslated: conntrack has no
-// connection for a packet that it calls invalid, so no program masquerades it. It runs
-// after all chains that translate, which such packets do not pass. Everything else pays
-// for one comparison; a rule that returns would cost as much again.
+// The chain of dropInvalid finds packets that would leave untranslated: conntrack has no connection for a packet that it
+// calls invalid, so no program masquerades it. The chain runs after all chains that translate, which such packets do not
+// pass. Every other packet pays for one comparison; a rule that returns would cost as much again.
 const (
 	untranslatedChain    = "untranslated"
 	untranslatedPriority = nft.SrcNAT + 20
 	dropChain            = "drop-invalid"
 )
 
-// compileUntranslated returns the chain, and the one that it continues in, which decides
-// like the base chain, and drops what that masquerades.
+// compileUntranslated returns the chain and, before it, the one in which it continues. That has the conditions of the base
+// chain, and drops what the base chain masquerades.
 func compileUntranslated(p nft.Policy) []nft.Chain {
-	hook := nft.NATHook(untranslatedPriority)
-	hook.Type = "filter"
+	hook := &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_POST_ROUTING, Priority: untranslatedPriority}
 	first := nft.Chain{Name: untranslatedChain, Hook: hook, Rules: []nft.Rule{
 		{Statements: []nft.Statement{invalid(), continueIn(dropChain)}, Comment: "of no connection"},
 	}}
@@ -35,7 +33,7 @@ func compileUntranslated(p nft.Policy) []nft.Chain {
 		if !p.Drops(f) {
 			continue
 		}
-		c.Rules = append(append(c.Rules, notToOneElsewhere(f.IPv6)...), nft.Rule{
+		c.Rules = append(append(c.Rules, toThisNodeOrSeveral(f.IPv6)...), nft.Rule{
 			Statements: []nft.Statement{ofFamily(f.IPv6), fromThisNode(), stop()}, Comment: "from this node",
 		})
 		f.Conditions = slices.DeleteFunc(slices.Clone(f.Conditions),
@@ -55,9 +53,9 @@ func invalid() nft.Statement {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: binary.NativeEndian.AppendUint32(nil, expr.CtStateBitINVALID)})
 }
 
-// notToOneElsewhere returns the rules for packets to this node, and to several nodes. The type
-// of an IPv6 address is unknown where the route to it depends on more than the address.
-func notToOneElsewhere(ipv6 bool) []nft.Rule {
+// toThisNodeOrSeveral returns the rules for packets to this node, and for multicast and broadcast. The type of an IPv6
+// address is unknown if the route to it depends on more than the address, so that its prefix is compared.
+func toThisNodeOrSeveral(ipv6 bool) []nft.Rule {
 	if !ipv6 {
 		several := addrType("fib daddr type != unicast", false, expr.CmpOpNeq, unix.RTN_UNICAST)
 		return []nft.Rule{{
@@ -65,10 +63,10 @@ func notToOneElsewhere(ipv6 bool) []nft.Rule {
 			Comment:    "to this node, multicast or broadcast",
 		}}
 	}
-	first := nfnetlink.AddressPayload(true, false)
-	first.Len = 1
+	firstByte := nfnetlink.AddressPayload(true, false)
+	firstByte.Len = 1
 	multicast := withFamilyCheck(true, statement("ip6 daddr ff00::/8",
-		first, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
+		firstByte, &expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{0xff}}))
 	return []nft.Rule{
 		{Statements: []nft.Statement{ofFamily(true), toThisNode(), stop()}, Comment: "to this node"},
 		{Statements: []nft.Statement{multicast, stop()}, Comment: "multicast"},

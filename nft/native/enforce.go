@@ -37,27 +37,31 @@ func compileEnforcement(p nft.Policy) nft.Chain {
 		hairpin := nft.Rule{
 			Statements: []nft.Statement{toItself(f), stop()}, Comment: "back to the pod that it came from",
 		}
-		asked := false
+		// The conditions that limit the sources to pods come first. Behind them all sources are pods, and a hairpin is
+		// left alone before a condition can exempt it.
+		hairpinAdded := false
 		for _, condition := range f.Conditions {
 			if condition.Asks == config.SentByNode {
 				continue
 			}
-			if !asked && !condition.LimitsSources() { // from here on, all sources are pods
+			if !hairpinAdded && !condition.LimitsSources() {
 				c.Rules = append(c.Rules, hairpin)
-				asked = true
+				hairpinAdded = true
+			}
+			action := []nft.Statement{count("exempt" + f.Suffix()), keepSource(f)}
+			comment := ""
+			switch {
+			case condition.Masquerade:
+				action = []nft.Statement{stop()}
+			case condition.LimitsSources():
+				action = []nft.Statement{stop()}
+				comment = "not from a pod"
 			}
 			for _, match := range matches(condition, f) {
-				r := nft.Rule{Statements: append(match, count("exempt"+f.Suffix()), keepSource(f))}
-				switch {
-				case condition.Masquerade:
-					r.Statements = append(match, stop())
-				case condition.LimitsSources():
-					r = nft.Rule{Statements: append(match, stop()), Comment: "not from a pod"}
-				}
-				c.Rules = append(c.Rules, r)
+				c.Rules = append(c.Rules, nft.Rule{Statements: append(match, action...), Comment: comment})
 			}
 		}
-		if !asked {
+		if !hairpinAdded {
 			c.Rules = append(c.Rules, hairpin)
 		}
 	}

@@ -18,22 +18,28 @@ import (
 type State struct {
 	conn      *nfnetlink.Conn
 	want      *nft.Table // nil: none
-	otherMode bool       // another mode is wanted, whose rules come first
+	otherMode bool       // another mode is wanted: its rules come first, and our table goes after that
 	table     *ourTable
-	inUse     nft.Sides                // the kernel's set for each wanted one of which it has one
-	correct   map[string]nfnetlink.Set // the sets that have the wanted elements, by the wanted ones' names
+	inUse     nft.Sides                // by the names of wanted sets: the kernel's set that is used for it, if it has one
+	correct   map[string]nfnetlink.Set // by the names of wanted sets: the kernel's set with exactly the wanted elements
 
-	filled    []nfnetlink.Set // those of them that were filled, and to which no rule refers yet
-	unchanged bool            // the rules that were not read are those that are wanted
-	diffs     []string        // of the elements
+	filled    []nfnetlink.Set // the correct sets that were filled, and to which no rule refers yet
+	unchanged bool            // the wanted rules are those of the last Apply, also where they were not read
+	diffs     []string        // the differences of the elements
 }
 
-// Read reads our table. In a [nft.Frame], the elements of sets and the rules of chains that only maps lead to
-// are those of the ruleset that the last Apply left, as far as that wants the same. Deeper, elements are read if the
-// policy in force is the wanted one: otherwise sets are filled anew. Maps are always compared then: they are small,
-// few changes concern them, and what goes with an old one waits for packets. With the state of an earlier attempt,
-// which has compared elements and filled sets, only what tells whether these are still there is read.
-func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, staged nft.KernelState) (
+// Read reads our table, and the elements of its sets as far as the caller needs them:
+//
+//   - With the state of an earlier attempt, whose elements were compared and whose sets were filled, it reads no
+//     elements, only whether these sets are still there.
+//   - In a [nft.Frame], if the last Apply had the wanted policy, elements are taken to be as that left them, if the kernel
+//     counts as many. So are the rules of chains to which only maps lead.
+//   - Otherwise it reads the elements of sets if the policy in force is the wanted one: with another one, sets are filled
+//     anew. Elements of maps are always read: they are few, changes seldom concern them, and the deletion of an old map
+//     waits for packets.
+//
+// With an error, the state is not valid.
+func Read(c *nfnetlink.Conn, want, lastApplied nft.Ruleset, depth nft.Depth, staged nft.KernelState) (
 	nft.KernelState, error,
 ) {
 	s := &State{
@@ -44,8 +50,8 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 		s.want = &want.Tables[0]
 	}
 	earlier, _ := staged.(*State)
-	frame := depth == nft.Frame && want.SamePolicy(installed)
-	s.unchanged = frame && want.Same(installed)
+	frame := depth == nft.Frame && want.SamePolicy(lastApplied)
+	s.unchanged = frame && want.Same(lastApplied)
 	if err := s.table.read(c); err != nil {
 		return nil, err
 	}
@@ -64,18 +70,18 @@ func Read(c *nfnetlink.Conn, want, installed nft.Ruleset, depth nft.Depth, stage
 	}
 	switch {
 	case earlier != nil:
-		s.keep(earlier)
+		s.keepSets(earlier)
+		return s, nil
 	case frame:
-		return s, s.trust(installed)
+		return s, s.trustSets(lastApplied)
 	default:
 		return s, s.compareSets(want.Hash())
 	}
-	return s, nil
 }
 
-// keep takes over what an earlier attempt has compared or filled, if it is still there: handles begin again in another
-// table.
-func (s *State) keep(earlier *State) {
+// keepSets takes over the sets that an earlier attempt has compared or filled, if they are still there. Their handles
+// tell, together with that of the table: handles begin again in another table.
+func (s *State) keepSets(earlier *State) {
 	for _, w := range s.want.Sets {
 		known := earlier.correct[w.Name]
 		if earlier.table.Handle == s.table.Handle && known.Handle != 0 && s.table.sets[known.Name].Handle == known.Handle {
@@ -89,21 +95,21 @@ func (s *State) keep(earlier *State) {
 	}
 }
 
-// trust takes the sets to be right that the last Apply left with the elements that are wanted now, if the kernel counts
-// as many. The policy is the same, but the addresses of the node can be others.
-func (s *State) trust(installed nft.Ruleset) error {
+// trustSets takes a set to be correct if the last Apply left it with the elements that are wanted now, and the kernel
+// counts as many. The policy is the same, but the addresses of the node can be others.
+func (s *State) trustSets(lastApplied nft.Ruleset) error {
 	for _, w := range s.want.Sets {
 		name, ok := s.inUse[w.Name]
 		if !ok {
 			continue
 		}
 		set := s.table.sets[name]
-		if !s.unchanged && !installed.Tables[0].Set(w.Name).SameElements(w) {
+		if !s.unchanged && !lastApplied.Tables[0].Set(w.Name).SameElements(w) {
 			s.diffs = append(s.diffs, fmt.Sprintf("set %s has the addresses of before", name))
 			continue
 		}
 		var diffs []string
-		if !w.Learned && set.Counted && int(set.Count) != counted(w) {
+		if !w.Learned && set.Counted && int(set.Count) != kernelCount(w) {
 			var err error
 			diffs, err = compare(s.conn, set, w)
 			if err != nil {
@@ -118,9 +124,9 @@ func (s *State) trust(installed nft.Ruleset) error {
 	return nil
 }
 
-// counted returns how many elements of a set the kernel counts: half of the bounds, and an interval up to the last
-// address has only one.
-func counted(w nft.Set) int {
+// kernelCount returns how many elements of a set the kernel counts: half of its bounds, rounded down. An interval that
+// reaches the last address has one bound instead of two, so that it does not count.
+func kernelCount(w nft.Set) int {
 	n := len(w.Prefixes)
 	if n > 0 && !nfnetlink.PrefixRange(w.Prefixes[n-1]).Last.Next().IsValid() {
 		return n - 1
@@ -128,8 +134,8 @@ func counted(w nft.Set) int {
 	return w.Len()
 }
 
-// compareSets reads the elements of sets. With another policy, of which the sets are filled anew, their differences do
-// not count.
+// compareSets reads and compares the elements of sets. If another policy is in force than the wanted one, which has this
+// hash, it compares only maps, and their differences do not count: what differs is filled anew.
 func (s *State) compareSets(hash string) error {
 	installed, _ := s.Installed()
 	other := installed.Hash != hash
@@ -167,8 +173,8 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 	return found, true
 }
 
-// refersTo reports whether a rule of a wanted chain refers to a set.
-func (s *State) refersTo(set string) bool {
+// wantedRuleRefersTo reports whether a rule of a wanted chain refers to a set of the kernel.
+func (s *State) wantedRuleRefersTo(set string) bool {
 	for _, c := range s.table.chains {
 		if c.wanted && c.refersTo(set) {
 			return true
@@ -177,22 +183,23 @@ func (s *State) refersTo(set string) bool {
 	return false
 }
 
-// nameInUse returns the set of the kernel that is used for a wanted one, "" for none.
+// nameInUse returns the name of the kernel's set that is used for a wanted one, "" for none. It is that on side B only if
+// there is none on side A, or a rule of a wanted chain refers to it.
 func (s *State) nameInUse(w nft.Set) (name string) {
 	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
 		existing, ok := s.table.sets[side]
-		if ok && sameDeclaration(existing, w.KernelSet(*s.want, side)) && (name == "" || s.refersTo(side)) {
+		if ok && sameDeclaration(existing, w.KernelSet(*s.want, side)) && (name == "" || s.wantedRuleRefersTo(side)) {
 			name = side
 		}
 	}
 	return name
 }
 
-// nameToUse returns the set that is to be used for a wanted one: the one that is right, or else
-// the other side.
+// nameToUse returns the name of the set that the new rules refer to: the correct one if there is one, otherwise the name
+// that no rule uses, so that the set can be filled while the old one serves packets.
 func (s *State) nameToUse(w nft.Set) string {
-	if right, ok := s.correct[w.Name]; ok {
-		return right.Name
+	if correct, ok := s.correct[w.Name]; ok {
+		return correct.Name
 	}
 	current := s.nameInUse(w)
 	if _, taken := s.table.sets[w.Name+nft.SideA]; current == w.Name+nft.SideA || current == "" && taken {
@@ -206,15 +213,15 @@ type ourTable struct {
 	nfnetlink.Table
 	exists  bool
 	chains  map[string]*ourChain
-	flooded bool                     // it has more rules, which were not read
+	flooded bool                     // it has so many rules that not all were read
 	sets    map[string]nfnetlink.Set // by their names in the kernel
 	objects []nfnetlink.Object
 }
 
-// An ourChain is a chain of our table. There may be hundreds, at each check.
+// An ourChain is a chain of our table. It holds no compiled rules, because there may be hundreds of chains at each check.
 type ourChain struct {
 	nfnetlink.Chain
-	wanted bool
+	wanted bool // the wanted table has a chain of this name
 	rules  []nfnetlink.Rule
 	unread bool // its rules were not read
 }
@@ -283,6 +290,9 @@ func (t *ourTable) unexpected() (texts []string) {
 // hides reports whether the kernel counts more than it lists.
 func (t *ourTable) hides() bool { return int(t.Use) > len(t.chains)+len(t.sets)+len(t.objects) }
 
+// onlyHides reports whether nothing else is unexpected than that.
+func (t *ourTable) onlyHides() bool { return t.hides() && len(t.unexpected()) == 1 }
+
 func tableName() string { return fmt.Sprintf("table %s %s", nfnetlink.Inet, nft.TableName) }
 
 // readRules reads the rules that need it, in one list of the table if they are those of all chains. In a frame, those
@@ -348,8 +358,8 @@ func (c *ourChain) refersTo(set string) bool {
 	return slices.ContainsFunc(c.rules, func(r nfnetlink.Rule) bool { return slices.Contains(r.Sets(), set) })
 }
 
-// refersTo reports whether any rule refers to a set.
-func (t *ourTable) refersTo(set string) bool {
+// anyRuleRefersTo reports whether a rule of any chain refers to a set.
+func (t *ourTable) anyRuleRefersTo(set string) bool {
 	for _, c := range t.chains {
 		if c.refersTo(set) {
 			return true
@@ -389,16 +399,15 @@ func sameDeclaration(a, b nfnetlink.Set) bool {
 		nfnetlink.UserData(a.UserData, comment) == nfnetlink.UserData(b.UserData, comment)
 }
 
-// Counters reads the number of connections by verdict; nothing if there are no rules.
-func Counters(c *nfnetlink.Conn) ([]nft.Counts, error) {
+// Counters reads the counters of our table: the number of connections by verdict; none if there is no table.
+func Counters(c *nfnetlink.Conn) (counts []nft.Counts, err error) {
 	objects, err := c.Objects(nfnetlink.Inet, nft.TableName)
+	if nfnetlink.IsNotExist(err) {
+		return nil, nil
+	}
 	if err != nil {
-		if nfnetlink.IsNotExist(err) {
-			return nil, nil
-		}
 		return nil, err
 	}
-	var counts []nft.Counts
 	for _, o := range objects {
 		for _, f := range []nft.FamilyPolicy{{}, {IPv6: true}} {
 			for _, v := range []nft.Verdict{nft.Local, nft.Exempt, nft.Masqueraded, nft.Invalid} {

@@ -21,14 +21,14 @@ func snatSet(f nft.FamilyPolicy) string { return config.SNATAddresses().Set + f.
 
 // podMap is the name of the map with the address of an entry for each group of pods.
 func podMap(r nft.SNATRule, f nft.FamilyPolicy) string {
-	if r.Place == 0 {
+	if r.Number == 0 {
 		return "snat-by-pod" + f.Suffix()
 	}
 	return ruleName(r, "-by-pod", f)
 }
 
-// masquerades reports whether any traffic of the family is masqueraded with the
-// address of the interface.
+// masquerades reports whether any traffic of the family is masqueraded with the address of the interface: that of pods
+// without an address of snatAddresses on the node, or the node's own.
 func masquerades(f nft.FamilyPolicy) bool {
 	return len(f.SNATAddresses().Present) == 0 || !exemptsNode(f)
 }
@@ -41,8 +41,8 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 	})
 }
 
-// snatSets returns the set with the CIDRs in the config, the sets of entries that the node has an
-// address of, and for those of which it has several the map that chooses one.
+// snatSets returns the set with the CIDRs in the config and, for each entry with an address on the node, the sets of its
+// lists and, if it has several addresses there, the map that selects one.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	addresses := f.SNATAddresses()
 	if len(addresses.CIDRs) > 0 {
@@ -70,7 +70,7 @@ func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 
 // ruleName is the name of the chain of an entry of snatRules, and of its sets.
 func ruleName(r nft.SNATRule, kind string, f nft.FamilyPolicy) string {
-	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Place, kind, f.Suffix())
+	return fmt.Sprintf("%s%d%s%s", nft.RuleChain, r.Number, kind, f.Suffix())
 }
 
 // An entryList is a list of an entry of snatRules, with the name of its set.
@@ -80,12 +80,16 @@ type entryList struct {
 	source bool
 }
 
+// listsOf returns the lists of an entry that are not empty.
 func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
 	lists := []entryList{{r.Sources, ruleName(r, "-from", f), true}, {r.Destinations, ruleName(r, "-to", f), false}}
 	return slices.DeleteFunc(lists, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
-func placeOf(r nft.SNATRule) string { return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Place) }
+// placeOf names an entry in comments.
+func placeOf(r nft.SNATRule) string {
+	return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Number)
+}
 
 // compileSNAT compiles the chain that selects the source address for connections of pods,
 // and those of the entries of snatRules, to which it sends them; those of the node are
@@ -99,11 +103,11 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	for _, r := range f.SNAT {
 		switch {
 		case len(r.Present) == 0:
-		case r.Place == 0:
-			c.Rules = append(c.Rules, translate(p, f, r)...)
+		case r.Number == 0:
+			c.Rules = append(c.Rules, entryTranslation(p, f, r)...)
 			return append(chains, c)
 		default:
-			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: translate(p, f, r)})
+			chains = append(chains, nft.Chain{Name: ruleName(r, "", f), Rules: entryTranslation(p, f, r)})
 			c.Rules = append(c.Rules, entryRules(r, f)...)
 		}
 	}
@@ -111,15 +115,15 @@ func compileSNAT(p nft.Policy, f nft.FamilyPolicy) (chains []nft.Chain) {
 	return append(chains, c)
 }
 
-// translate translates to the addresses of an entry, and to ports.
-func translate(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) []nft.Rule {
+// entryTranslation returns the rules that translate to the addresses of an entry, and to ports.
+func entryTranslation(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) []nft.Rule {
 	if p.PortBlocks(f.IPv6).Count() > 0 {
 		return snatBlocks(p, f, r).rules()
 	}
 	return portRules(nft.PortProtocols(), p.Ports, toAddress(p, f, r))
 }
 
-// toAddress translates to an address of an entry, and to ports.
+// toAddress returns what makes the statement that translates to an address of an entry, and to ports.
 func toAddress(p nft.Policy, f nft.FamilyPolicy, r nft.SNATRule) func(*nft.PortRange) nft.Statement {
 	return func(ports *nft.PortRange) nft.Statement { return sourceNAT(f, r, p.RandomFully, ports) }
 }
@@ -163,9 +167,9 @@ func sourceNAT(f nft.FamilyPolicy, r nft.SNATRule, randomFully bool, ports *nft.
 		text += address
 		es = append(es, &expr.Immediate{Register: reg1, Data: r.Present[0].AsSlice()})
 	} else {
-		lastByte, bits := lowBits(f.IPv6, 0xff)
+		lowBitsText, bits := lowBits(f.IPv6, 0xff)
 		set := podMap(r, f) + nft.SideA
-		text += lastByte + " map @" + set
+		text += lowBitsText + " map @" + set
 		es = append(bits, &expr.Lookup{SourceRegister: reg1, DestRegister: reg1, IsDestRegSet: true, SetName: set})
 	}
 	load, low, high := loadPorts(ports, reg2)

@@ -12,12 +12,10 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// An update has two phases. Stage fills new sets, which no rule refers to yet;
-// Switch then changes the rules and deletes the old sets. Only
-// with this sequence every packet gets the right verdict on all tested kernels:
-// since Linux 6.18, a set gets its lookup array after the rules of its own
-// transaction become active, and up to 6.12 a set that is changed in place can
-// miss an element (see nft/README.md).
+// An update has two phases. Stage fills new sets, which no rule refers to yet. Switch then changes the rules and deletes
+// the old sets. Only with this sequence every packet gets the right verdict on all tested kernels: since Linux 6.18, a set
+// gets its lookup array after the rules of its own transaction become active, and up to 6.12 a set that is changed in
+// place can miss an element (see nft/README.md).
 
 // A filling transaction contains half of all prefixes, within bounds. The kernel
 // writes the whole set into a new array at the end of each transaction, so that
@@ -50,7 +48,7 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	return nil
 }
 
-// lacking returns the wanted sets of which the kernel has none with the right elements.
+// lacking returns the wanted sets for which the kernel has no correct one.
 func (s *State) lacking() []nft.Set {
 	return slices.DeleteFunc(slices.Clone(s.want.Sets), func(w nft.Set) bool {
 		_, ok := s.correct[w.Name]
@@ -58,39 +56,41 @@ func (s *State) lacking() []nft.Set {
 	})
 }
 
-// fill fills sets in transactions of at most so many elements.
+// fill creates the lacking sets and fills them, in transactions of at most limit elements. If it fails, no rule refers to
+// what was filled so far, and the next attempt creates these sets again.
 func (s *State) fill(ctx context.Context, commit nft.Commit, limit int) error {
 	lacking := s.lacking()
-	b := &nfnetlink.Batch{}
-	s.create(b)
-	first := b // it creates the sets
-	send := func() error {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		err := commit(b)
-		b = &nfnetlink.Batch{}
-		return err
-	}
+	creating := &nfnetlink.Batch{}
+	s.create(creating)
+	b := creating
 	for _, w := range lacking {
 		for position := 0; position < w.Len(); position += limit {
 			end := min(position+limit, w.Len())
 			if b.Elements > 0 && b.Elements+end-position > limit {
-				if err := send(); err != nil {
+				if err := send(ctx, commit, b); err != nil {
 					return err
 				}
+				b = &nfnetlink.Batch{}
 			}
 			s.addElements(b, w, position, end)
 		}
 	}
-	if err := send(); err != nil {
+	if err := send(ctx, commit, b); err != nil {
 		return err
 	}
-	s.record(lacking, first.Handles)
+	s.record(lacking, creating.Handles)
 	return nil
 }
 
-// record records that sets are right, which a transaction has created.
+// send commits a batch, unless ctx is done.
+func send(ctx context.Context, commit nft.Commit, b *nfnetlink.Batch) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return commit(b)
+}
+
+// record records that sets are correct, which a transaction has created: with these handles.
 func (s *State) record(sets []nft.Set, handles map[string]uint64) {
 	if handle, created := handles[s.want.Name]; created {
 		s.table.Table = nfnetlink.Table{Family: s.want.Family, Name: s.want.Name, Handle: handle}
@@ -111,8 +111,8 @@ func (s *State) addElements(b *nfnetlink.Batch, w nft.Set, start, end int) {
 	}
 }
 
-// create adds the table, the counters, the sets that are to be filled, and the chains to
-// which maps refer, if they are missing.
+// create adds what is missing of the table, the counters, and the chains, to which maps may refer, and the lacking sets
+// anew. Base chains are left to Switch, because packets pass them.
 func (s *State) create(b *nfnetlink.Batch) {
 	if !s.table.exists {
 		b.AddTable(s.want.Family, s.want.Name)

@@ -27,8 +27,8 @@ func ofFamily(ipv6 bool) nft.Statement {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{byte(nft.FamilyPolicy{IPv6: ipv6}.NetfilterFamily())}})
 }
 
-// withFamilyCheck adds to a statement a check of the family before it, which nft does not print: the
-// statement loads an address of the family.
+// withFamilyCheck puts a check of the family before a statement that loads an address of the family. nft does not print
+// the check, because the address implies it.
 func withFamilyCheck(ipv6 bool, n nft.Statement) nft.Statement {
 	n.Exprs = append(ofFamily(ipv6).Exprs, n.Exprs...)
 	return n
@@ -63,6 +63,7 @@ func addressText(ipv6, source bool) string {
 	return choose(ipv6, "ip6 ", "ip ") + choose(source, "saddr", "daddr")
 }
 
+// choose returns a or, if first is not set, b.
 func choose(first bool, a, b string) string {
 	if first {
 		return a
@@ -143,6 +144,7 @@ func loadPorts(r *nft.PortRange, reg uint32) (load []expr.Any, low, high uint32)
 	return append(load, &expr.Immediate{Register: reg + 1, Data: binaryutil.BigEndian.PutUint16(r.Max)}), reg, reg + 1
 }
 
+// stop ends this chain for the packet: we do nothing, and other programs' chains go on.
 func stop() nft.Statement { return statement("return", &expr.Verdict{Kind: expr.VerdictReturn}) }
 
 // continueIn continues in another chain and does not return.

@@ -13,27 +13,30 @@ import (
 // Switch implements [nft.KernelState]. The chains that differ are written in the first transaction, which is valid only
 // while the sets that Stage filled are still there. They are written as a whole and by their names, which is right
 // whatever others have committed.
-//
-// If no rules of this mode are wanted, our table is deleted; if another mode takes over, in the second transaction:
-// otherwise a packet that has passed the still
-// empty iptables chain could reach our own chain when it is empty already,
-// because each base chain determines separately which rules are current. Until
-// then both modes apply, with the old verdict or the new one. In the other
-// direction, a packet reaches the chain that is emptied first, and sees both or
-// one, never neither.
 func (s *State) Switch(first, second *nfnetlink.Batch) {
-	switch {
-	case s.want != nil:
-		if len(s.filled) > 0 {
-			first.Require(sameSets{s.table.Table, s.filled})
-		}
-		s.planSwitch(first, second)
-	case !s.table.exists:
-	case s.otherMode:
-		second.DelTable(s.table.Family, s.table.Name)
-	default:
-		first.DelTable(s.table.Family, s.table.Name)
+	if s.want == nil {
+		s.planRemoval(first, second)
+		return
 	}
+	if len(s.filled) > 0 {
+		first.Require(sameSets{s.table.Table, s.filled})
+	}
+	s.planSwitch(first, second)
+}
+
+// planRemoval deletes our table. If another mode takes over, the second transaction does it: otherwise a packet that has
+// passed the still empty iptables chain could reach our own chain when it is empty already, because each base chain
+// determines separately which rules are current. Until then both modes apply, with the old verdict or the new one. In
+// the other direction, a packet reaches the chain that is emptied first, and sees both or one, never neither.
+func (s *State) planRemoval(first, second *nfnetlink.Batch) {
+	if !s.table.exists {
+		return
+	}
+	b := first
+	if s.otherMode {
+		b = second
+	}
+	b.DelTable(s.table.Family, s.table.Name)
 }
 
 // notListed is the condition that our table has, at this generation too, something that the kernel counts but does not
@@ -52,7 +55,7 @@ func (notListed) Check(c *nfnetlink.Conn) error {
 	return nil
 }
 
-// sameSets are the sets that were filled before rules refer to them.
+// sameSets is the condition that the sets which were filled are still there.
 type sameSets struct {
 	table  nfnetlink.Table
 	filled []nfnetlink.Set
@@ -94,7 +97,7 @@ func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 	used := slices.Collect(maps.Values(sides))
 	deletions := first
 	for name, set := range s.table.sets {
-		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.refersTo(name) {
+		if set.Flags&unix.NFT_SET_MAP != 0 && !slices.Contains(used, name) && s.table.anyRuleRefersTo(name) {
 			deletions = second
 		}
 	}
@@ -103,7 +106,7 @@ func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 		c := s.table.chains[name]
 		switch {
 		case c.wanted || c.Bound:
-		case c.stays():
+		case c.staysEmpty():
 			first.FlushChain(c.ID())
 			accepting := c.Chain
 			accepting.Policy = nfnetlink.Accept
@@ -138,6 +141,12 @@ func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 			deletions.DelObject(x)
 		}
 	}
+}
+
+// staysEmpty reports whether a chain stays, without rules, if it is not wanted: when any base chain is deleted, the kernel
+// drops the packets that wait in the queues (nfqueue) of all programs.
+func (c *ourChain) staysEmpty() bool {
+	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }
 
 // hasChain reports whether the kernel has a wanted chain, with all of its rules and these sets.
@@ -182,7 +191,7 @@ func (s *State) planChains(b *nfnetlink.Batch, chains []nft.Chain, sides nft.Sid
 // the caller's next attempt creates it: until then there are no rules.
 func (s *State) Replace(commit nft.Commit) error {
 	b := &nfnetlink.Batch{}
-	if s.table.hides() && len(s.table.unexpected()) == 1 {
+	if s.table.onlyHides() {
 		b.Require(notListed{})
 	}
 	if s.table.exists {

@@ -28,7 +28,7 @@ func Again(ctx context.Context, do func() error) error {
 	start := time.Now()
 	for n := 1; ; n++ {
 		err := do()
-		if !disturbed(err) {
+		if !overtaken(err) {
 			return err
 		}
 		if n >= attempts && time.Since(start) > patience {
@@ -42,10 +42,10 @@ func Again(ctx context.Context, do func() error) error {
 	}
 }
 
-// disturbed reports whether another program changed something between reading and
+// overtaken reports whether another program changed something between reading and
 // writing, or whether the outcome is unknown: then read again. While reading, a listed
 // object may be gone.
-func disturbed(err error) bool {
+func overtaken(err error) bool {
 	return IsAny(err, ErrReadAgain, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
 		IsNotExist(err) && !errors.As(err, new(*RejectedError))
 }

@@ -18,9 +18,9 @@ type Batch struct {
 	// has another.
 	Handles map[string]uint64
 	// Generation is the one that the kernel reports right after the batch was committed.
-	Generation uint32
-	deleted    map[ruleID]bool // what the batch has deleted, and does not delete again
-	conditions []Precondition  // see [Batch.Require]
+	Generation    uint32
+	deleted       map[ruleID]bool // what the batch has deleted, and does not delete again
+	preconditions []Precondition  // see [Batch.Require]
 }
 
 // A ruleID names a rule, or with handle 0 a chain.
@@ -105,7 +105,7 @@ type Precondition interface {
 }
 
 // Require makes the batch right at any generation at which a condition holds. [Conn.Commit] checks it.
-func (b *Batch) Require(x Precondition) { b.conditions = append(b.conditions, x) }
+func (b *Batch) Require(x Precondition) { b.preconditions = append(b.preconditions, x) }
 
 // AddChain creates a chain. An existing chain of that name must have the same
 // hook; its policy is updated.
@@ -126,13 +126,13 @@ func (b *Batch) AddChain(c Chain) {
 // DelChain deletes a chain, once. If it has rules then, or something refers to it, the kernel rejects
 // the transaction. It drops all packets in the queues (nfqueue) of the network namespace if it has a hook.
 func (b *Batch) DelChain(c ChainID) {
-	if b.first(ruleID{c, 0}) {
+	if b.markDeleted(ruleID{c, 0}) {
 		b.add(c.Family, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
 	}
 }
 
-// first notes that something is deleted, and reports whether it was not before.
-func (b *Batch) first(id ruleID) bool {
+// markDeleted notes that something is deleted, and reports whether it was not before.
+func (b *Batch) markDeleted(id ruleID) bool {
 	if b.deleted[id] {
 		return false
 	}
@@ -166,7 +166,7 @@ func ruleAttrs(r Rule) Attrs {
 
 // DelRule deletes the rule with the same handle, once.
 func (b *Batch) DelRule(r Rule) {
-	if !b.first(ruleID{ChainID{Family: r.Family, Table: r.Table, Name: r.Chain}, r.Handle}) {
+	if !b.markDeleted(ruleID{ChainID{Family: r.Family, Table: r.Table, Name: r.Chain}, r.Handle}) {
 		return
 	}
 	a := in(r.Table, unix.NFTA_RULE_CHAIN, r.Chain)

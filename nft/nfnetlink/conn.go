@@ -177,12 +177,12 @@ func (c *Conn) Commit(b *Batch) error {
 	if b.Len() == 0 {
 		return nil
 	}
-	if len(b.conditions) == 0 {
+	if len(b.preconditions) == 0 {
 		return c.transact(b, 0)
 	}
 	start := time.Now()
 	for n := 1; ; n++ {
-		generation, err := c.check(b.conditions)
+		generation, err := c.check(b.preconditions)
 		if err != nil {
 			return err
 		}

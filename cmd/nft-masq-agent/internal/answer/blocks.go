@@ -26,9 +26,9 @@ type PortBlock struct {
 // blockPorts returns the ports among which that of a connection is chosen.
 func blockPorts(b nft.PortBlocks, c nft.Connection) string {
 	if c.FromNode {
-		return portRanges(b.Node)
+		return portRanges(b.NodePorts)
 	}
-	return b.Block(b.Index(c.Src)).String()
+	return b.Block(b.BlockOfPod(c.Src)).String()
 }
 
 // SetBlock adds whose block a port is in, and reports whether there is one. pods are those of this node, none if
@@ -48,14 +48,14 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 		return false
 	}
 	if scope.Block < 0 {
-		c.Block = &PortBlock{Ports: portRanges(blocks.Node), Node: true}
+		c.Block = &PortBlock{Ports: portRanges(blocks.NodePorts), Node: true}
 		return true
 	}
 	c.Block = &PortBlock{Ports: blocks.Block(scope.Block).String(), LastBytes: blocks.LastBytes(scope.Block)}
 	family, _ := p.Family(ipv6)
 	for _, pod := range pods {
 		packet := nft.Connection{Src: pod.Address, InInterface: pod.Interface}
-		if blocks.Index(pod.Address) == scope.Block && judge.IsPod(family, packet) {
+		if blocks.BlockOfPod(pod.Address) == scope.Block && judge.IsPod(family, packet) {
 			c.Block.Pods = append(c.Block.Pods, pod.Address.String())
 		}
 	}

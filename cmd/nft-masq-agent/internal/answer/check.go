@@ -95,7 +95,7 @@ func sourcePorts(p nft.Policy) string {
 	}
 	if b.Count() > 0 {
 		text += fmt.Sprintf("; pods: %d blocks of %d from %d on, this node: %s", b.Count(), b.Size, b.Block(0).Min,
-			portRanges(b.Node))
+			portRanges(b.NodePorts))
 	}
 	return text
 }

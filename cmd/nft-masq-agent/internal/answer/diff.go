@@ -143,7 +143,7 @@ func ruleNumbers(p nft.Policy) map[string]int {
 	numbers := map[string]int{}
 	for _, f := range p.Families {
 		for _, r := range f.SNATRules() {
-			numbers[r.String()] = r.Place
+			numbers[r.String()] = r.Number
 		}
 	}
 	return numbers

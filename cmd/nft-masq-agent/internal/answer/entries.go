@@ -66,8 +66,8 @@ func entries(p nft.Policy) (list []Entry) {
 
 // entryName names an entry of snatRules, or snatAddresses, which is one without conditions.
 func entryName(r nft.SNATRule) string {
-	if r.Place == 0 {
+	if r.Number == 0 {
 		return config.KeySNATAddresses
 	}
-	return fmt.Sprintf("entry %d of %s", r.Place, config.KeySNATRules)
+	return fmt.Sprintf("entry %d of %s", r.Number, config.KeySNATRules)
 }

@@ -447,7 +447,7 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	for _, entry := range entries {
 		if len(entry.Present) > 0 {
 			e.address = chosen
-			e.words = chosen.String() + ", " + choose(entry.Place == 0, "one of ", "by ") + entryName(entry)
+			e.words = chosen.String() + ", " + choose(entry.Number == 0, "one of ", "by ") + entryName(entry)
 			continue
 		}
 		e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",

@@ -434,13 +434,13 @@ func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
 func (f *StatusFacts) ofAddresses() (found config.Problems) {
 	for _, family := range f.Policy.Families {
 		for _, entry := range family.SNAT {
-			if entry.Place == 0 && len(entry.Present) == 0 {
+			if entry.Number == 0 && len(entry.Present) == 0 {
 				found = append(found, missingAddress("snat-missing", "this node has none of ", family, entry))
 			}
 			misses := func(pod routes.Pod) bool {
 				return pod.Address.Is6() == family.IPv6 && judge.MissesAddress(f.Policy, entry, pod.Address)
 			}
-			if entry.Place > 0 && slices.ContainsFunc(f.Health.Pods, misses) {
+			if entry.Number > 0 && slices.ContainsFunc(f.Health.Pods, misses) {
 				found = append(found, missingAddress("snat-rule-missing", "this node has no address of ", family, entry))
 			}
 		}

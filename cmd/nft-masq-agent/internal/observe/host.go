@@ -18,8 +18,8 @@ import (
 type Host interface {
 	// Older finds chains of iptables-based agents.
 	Older(context.Context, nft.Ruleset) ([]xtables.OlderChain, error)
-	// XTables finds those in legacy ip_tables, and is fast.
-	XTables() ([]xtables.LegacyTable, error)
+	// LegacyTables finds those in legacy ip_tables, and is fast.
+	LegacyTables() ([]xtables.LegacyTable, error)
 	// Note returns which connections contradict a policy that has come into force, and whether there are more.
 	Note(context.Context, nft.Policy) (earlier map[uint32]bool, full bool, err error)
 	// Gather compares the connections with a policy.

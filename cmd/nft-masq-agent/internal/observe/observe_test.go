@@ -87,7 +87,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	}, func(*loop.World) { test(w.T, w) })
 }
 
-func (w *world) XTables() (found []xtables.LegacyTable, err error) {
+func (w *world) LegacyTables() (found []xtables.LegacyTable, err error) {
 	w.Locked(func() { found = w.xtables })
 	return found, nil
 }

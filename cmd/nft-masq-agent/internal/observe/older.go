@@ -55,7 +55,7 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 		return true
 	}
 	if checked { // changes of legacy ip_tables lead to no other generation
-		tables, err := s.host.XTables()
+		tables, err := s.host.LegacyTables()
 		if err == nil && !slices.Equal(cli.Texts(tables), s.tables) {
 			return true
 		}
@@ -73,7 +73,7 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 	chains, err := s.host.Older(ctx, *v.Installed)
 	var tables []xtables.LegacyTable
 	if err == nil {
-		tables, err = s.host.XTables()
+		tables, err = s.host.LegacyTables()
 	}
 	s.duration = time.Since(s.started)
 	if ctx.Err() != nil {
