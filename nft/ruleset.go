@@ -75,6 +75,16 @@ func (r Ruleset) CIDRs() (ipv4, ipv6 int) {
 	return ipv4, ipv6
 }
 
+// Elements returns the number of elements of all sets.
+func (r Ruleset) Elements() (n int) {
+	for _, t := range r.Tables {
+		for _, s := range t.Sets {
+			n += s.Len()
+		}
+	}
+	return n
+}
+
 // A Table is a table in the kernel. That of mode nftables is ours; those of mode
 // iptables-nft are shared with other programs.
 type Table struct {

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -158,6 +159,46 @@ func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
 				t.Errorf("%d and %d checks after the last commit", w.Looks, w.Frames)
 			}
 		})
+	})
+}
+
+// Reading 100,000 CIDRs once takes more than 1 % of a minute.
+func TestElementsOfManyCIDRsAreReadWhenOthersPauseOrTenMinutesLater(t *testing.T) {
+	const cost = 750 * time.Millisecond
+	start := func(w *world) {
+		w.Cost = cost
+		var list []string
+		for n := range 10_001 {
+			list = append(list, fmt.Sprintf("11.%d.%d.%d/32", n>>16, n>>8&0xff, n&0xff))
+		}
+		w.Gets(strings.Join(list, ", "))
+		w.Pass(cost)
+		w.Messages()
+		w.Locked(func() { w.Looks = 0 })
+	}
+	const restored = "rules were changed by another program; restored"
+	for _, every := range []time.Duration{10 * time.Millisecond, time.Second, 9 * time.Second} {
+		inBubble(t, func(t *testing.T, w *world) {
+			start(w)
+			w.Next(5*time.Second, every)
+			w.Locked(func() { w.Exchanged = true })
+			w.Next(9*time.Minute, every)
+			w.Locked(func() {
+				if w.Looks > 0 {
+					t.Errorf("a commit every %s: elements were read %d times", every, w.Looks)
+				}
+			})
+			w.Next(time.Minute, every)
+			w.WantLines(restored)
+		})
+	}
+	inBubble(t, func(t *testing.T, w *world) {
+		start(w)
+		w.Pass(5 * time.Second)
+		w.Locked(func() { w.Exchanged = true })
+		w.Commit()
+		w.Pass(12 * time.Second)
+		w.WantLines(restored)
 	})
 }
 

@@ -20,13 +20,22 @@ const (
 	addressesPause = 10 * time.Second
 )
 
+// The kernel lists more than fewElements only in a time that grows with their square, most of a second for 100,000.
+// Next to a program that commits again and again that would be more than 1 % of the first minute. So these elements
+// are read once nobody has committed for quietTime, or as long as no resync would read them.
+const (
+	fewElements = 10_000
+	quietTime   = 10 * time.Second
+)
+
 // A schedule is when the loop checks the kernel without being asked. There are two checks:
 //
 //	check      what it reads                                    when the generation is another one   otherwise
 //	rules      all but elements, of which the number, and       within the pace of rules             10 s after the last
 //	           but chains that only maps lead to                                                     check
 //	elements   everything                                       within the pace of elements,
-//	                                                            after the rules
+//	                                                            after the rules; if they are
+//	                                                            many, when that is quiet
 //
 // Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket,
 // without a new generation: hence the 10 s. While the kernel rejects our rules, there are only checks of everything,
@@ -36,6 +45,8 @@ type schedule struct {
 	rules, elements check
 	everything      uint32        // generation at which other modes and older agents were looked for; 0: unknown
 	checked         time.Time     // when either check was
+	compared        uint32        // the generation at the last comparison
+	committed       time.Time     // when a comparison last found another generation
 	addresses       pace          // of events about the addresses of the node
 	spent           time.Duration // processor time of this process at the end of the last event
 
@@ -79,6 +90,10 @@ func (a *Agent) compare(v view) (e event, due bool) {
 	if err != nil {
 		return e, false
 	}
+	if generation != s.compared {
+		s.compared = generation
+		s.committed = now
+	}
 	overdue := now.Sub(s.checked) >= rulesPause
 	switch {
 	case v.inForce() && generation != s.rules.seen && !s.rules.ready(now) && !overdue:
@@ -98,6 +113,10 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 	s := &a.schedule
 	now := time.Now()
 	if !s.elements.due(generation, now) {
+		return e, false
+	}
+	many := v.policy.want != nil && v.policy.want.Elements() > fewElements
+	if many && now.Sub(s.committed) < quietTime && now.Before(s.deep) {
 		return e, false
 	}
 	e = event{reason: onDrift, depth: nft.Contents}
