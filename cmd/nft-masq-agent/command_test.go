@@ -139,17 +139,31 @@ type fullDisk struct{}
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
 func TestFailedOutputIsAFailure(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.swap("")
 	for _, args := range []string{
-		"version", "help", "help check", "check --help", "check --version", "check -o json",
-		"check --output json", "version -o json",
-		"render", "render --output nft", "explain 10.1.2.3",
+		"version", "help", "help check", "check --help", "check --version", "check -o json", "version -o json", "render",
+		"render --output nft", "explain 10.1.2.3", "cleanup", "diff", "connections", "status",
 	} {
-		e := testEnvironment(t, fullDisk{}, io.Discard)
-		onNode(t, func() {
-			if code := dispatch(t.Context(), commands(), strings.Fields(args), e); code != exitFailed {
-				t.Errorf("%s: exit code %d", args, code)
+		want := exitFailed
+		if args == "diff" {
+			want = exitUsage
+		}
+		if words := strings.Fields(args); words[0] != "version" && words[0] != "help" {
+			args += " --config " + n.path
+		}
+		var stderr strings.Builder
+		e := thisProcess(n.socket, nil, &stderr)
+		e.stdout = fullDisk{}
+		n.check(n.Do(func() error {
+			code := dispatch(t.Context(), commands(), strings.Fields(args), e)
+			says := strings.Contains(stderr.String(), ": output: no space left on device\n")
+			if code != want || says == strings.Contains(args, "-o json") {
+				t.Errorf("%s: exit code %d, want %d: %s", args, code, want, &stderr)
 			}
-		})
+			return nil
+		}))
 	}
 }
 

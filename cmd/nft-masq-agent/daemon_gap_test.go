@@ -114,16 +114,6 @@ func TestNothingChangesWhileTheConfigIsReplacedInSteps(t *testing.T) {
 	const gap = 400 * time.Millisecond // the agent looks within 50 ms
 	good, bad := exempting("10.1.0.0/16"), exempting("10.1.0.1/16")
 	for name, replace := range map[string]func(n *testNode, text string){
-		"removed and written": func(n *testNode, text string) {
-			n.check(os.Remove(n.path))
-			time.Sleep(gap)
-			n.write(text)
-		},
-		"moved away": func(n *testNode, text string) {
-			n.check(os.Rename(n.path, n.path+".old"))
-			time.Sleep(gap)
-			n.write(text)
-		},
 		"truncated and written": func(n *testNode, text string) {
 			n.write("")
 			time.Sleep(gap)
@@ -143,13 +133,6 @@ func TestNothingChangesWhileTheConfigIsReplacedInSteps(t *testing.T) {
 			time.Sleep(gap)
 			n.check(os.Mkdir(filepath.Dir(n.path), 0o755))
 			time.Sleep(gap)
-			n.write(text)
-		},
-		"a directory for a moment": func(n *testNode, text string) {
-			n.check(os.Remove(n.path))
-			n.check(os.Mkdir(n.path, 0o755))
-			time.Sleep(gap)
-			n.check(os.Remove(n.path))
 			n.write(text)
 		},
 	} {

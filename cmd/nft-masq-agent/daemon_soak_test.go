@@ -298,6 +298,7 @@ func (n *testNode) limited(t *testing.T, args ...string) (cmd *exec.Cmd, limit i
 // TestRandomAttacksEndInTheRenderedState attacks the config, the rules, the log and
 // the port of an agent within the memory limit of its manifest.
 func TestRandomAttacksEndInTheRenderedState(t *testing.T) {
+	t.Parallel()
 	nfttest.SkipIfShort(t)
 	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {

@@ -142,9 +142,7 @@ func TestNameAloneNextToAnAgentIsAnError(t *testing.T) {
 
 func TestArgumentBeforeTheFlagsOfAnOlderAgentIsSkipped(t *testing.T) {
 	t.Parallel()
-	for _, first := range []string{
-		"", "ip-masq-agent", "/ip-masq-agent", "/usr/bin/ip-masq-agent-v2", "non-masquerade-daemon",
-	} {
+	for _, first := range []string{"", "/usr/bin/ip-masq-agent-v2", "non-masquerade-daemon"} {
 		n := newNode(t)
 		n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
 		args := []string{first, "--config", n.path, "--masq-chain=X", "--probe-socket", n.socket}

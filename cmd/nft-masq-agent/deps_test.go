@@ -82,7 +82,7 @@ func TestPackagesDependOneWay(t *testing.T) {
 		"nft/nfttest/agent": {"nft/nfttest"},
 		"nft/nfttest/loop": {
 			"config", "nft", "nft/kernel", "nft/nfnetlink", "nft/nfttest", "nft/nfttest/cases",
-			"nft/nfttest/logged", "nft/nfttest/script", "nft/node", "nft/xtables",
+			"nft/nfttest/script", "nft/node", "nft/xtables",
 		},
 		"nft/nfttest/mutate": {"nft/nfttest"},
 		"nft/nfttest/modes":  {"nft", "nft/nfnetlink", "nft/nfttest"},
@@ -153,7 +153,7 @@ func TestImportsAreRestricted(t *testing.T) {
 	tools := []string{"cmd/demo", "cmd/stress", "cmd/bench"}
 	forTests := []string{"nft/nfttest", "manifests/cluster"}
 	only := map[string][]string{
-		"go.uber.org/zap":                     {"cmd", "nft/nfttest/logged", "nft/nfttest/loop"},
+		"go.uber.org/zap":                     {"cmd", "nft/nfttest/loop"},
 		"github.com/prometheus/client_golang": {"cmd"},
 		"github.com/fsnotify/fsnotify":        {"watch"},
 		"gopkg.in/yaml.v3":                    {"config"},

@@ -114,6 +114,9 @@ func TestEvidenceIsWhatTheFarEndSaw(t *testing.T) {
 		n.flush()
 		nfttest.LoadForeign(t, n.top.Node, dir, func(rules string) string { return meetThePod(r, rules) })
 		for j, config := range []string{"", pods[i%len(pods)]} {
+			if i/2%2 != j && !nfttest.Long() {
+				continue // the next ones of the same kind have the other config
+			}
 			n.forget()
 			mode := nft.ModeNFTables
 			if j == 0 {

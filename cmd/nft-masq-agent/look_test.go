@@ -105,6 +105,8 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 		{cidrs, "explain 10.1.2.3", "addresses", exitDone, "this agent does not masquerade it"},
 		{snat, "explain 10.1.2.3", "addresses", exitFailed, "nft-masq-agent explain: no addresses\n"},
 		{snat, "status", "addresses", exitFailed, "nft-masq-agent status: no addresses\n"},
+		{snat, "diff", "addresses", exitUsage, "nft-masq-agent diff: no addresses\n"},
+		{snat, "connections", "addresses", exitFailed, "nft-masq-agent connections: no addresses\n"},
 	} {
 		if err := os.WriteFile(path, []byte(tt.config), 0o600); err != nil {
 			t.Fatal(err)

@@ -162,25 +162,6 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 	}
 }
 
-// With snatAddresses those of the node are needed.
-func TestCommandsFailWithoutTheAddressesOfTheNode(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "config")
-	if err := os.WriteFile(path, []byte("snatAddresses: [192.0.2.7]\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for command, want := range map[string]int{
-		"diff": exitUsage, "connections": exitFailed,
-	} {
-		var stdout, stderr strings.Builder
-		e := testEnvironment(t, &stdout, &stderr)
-		e.addresses = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
-		code := dispatch(t.Context(), commands(), append(strings.Fields(command), "--config", path), e)
-		if code != want || !strings.HasSuffix(stderr.String(), ": no netlink\n") {
-			t.Errorf("%s: exit code %d, want %d: %s%s", command, code, want, &stdout, &stderr)
-		}
-	}
-}
-
 func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
 	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), 0o644); err != nil {
@@ -196,26 +177,6 @@ func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 		if code != exitFailed || !strings.HasPrefix(stdout.String(), want) {
 			t.Errorf("%q: exit code %d: %s%s; want %s", operands, code, &stdout, &stderr, want)
 		}
-	}
-}
-
-func TestFailedOutputOnANodeIsAFailure(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("")
-	for command, want := range map[string]int{
-		"cleanup": exitFailed, "diff": exitUsage, "connections": exitFailed, "status": exitFailed,
-	} {
-		var stdout, stderr strings.Builder
-		e := thisProcess(n.socket, &stdout, &stderr)
-		e.stdout = fullDisk{}
-		n.check(n.Do(func() error {
-			code := dispatch(t.Context(), commands(), []string{command, "--config", n.path}, e)
-			if code != want || !strings.Contains(stderr.String(), ": output: no space left on device\n") {
-				t.Errorf("%s: exit code %d, want %d: %s", command, code, want, &stderr)
-			}
-			return nil
-		}))
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"flag"
 	"io"
 	"os"
 	"strings"
@@ -49,44 +48,5 @@ func TestEnvironmentKnowsItsTerminalsAndWhoTypes(t *testing.T) {
 		if want := [2]bool{stdout, stdout && stderr && !pod}; got != want {
 			t.Errorf("stdout %t, stderr %t, pod %t: %v, want %v", stdout, stderr, pod, got, want)
 		}
-	}
-}
-
-// toys are commands for all forms of the help: the second one has the longest list of shared flags.
-func toys() []command {
-	of := func(name, operands, details, mode string, examples ...string) command {
-		return command{name, operands, name + " it", details, examples, false, func(fs *flag.FlagSet) action {
-			if name != "play" {
-				fs.String("probe-socket", "", "`PATH` of its socket")
-			}
-			if name != "drop" {
-				fs.String("config", "/etc/toy", "`PATH` of the toy's box")
-				fs.Int("v", 0, "log `LEVEL`")
-				fs.Bool("logtostderr", true, "of klog")
-				fs.Bool("wild", false, `it's "wild"`)
-				fs.String("mode", mode, "MODE")
-				addOutput(fs, new(string))
-			}
-			return nil
-		}}
-	}
-	return []command{
-		of("play", "[TOY]", `It's .5 \ "x".`, "", program+" play a", program+" play b"),
-		of("run", "", "", "slow", program+" run"), of("drop", "TOY", "", "", program+" drop a"),
-	}
-}
-
-func TestFormsOfTheHelpAreTheGoldenOnes(t *testing.T) {
-	const path = "../../testdata/forms.txt"
-	all := toys()
-	got := "== program\n" + programHelp(all)
-	for _, c := range all {
-		got += "== " + c.name + "\n" + c.help()
-	}
-	if *update {
-		nfttest.Check(os.WriteFile(path, []byte(got), 0o644))
-	}
-	if diff := cmp.Diff(string(nfttest.Must(os.ReadFile(path))), got); diff != "" {
-		t.Errorf("make golden (-want +got):\n%s", diff)
 	}
 }

@@ -100,11 +100,12 @@ func TestExplainTracesTheNextConnection(t *testing.T) {
 	}
 }
 
-// The next trace deletes what a killed one left.
+// The next trace deletes what a killed one left, and so does cleanup.
 func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGKILL} {
+	deletes := [][]string{{"explain", "10.9.0.9", "--trace=1ms"}, {"cleanup"}}
+	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGKILL, unix.SIGKILL} {
 		p := startTrace(t, n, "10.9.0.9", "--trace", "10m")
 		if !traceTables(t, n) {
 			t.Fatal("nothing is traced")
@@ -112,7 +113,8 @@ func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 		n.check(p.cmd.Process.Signal(signal))
 		_ = p.Wait()
 		if signal == unix.SIGKILL {
-			n.run("explain", "10.9.0.9", "--trace=1ms")
+			n.run(deletes[0]...)
+			deletes = deletes[1:]
 		}
 		if traceTables(t, n) {
 			t.Errorf("%v leaves the table", signal)
@@ -120,20 +122,6 @@ func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 		if code := p.cmd.ProcessState.ExitCode(); signal != unix.SIGKILL && code != exitFailed {
 			t.Errorf("%v: exit code %d", signal, code)
 		}
-	}
-}
-
-func TestATableThatATraceLeftIsDeleted(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	leave := func() { nfttest.NFT(t, n.NS, "", "add", "table", "inet", kernel.TraceTable) }
-	leave()
-	if got := n.run("explain", "10.9.0.9", "--trace=1ms"); got.code != exitFailed || traceTables(t, n) {
-		t.Errorf("the next trace: %+v", got)
-	}
-	leave()
-	if got := n.run("cleanup"); got.code != exitDone || traceTables(t, n) {
-		t.Errorf("cleanup: %+v", got)
 	}
 }
 

@@ -2,7 +2,6 @@ package judge_test
 
 import (
 	"slices"
-	"testing"
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -47,18 +46,4 @@ func someConnections(m cases.Maker, ipv6 bool, before, after config.Config) []nf
 		all[i] = c
 	}
 	return all
-}
-
-// What comes after a condition that masquerades must not ask for anything but
-// destinations: then the sets of a region do not depend on each other.
-func TestOnlyDestinationsAreAskedForAfterAConditionThatMasquerades(t *testing.T) {
-	masquerades := false
-	for _, row := range config.Conditions() {
-		if masquerades = masquerades || row.Masquerade; masquerades && row.Asks != config.DestinationAddress {
-			t.Errorf("%s asks for %s", row.Key, row.Asks)
-		}
-	}
-	if !masquerades {
-		t.Error("no condition masquerades")
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -21,35 +20,6 @@ import (
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
 )
-
-// A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
-func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "iptables-nft")
-	ns := nfttest.NewNS(t, "node")
-	loadForeign(t, ns)
-	before := notOurs(t, ns, cases.DefaultChain)
-	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
-	for _, restarts := range []bool{true, true, false} {
-		k := open(t, ns)
-		if !restarts {
-			apply(t, k, want, nft.Contents)
-		}
-		iptables(t, ns, nfnetlink.IPv6, "-N", "X") // which may exist
-		nfttest.NFT(t, ns, "add chain ip6 nat "+cases.DefaultChain+"; flush chain ip6 nat "+cases.DefaultChain, "-f", "-")
-		iptables(t, ns, nfnetlink.IPv6, "-X", "X")
-		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
-		a, err := k.Apply(t.Context(), want, nft.Contents)
-		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
-		if diff := cmp.Diff(says, a.Overwritten); err != nil || diff != "" {
-			t.Errorf("%v, replaced (-want +got):\n%s", err, diff)
-		}
-		inSync(t, ns, want)
-		if diff := cmp.Diff(before, notOurs(t, ns, cases.DefaultChain)); diff != "" {
-			t.Errorf("what is not ours (-before +after):\n%s", diff)
-		}
-	}
-}
 
 func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 	nfttest.SkipIfShort(t)

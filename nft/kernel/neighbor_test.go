@@ -176,6 +176,7 @@ func TestTableIsRepairedNextToAProgramThatCommits(t *testing.T) {
 	for does, replaced := range map[string]bool{
 		"add quota TABLE x { over 10 mbytes; }":                                true,
 		"add set TABLE x { type ipv4_addr; flags interval; ct count over 1; }": true,
+		"add set TABLE x { type ipv4_addr; timeout 1h; }":                      true,
 		"add table TABLE { flags dormant; }":                                   true,
 		"flush chain TABLE postrouting; delete chain TABLE postrouting; add chain TABLE postrouting { accept; }; " +
 			"add chain TABLE x { type filter hook output priority 0; jump postrouting; }": true,

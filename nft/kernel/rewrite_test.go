@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -57,34 +58,6 @@ func TestChainsAreWrittenAgainAtAnyGeneration(t *testing.T) {
 		disturbed = false
 		if err != nil || len(a.Differences) == 0 || guarded > 0 {
 			t.Errorf("%s: %q, %v, %d guarded transactions", does, a.Differences, err, guarded)
-		}
-		inSync(t, ns, want)
-	}
-}
-
-// A table with something foreign is replaced as a whole, which is right at any generation, too.
-func TestTableIsReplacedAtAnyGeneration(t *testing.T) {
-	t.Parallel()
-	nfttest.Require(t, "nft")
-	ns := nfttest.NewNS(t, "node")
-	want := withBlocks("", 1000)
-	commit, disturbed := commits(t, ns), false
-	k := nextTo(t, ns, func(transaction) {
-		if disturbed {
-			commit()
-		}
-	})
-	apply(t, k, want, nft.Contents)
-	for _, does := range []string{
-		"add set TABLE theirs { type ipv4_addr; timeout 1h; }", "add quota TABLE theirs { 10 mbytes }",
-		"add table TABLE { flags dormant; }",
-	} {
-		attack(t, ns, does)
-		disturbed = true
-		a, err := k.Apply(t.Context(), want, nft.Frame)
-		disturbed = false
-		if err != nil || !a.Recreated {
-			t.Errorf("%s: %q, %v, recreated: %t", does, a.Differences, err, a.Recreated)
 		}
 		inSync(t, ns, want)
 	}
@@ -142,35 +115,58 @@ func TestCheckReadsNoRulesOfBlocks(t *testing.T) {
 	}
 }
 
-// An address that comes or goes changes rules and maps. The elements of other sets are not read.
+// An address that comes or goes changes rules and maps. The other sets stay, and their elements are not read.
 func TestAddressesChangeInAFrame(t *testing.T) {
 	t.Parallel()
-	for _, size := range []int{0, 1000} {
+	for name, compile := range map[string]func(node ...string) nft.Ruleset{
+		"both families": fixed,
+		"blocks":        func(node ...string) nft.Ruleset { return withBlocks("198.51.100.208/29", 1000, node...) },
+	} {
 		ns := nfttest.NewNS(t, "node")
 		reads := 0
 		k := (&faults{dial: dialIn(ns), before: func(_ call, msgs []netlink.Message) {
-			if msgs[0].Header.Type == netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM) {
+			if isRequest(msgs[0], unix.NFT_MSG_GETSETELEM) {
 				reads++
 			}
 		}}).open()
-		const list = "198.51.100.208/29"
-		apply(t, k, withBlocks(list, size, "198.51.100.211"), nft.Contents)
+		t.Cleanup(func() { _ = k.Close() })
+		apply(t, k, compile(), everything)
+		before := otherSets(t, ns)
 		reads = 0
 		for _, node := range []string{
-			"198.51.100.212", "198.51.100.211 198.51.100.212", "198.51.100.211 198.51.100.213", "", "198.51.100.213",
+			"198.51.100.211", "198.51.100.211 198.51.100.212", "198.51.100.213 198.51.100.212", "",
+			"2001:db8:5::2 2001:db8:5::3 198.51.100.213", "2001:db8:5::3 198.51.100.211",
 		} {
-			want := withBlocks(list, size, strings.Fields(node)...)
+			want := compile(strings.Fields(node)...)
 			if diffs := apply(t, k, want, nft.Frame); len(diffs) == 0 || reads > 0 {
-				t.Errorf("%d ports per pod, addresses %q: %d differences, elements were read %d times", size, node, len(diffs),
-					reads)
+				t.Errorf("%s, %q: %d differences, elements were read %d times", name, node, len(diffs), reads)
 			}
 			inSync(t, ns, want)
-			if a, err := k.Apply(t.Context(), want, nft.Frame); err != nil || len(a.Differences) > 0 {
-				t.Errorf("then there are %q, %v", a.Differences, err)
+			if diffs := apply(t, k, want, nft.Frame); len(diffs) > 0 {
+				t.Errorf("%s, %q: then there are %q", name, node, diffs)
+			}
+			if diff := cmp.Diff(before, otherSets(t, ns)); diff != "" {
+				t.Errorf("%s, %q: sets (-before +after):\n%s", name, node, diff)
+			}
+			if got, found, err := k.Installed(t.Context()); err != nil || !found || got.Hash != want.Hash() {
+				t.Errorf("%s, %q: installed are %+v, %t, %v", name, node, got, found, err)
 			}
 		}
-		if err := k.Close(); err != nil {
-			t.Error(err)
+	}
+}
+
+// otherSets returns the handles of sets that do not follow the addresses of the node.
+func otherSets(t *testing.T, ns *nfttest.NS) map[string]uint64 {
+	t.Helper()
+	sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]uint64{}
+	for _, s := range sets {
+		if !strings.Contains(s.Name, "by-pod") {
+			all[s.Name] = s.Handle
 		}
 	}
+	return all
 }

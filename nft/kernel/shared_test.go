@@ -79,6 +79,15 @@ func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 				if diff := cmp.Diff(others, notOurs(t, ns, cases.DefaultChain)); diff != "" {
 					t.Errorf("what is not ours (-loaded +after):\n%s", diff)
 				}
+				for _, f := range want.Tables { // rules to which nothing leads do not decide
+					if _, found, err := k.Installed(t.Context()); err != nil || !found {
+						t.Errorf("a previous run is not found: %v", err)
+					}
+					iptables(t, ns, f.Family, "-F", xtables.Postrouting)
+				}
+				if _, found, err := k.Installed(t.Context()); err != nil || found {
+					t.Errorf("without a jump, a previous run is found, or %v", err)
+				}
 			})
 		}
 	}

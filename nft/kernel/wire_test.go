@@ -207,25 +207,3 @@ func TestLoopbackWorks(t *testing.T) {
 		}
 	}
 }
-
-func TestCountersSurviveChanges(t *testing.T) {
-	nfttest.SkipIfShort(t)
-	t.Parallel()
-	wire := newWire(t)
-	k := open(t, wire.Node)
-	if got := counters(t, k); len(got) > 0 {
-		t.Errorf("counters without a table: %v", got)
-	}
-	want := map[nft.Counts]uint64{}
-	for _, name := range []string{"both-families", "ipv6", "all-policies", "both-families"} {
-		c := cases.Load(t, name)
-		apply(t, k, c.Compile(nft.ModeNFTables), nft.Contents)
-		for _, p := range c.Packets {
-			wire.send(t, p)
-			want[nft.Counts{IPv6: p.Dst.Is6(), Verdict: p.Verdict}]++
-		}
-		if diff := cmp.Diff(want, counters(t, k)); diff != "" {
-			t.Errorf("%s (-sent +counted):\n%s", name, diff)
-		}
-	}
-}

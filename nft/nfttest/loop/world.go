@@ -25,7 +25,6 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
-	"nft-masq-agent/nft/nfttest/logged"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/xtables"
 )
@@ -91,7 +90,7 @@ func Run(t *testing.T, start func(*World, *zap.Logger) Agent, test func(*World))
 				{Verdict: nft.Invalid, Packets: 7},
 			},
 		}
-		w.Agent = start(w, zap.New(logged.DocumentedCore{Core: core, T: t}))
+		w.Agent = start(w, zap.New(DocumentedCore{Core: core, T: t}))
 		ctx, cancel := context.WithCancel(t.Context())
 		w.End = cancel
 		done := make(chan struct{})

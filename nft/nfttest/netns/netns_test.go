@@ -1,15 +1,11 @@
 package netns_test
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
 )
@@ -37,30 +33,6 @@ func TestCallerStaysInItsNamespace(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	t.Errorf("threads stayed in %q", stayed)
-}
-
-func TestProcessStaysInItsNamespace(t *testing.T) {
-	n := nfttest.NewNS(t, "other")
-	// So many at the same time that the runtime uses every thread it has.
-	const calls = 50
-	var inside, all sync.WaitGroup
-	inside.Add(calls)
-	for range calls {
-		all.Go(func() {
-			err := n.Do(func() error {
-				inside.Done()
-				inside.Wait()
-				if unix.Gettid() == unix.Getpid() {
-					return errors.New("the main thread is in the namespace, and so is /proc/PID/ns/net")
-				}
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
 }
 
 func TestCloseLeaksNothing(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"nft-masq-agent/nft/nfttest/logged"
+	"nft-masq-agent/nft/nfttest/loop"
 )
 
 func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
@@ -25,11 +25,11 @@ func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for event := range logged.Documented() {
+			for event := range loop.Documented() {
 				seen[event] = seen[event] || strings.Contains(string(text), `"`+event+`"`)
 			}
 			for _, m := range regexp.MustCompile(`(?:Level, |add\(level, |"event", |event = |event, text := )"([a-z_]+)"`).FindAllStringSubmatch(string(text), -1) {
-				if _, ok := logged.Documented()[m[1]]; !ok {
+				if _, ok := loop.Documented()[m[1]]; !ok {
 					t.Errorf("%s: the README has no event %s", name, m[1])
 				}
 			}

@@ -1,5 +1,4 @@
-// Package logged compares lines of the log with the table of events, for tests.
-package logged
+package loop
 
 import (
 	"os"
