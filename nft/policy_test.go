@@ -73,7 +73,7 @@ func TestHashCoversThePolicy(t *testing.T) {
 	older := config.Config{NonMasqueradeCIDRs: c.NonMasqueradeCIDRs, EnableIPv6: true}
 	hash = nft.Compile(older, o).Hash()
 	for _, chain := range []string{cases.DefaultChain, "OTHER"} {
-		o.Layout = xtables.Layout{Name: chain}
+		o.Layout = xtables.Layout{ChainName: chain}
 		if got := nft.Compile(older, o).Hash(); got != hash {
 			t.Errorf("mode iptables-nft, chain %s: hash %s became %s", chain, hash, got)
 		}
@@ -469,7 +469,7 @@ func TestModeIPTablesHasTheKeysOfOlderAgents(t *testing.T) {
 	cases.EachKey(t, func(t *testing.T, k cases.Key) {
 		for _, value := range k.Values {
 			text := k.Name + ": " + value + "\n"
-			b := nft.Build(config.Defaults{Chain: "NON-MASQUERADE-DAEMON"}, nft.Options{Layout: xtables.Layout{Name: "X"}},
+			b := nft.Build(config.Defaults{Chain: "NON-MASQUERADE-DAEMON"}, nft.Options{Layout: xtables.Layout{ChainName: "X"}},
 				config.Source{Name: "f", Data: []byte(text)})
 			rejected := slices.ContainsFunc(b.Problems, func(p config.Problem) bool {
 				return p.Level == config.Error && p.Pos.Line == 1 && p.Msg == k.Name+" needs mode nftables"

@@ -198,7 +198,7 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 }
 
 func TestOursAreTheWantedChains(t *testing.T) {
-	want := nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{Name: "B"}})
+	want := nft.Compile(config.Config{}, nft.Options{Layout: xtables.Layout{ChainName: "B"}})
 	for _, tt := range []struct {
 		family       nfnetlink.Family
 		table, chain string
@@ -229,13 +229,13 @@ func TestBuildTakesWhatTheFileSaysAndRejectsWhatCannotBe(t *testing.T) {
 	}{
 		{"", native.Layout{}, "[1024-2047] true 0 false"},
 		{"toPorts: 5-6\nrandomFully: false\n", native.Layout{}, "[5-6] false 0 false"},
-		{"toPorts: 5-6\nrandomFully: false\n", xtables.Layout{Name: "X"}, "[5-6] false 0 false"},
+		{"toPorts: 5-6\nrandomFully: false\n", xtables.Layout{ChainName: "X"}, "[5-6] false 0 false"},
 		{sources + "enforceNonMasquerade: true\n", native.Layout{}, "[1024-2047] true 1 false"},
 		{sources + "dropInvalid: true\n", native.Layout{}, "[1024-2047] true 0 true"},
 		{"nonMasqueradeCIDRs: 5\n", native.Layout{}, "f:1:21: "},
-		{sources, xtables.Layout{Name: "X"}, "f:1:1: masqueradeSrcCIDRs needs mode nftables"},
-		{"masqueradeHost: true\n", xtables.Layout{Name: "X"}, "f:1:17: masqueradeHost needs mode nftables"},
-		{"", xtables.Layout{Name: strings.Repeat("X", 28)}, "[1024-2047] true 0 false"},
+		{sources, xtables.Layout{ChainName: "X"}, "f:1:1: masqueradeSrcCIDRs needs mode nftables"},
+		{"masqueradeHost: true\n", xtables.Layout{ChainName: "X"}, "f:1:17: masqueradeHost needs mode nftables"},
+		{"", xtables.Layout{ChainName: strings.Repeat("X", 28)}, "[1024-2047] true 0 false"},
 	} {
 		o := nft.Options{
 			Layout: tt.layout, RandomFully: true, Ports: []nft.PortRange{{Min: 1024, Max: 2047}},
@@ -258,7 +258,7 @@ func TestBuildTakesWhatTheFileSaysAndRejectsWhatCannotBe(t *testing.T) {
 		MasqueradeSrcCIDRs: cases.CIDRs("10.0.0.0/8"), DropInvalid: true,
 		Enforce: true,
 	}
-	if p := nft.NewPolicy(c, nft.Options{Layout: xtables.Layout{Name: "X"}}); p.DropInvalid || p.Enforce != nil {
+	if p := nft.NewPolicy(c, nft.Options{Layout: xtables.Layout{ChainName: "X"}}); p.DropInvalid || p.Enforce != nil {
 		t.Errorf("%+v", p)
 	}
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})

@@ -120,7 +120,7 @@ func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
 		check(t, commands[args[0]](s, args[1:]))
 	}
 	for _, path := range []string{"/config", "/config/a"} {
-		o := newObserver(s.path(path), reader(s.path(path)), make(chan string, 1))
+		o := newChecker(s.path(path), reader(s.path(path)), make(chan string, 1))
 		defer o.close()
 		first, _ := o.check(true, nil) // it changes the time of the last access
 		before := len(links(t, "/proc/self/fd"))
@@ -139,7 +139,7 @@ func TestChecksWithoutAChangeReadNothingAndLeakNothing(t *testing.T) {
 // that all processes of the user share.
 func TestWatchesOfOldDirectoriesAreBounded(t *testing.T) {
 	s := newPlayer(t)
-	o := newObserver(s.path("/link/file"), reader(s.path("/link/file")), make(chan string, 1))
+	o := newChecker(s.path("/link/file"), reader(s.path("/link/file")), make(chan string, 1))
 	defer o.close()
 	most, before := 0, inotifyWatches(t)
 	for i := range 2 * maxEntries {

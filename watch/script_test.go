@@ -79,9 +79,9 @@ type timing struct {
 
 func start(ctx context.Context, p timing, path string) *following {
 	f := &following{content: make(chan string, 1), ended: make(chan struct{})}
-	o := newObserver(path, reader(path), f.content)
+	o := newChecker(path, reader(path), f.content)
 	f.follower = newFollower(o)
-	f.poll, f.quiet, f.gap, f.share = p.poll, p.quiet, p.gap, p.share
+	f.poll, f.quiet, f.fewerFiles, f.share = p.poll, p.quiet, p.gap, p.share
 	go func() {
 		defer close(f.ended)
 		f.run(ctx)
@@ -137,7 +137,7 @@ func (s *player) command(ctx context.Context, name, rest string) error {
 	case "watch":
 		s.following = start(ctx, s.timing, s.path(rest))
 	case "poll":
-		s.observer.reread()
+		s.checker.reread()
 	case "expect":
 		return receive(s, s.content, func(got string) error {
 			if got != rest {
@@ -146,7 +146,7 @@ func (s *player) command(ctx context.Context, name, rest string) error {
 			return nil
 		})
 	case "watches":
-		got := s.observer.inotify.WatchList()
+		got := s.checker.inotify.WatchList()
 		for i := range got {
 			got[i] = strings.TrimPrefix(got[i], s.root)
 		}

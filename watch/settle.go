@@ -11,36 +11,36 @@ import (
 // A settler decides, reading by reading, whether content is complete. It does no I/O
 // and has no clock.
 type settler struct {
-	quiet    time.Duration // how long content must be the same, unless its files arrived complete
-	gap      time.Duration // how long that must be if there are fewer files than before
-	settled  reading       // the last complete one; without id for none
-	reported fsnotify.Op   // what inotify reported first about its files since: Create, Remove or Rename
+	quiet      time.Duration // how long content must be the same, unless its files arrived complete
+	fewerFiles time.Duration // how long that must be if there are fewer files than before
+	settled    reading       // the last complete one; without id for none
+	reported   fsnotify.Op   // what inotify reported first about its files since: Create, Remove or Rename
 
-	pending string    // id of content that is not complete yet, "" for none
-	seen    time.Time // when that was first read
-	limit   time.Time // when the first content counts as complete in any case
+	pending      string    // id of content that is not complete yet, "" for none
+	pendingSince time.Time // when that was first read
+	firstBy      time.Time // when the first content counts as complete in any case
 }
 
 // step handles a reading, which may have taken time. It returns whether it is complete
 // and new, and when content that is not complete is to be read again.
 func (s *settler) step(begin, end time.Time, r reading) (settled bool, retry time.Time) {
 	const longest = 500 * time.Millisecond
-	if s.limit.IsZero() {
-		s.limit = end.Add(longest)
+	if s.firstBy.IsZero() {
+		s.firstBy = end.Add(longest)
 	}
 	if r.id != s.pending {
 		s.pending = r.id
-		s.seen = end
+		s.pendingSince = end
 	}
 	complete := s.arrived(r, begin)
 	quiet := s.quiet
 	if s.isGap(r, complete) {
 		complete = false
-		quiet = s.gap
+		quiet = s.fewerFiles
 	}
-	retry = s.seen.Add(quiet)
-	if s.settled.id == "" && s.limit.Before(retry) {
-		retry = s.limit
+	retry = s.pendingSince.Add(quiet)
+	if s.settled.id == "" && s.firstBy.Before(retry) {
+		retry = s.firstBy
 	}
 	settled = r.id != s.settled.id
 	if settled && begin.Before(retry) && !complete {

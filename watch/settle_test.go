@@ -42,7 +42,7 @@ type fakePath struct {
 
 func newFakePath() *fakePath {
 	p := &fakePath{start: time.Now(), out: make(chan string, 1), events: make(chan fsnotify.Event, 100), content: "one"}
-	p.follower = newFollower(&observer{events: p.events, requests: make(chan struct{}, 1)})
+	p.follower = newFollower(&checker{events: p.events, requests: make(chan struct{}, 1)})
 	p.follower.check = p.check
 	p.follower.processor = func() time.Duration {
 		p.mu.Lock()
@@ -163,7 +163,7 @@ func (p *fakePath) change(word, content string) {
 	p.mu.Unlock()
 	switch {
 	case word == "poll":
-		p.observer.reread()
+		p.checker.reread()
 	case op != 0:
 		p.report(now.path, op)
 	case word == "swap", word == "shrink":
@@ -323,7 +323,7 @@ func TestChecksOfThePathTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
 		"flapping":        func(p *fakePath, i int) { p.do("swap", fmt.Sprint(i%2)) },
 		"renamed over":    func(p *fakePath, i int) { p.do("rename", fmt.Sprint(i)) },
 		"unrelated names": func(p *fakePath, i int) { p.report(fmt.Sprint("/", i), fsnotify.Create) },
-		"polled":          func(p *fakePath, _ int) { p.observer.reread() },
+		"polled":          func(p *fakePath, _ int) { p.checker.reread() },
 	} {
 		for _, cost := range []time.Duration{100 * time.Microsecond, 10 * time.Millisecond} {
 			t.Run(fmt.Sprint(name, " ", cost), func(t *testing.T) {

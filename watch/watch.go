@@ -24,14 +24,14 @@ func Follow[T any](
 	ctx context.Context, path string, read func() (T, string, int),
 ) (content <-chan T, reread func()) {
 	c := make(chan T, 1)
-	o := newObserver(path, read, c)
+	o := newChecker(path, read, c)
 	go newFollower(o).run(ctx)
 	return c, o.reread
 }
 
 // newObserver returns an observer whose checks deliver what read returns.
-func newObserver[T any](path string, read func() (T, string, int), content chan T) *observer {
-	return &observer{
+func newChecker[T any](path string, read func() (T, string, int), content chan T) *checker {
+	return &checker{
 		path: path, requests: make(chan struct{}, 1),
 		read: func() (func(), string, int) {
 			next, fingerprint, present := read()
@@ -52,10 +52,10 @@ func replace[T any](c chan T, value T) {
 // A follower decides when to check the path, and what to deliver.
 type follower struct {
 	settler
-	observer *observer
-	check    func(read bool, known files) (r reading, deliver func())
-	poll     time.Duration // between two checks without an event
-	share    int           // after a check, the next one is that many times as far away as its processor time
+	checker *checker
+	check   func(read bool, known files) (r reading, deliver func())
+	poll    time.Duration // between two checks without an event
+	share   int           // after a check, the next one is that many times as far away as its processor time
 	// processor returns the processor time of the calling thread: a check takes long while the machine is busy, or a
 	// file system is slow, but that costs nothing.
 	processor func() time.Duration
@@ -65,31 +65,31 @@ type follower struct {
 	force  bool      // it reads the content in any case
 }
 
-func newFollower(o *observer) *follower {
+func newFollower(o *checker) *follower {
 	return &follower{
-		settler: settler{quiet: 50 * time.Millisecond, gap: 3 * time.Second},
-		poll:    time.Second, share: 200, observer: o, check: o.check, force: true, processor: threadTime,
+		settler: settler{quiet: 50 * time.Millisecond, fewerFiles: 3 * time.Second},
+		poll:    time.Second, share: 200, checker: o, check: o.check, force: true, processor: threadTime,
 	}
 }
 
 // run waits for events and for the next poll, and checks the path.
 func (f *follower) run(ctx context.Context) {
 	for {
-		events := f.observer.events
+		events := f.checker.events
 		if !time.Now().Before(f.next) {
 			events = nil // a check is due; until then, the kernel merges or drops events
 		}
 		select {
 		case <-ctx.Done():
-			f.observer.close()
+			f.checker.close()
 			return
-		case <-f.observer.requests:
+		case <-f.checker.requests:
 			f.force = true
 			f.next = time.Now()
 		case e := <-events:
-			f.event(e)
+			f.handleEvent(e)
 		case <-time.After(max(time.Until(f.next), time.Until(f.resume))):
-			f.due()
+			f.checkNow()
 		}
 	}
 }
@@ -97,7 +97,7 @@ func (f *follower) run(ctx context.Context) {
 // event handles an event. The next check finds out what has changed, except for a second
 // write within a tick of the kernel's clock, and whether a file was renamed over another
 // one or created after that was removed.
-func (f *follower) event(e fsnotify.Event) {
+func (f *follower) handleEvent(e fsnotify.Event) {
 	for _, entry := range f.settled.files {
 		if entry.path == filepath.Clean(e.Name) {
 			f.force = true
@@ -108,12 +108,12 @@ func (f *follower) event(e fsnotify.Event) {
 }
 
 // due checks the path, and delivers the content if it has settled.
-func (f *follower) due() {
+func (f *follower) checkNow() {
 	begin := time.Now()
-	for range cap(f.observer.events) {
+	for range cap(f.checker.events) {
 		select {
-		case e := <-f.observer.events:
-			f.event(e)
+		case e := <-f.checker.events:
+			f.handleEvent(e)
 		default:
 		}
 	}

@@ -119,7 +119,7 @@ func text(networks []netip.Prefix) string {
 func ruleset(networks []netip.Prefix, mode nft.Mode) nft.Ruleset {
 	c := listConfig(networks)
 	if mode == nft.ModeIPTables {
-		return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: "IP-MASQ-AGENT"}})
+		return nft.Compile(c, nft.Options{Layout: xtables.Layout{ChainName: "IP-MASQ-AGENT"}})
 	}
 	return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true})
 }

@@ -102,11 +102,11 @@ func startAgent(ctx context.Context, o cli.Options, k *kernel.Kernel, log *zap.L
 	observe(loop)
 	var parts sync.WaitGroup
 	if o.HTTPAddress != "" {
-		served := agent.Serve(ctx, agent.OnTCP, o.HTTPAddress, loop.Handler(), log)
+		served := agent.Serve(ctx, agent.ListenTCP, o.HTTPAddress, loop.Handler(), log)
 		parts.Go(func() { <-served })
 	}
 	if o.ProbeSocket != "" {
-		served := agent.Serve(ctx, agent.OnSocket, o.ProbeSocket, loop.SocketHandler(), log)
+		served := agent.Serve(ctx, agent.ListenSocket, o.ProbeSocket, loop.SocketHandler(), log)
 		parts.Go(func() { <-served })
 	}
 	parts.Go(func() { loop.Run(ctx) })

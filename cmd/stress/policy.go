@@ -87,7 +87,7 @@ func policiesWith(n int, keys [2][]string) (both [2]policy) {
 					Layout: native.Layout{}, RandomFully: true,
 					Marks: []nft.Mark{{Value: 0x4000, Mask: 0x4000}, {Value: 0x2000, Mask: 0x2000}},
 				}).WithAddresses(cases.Addrs(floating...)),
-			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}),
+			nft.ModeIPTables: nft.Compile(c, nft.Options{Layout: xtables.Layout{ChainName: chain}}),
 		}}
 	}
 	return both

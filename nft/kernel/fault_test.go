@@ -215,7 +215,7 @@ func transitions() []transition {
 	}
 	xt := func(c config.Config) *nft.Ruleset { return new(xtOf(c)) }
 	nfPorts := new(nft.Compile(policies, nft.Options{Layout: native.Layout{}, Ports: ports}))
-	xtPorts := new(nft.Compile(policies, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}, Ports: ports}))
+	xtPorts := new(nft.Compile(policies, nft.Options{Layout: xtables.Layout{ChainName: cases.DefaultChain}, Ports: ports}))
 	return []transition{
 		{"first installation", nil, nf(small), "none"},
 		{"change", nf(small), nf(policies), ""},

@@ -32,7 +32,7 @@ func TestReloadsCauseNoWrongSource(t *testing.T) {
 		return nft.Compile(c, nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: ports})
 	}
 	ports := nft.PortRange{Min: 1024, Max: 65535}
-	layout := xtables.Layout{Name: cases.DefaultChain}
+	layout := xtables.Layout{ChainName: cases.DefaultChain}
 	xtPorts := nft.Compile(whole, nft.Options{Layout: layout, Ports: []nft.PortRange{ports}})
 	tests := []struct {
 		name     string

@@ -147,7 +147,7 @@ func TestChangeThatNeverComesThroughIsNotCalledARejection(t *testing.T) {
 			before, after := neighborConfigs(tt.mode, 10)
 			apply(t, open(t, ns), before, nft.Contents)
 			if tt.mode == nft.ModeIPTables { // then the jump to the old chain is deleted
-				after.Layout = xtables.Layout{Name: "ANOTHER"}
+				after.Layout = xtables.Layout{ChainName: "ANOTHER"}
 				after.Tables = after.Layout.Compile(after.Policy, after.Hash())
 			}
 			commit := commits(t, ns)

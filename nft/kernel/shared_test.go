@@ -32,7 +32,7 @@ func iptables(t testing.TB, ns *nfttest.NS, f nfnetlink.Family, args ...string) 
 
 // xtOf compiles for mode iptables-nft.
 func xtOf(c config.Config) nft.Ruleset {
-	return nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: cases.DefaultChain}})
+	return nft.Compile(c, nft.Options{Layout: xtables.Layout{ChainName: cases.DefaultChain}})
 }
 
 // A ruleset that was saved and is loaded again, by iptables or by nft, is replaced by our rules. Those of others stay.
@@ -312,7 +312,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft", "iptables-nft-restore")
 	ofChain := func(name string) nft.Ruleset {
-		return nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{Name: name}})
+		return nft.Compile(config.Config{MasqLinkLocal: true}, nft.Options{Layout: xtables.Layout{ChainName: name}})
 	}
 	wants := map[string]nft.Ruleset{
 		"(plain)":  ofChain("OTHER-NAME"),
@@ -320,7 +320,7 @@ func TestWhatIsNotWantedIsRemoved(t *testing.T) {
 	}
 	c := config.Config{EnableIPv6: true, MasqLinkLocal: true, MasqLinkLocalIPv6: true}
 	full := nft.Compile(c, nft.Options{
-		Layout: xtables.Layout{Name: "A"}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}},
+		Layout: xtables.Layout{ChainName: "A"}, Ports: []nft.PortRange{{Min: 1024, Max: 2047}},
 	})
 	for _, tt := range script.Read(t, "testdata/removed.txt") {
 		t.Run(tt.Name, func(t *testing.T) {
@@ -533,7 +533,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-save")
 	defaults, only10 := config.Default(config.Defaults{}), config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
 	six := config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}
-	masqLinkLocal, ours := only10, xtables.Layout{Name: cases.DefaultChain}
+	masqLinkLocal, ours := only10, xtables.Layout{ChainName: cases.DefaultChain}
 	masqLinkLocal.MasqLinkLocal = true
 	ports := []nft.PortRange{{Min: 1024, Max: 29999}, {Min: 32768, Max: 65535}}
 	for _, tt := range []struct {
@@ -546,7 +546,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 		{"masq-link-local", masqLinkLocal, nft.Options{Layout: ours}},
 		{"random-fully", defaults, nft.Options{Layout: ours, RandomFully: true}},
 		{"to-ports", defaults, nft.Options{Layout: ours, Ports: ports}},
-		{"non-masquerade-daemon", defaults, nft.Options{Layout: xtables.Layout{Name: "NON-MASQUERADE-DAEMON"}}},
+		{"non-masquerade-daemon", defaults, nft.Options{Layout: xtables.Layout{ChainName: "NON-MASQUERADE-DAEMON"}}},
 		{"ipv6", six, nft.Options{Layout: ours}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

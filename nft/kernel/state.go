@@ -108,7 +108,7 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 	}
 	for _, l := range s.leftover {
 		if l.Ours && l.Reached() {
-			return nft.Installed{Layout: xtables.Layout{Name: l.Name}, Hash: l.Hash}, true
+			return nft.Installed{Layout: xtables.Layout{ChainName: l.Name}, Hash: l.Hash}, true
 		}
 	}
 	return nft.Installed{}, false

@@ -265,7 +265,7 @@ func TestOlderAgentThatRewritesOurChainIsReplaced(t *testing.T) {
 	nfttest.Require(t, "iptables-nft-restore")
 	ns, agent := nfttest.NewNS(t, "node"), loadOlder(t, "ip-masq-agent-v2.0.0")
 	agent.config.EnableIPv6 = false
-	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
+	want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{ChainName: agent.chain}})
 	k := open(t, ns)
 	apply(t, k, want, nft.Contents)
 	if installed, err := k.Removable(t.Context(), Ours); err != nil || len(installed) != 1 {
@@ -299,7 +299,7 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		agent.withIPv6()
 		agent.install(t, ns, nil)
 		agent.config.EnableIPv6 = false
-		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{Name: agent.chain}})
+		want := nft.Compile(agent.config, nft.Options{Layout: xtables.Layout{ChainName: agent.chain}})
 		k := open(t, ns)
 		six := nfttest.Save(t, ns, "ip6tables-nft-save", "nat")
 		apply(t, k, want, nft.WithLeftovers)

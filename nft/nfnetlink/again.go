@@ -15,15 +15,15 @@ import (
 // packets see is as before; nothing is wrong with the rules.
 var ErrBusy = errors.New("other programs keep changing what is read")
 
-// A task is repeated while other programs write, for so long, but at least so often.
+// A task is repeated for patience, while other programs write, but at least for so many attempts.
 const (
 	patience = 3 * time.Second
 	attempts = 5
 )
 
-// Again repeats a task until it succeeds, or fails for another reason than that another
-// program wrote at the same time, or with [ErrBusy] after too long. Two agents would disrupt
-// each other forever if they did not wait for different times.
+// Again repeats a task while it fails because another program wrote at the same time, and returns its other errors. After
+// a few seconds the error is [ErrBusy], and once ctx is done that of ctx. The pauses are random: otherwise two agents
+// could disturb each other forever.
 func Again(ctx context.Context, do func() error) error {
 	start := time.Now()
 	for n := 1; ; n++ {
@@ -42,9 +42,9 @@ func Again(ctx context.Context, do func() error) error {
 	}
 }
 
-// overtaken reports whether another program changed something between reading and
-// writing, or whether the outcome is unknown: then read again. While reading, a listed
-// object may be gone.
+// overtaken reports whether another program changed something between reading and writing, or the outcome is unknown. An
+// object that was listed may be gone when it is read: that is another program's doing, but not if a transaction names
+// something that does not exist.
 func overtaken(err error) bool {
 	return IsAny(err, ErrReadAgain, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
 		IsNotExist(err) && !errors.As(err, new(*RejectedError))

@@ -19,7 +19,7 @@ type Batch struct {
 	Handles map[string]uint64
 	// Generation is the one that the kernel reports right after the batch was committed.
 	Generation    uint32
-	deleted       map[ruleID]bool // what the batch has deleted, and does not delete again
+	deleted       map[ruleID]bool // what the batch has deleted: it does not do so again
 	preconditions []Precondition  // see [Batch.Require]
 }
 
@@ -32,8 +32,9 @@ type ruleID struct {
 // Len returns the number of messages.
 func (b *Batch) Len() int { return len(b.msgs) }
 
-// Changes reports whether the batch surely changes something. What it creates may exist by then, and a transaction that
-// changes nothing does not raise the generation.
+// Changes reports whether the batch surely changes something: a transaction that changes nothing does not raise the
+// generation. What the batch creates may exist by then, unless it is a rule or an element, and a chain that is flushed
+// (NFT_MSG_DELRULE) may be empty.
 func (b *Batch) Changes() bool {
 	for _, m := range b.msgs {
 		switch uint16(m.Header.Type & 0xff) {
@@ -100,11 +101,12 @@ func (b *Batch) DelEmptyTable(t Table) {
 
 // A Precondition is what a batch relies on, such as that a handle is still that of the rule that was read.
 type Precondition interface {
-	// Check returns [ErrReadAgain] if it does not hold any more.
+	// Check returns [ErrReadAgain] if the precondition does not hold any more.
 	Check(c *Conn) error
 }
 
-// Require makes the batch right at any generation at which a condition holds. [Conn.Commit] checks it.
+// Require adds a precondition. [Conn.Commit] checks all of them just before it sends the batch, and the kernel rejects
+// the batch if anybody commits in between.
 func (b *Batch) Require(x Precondition) { b.preconditions = append(b.preconditions, x) }
 
 // AddChain creates a chain. An existing chain of that name must have the same
@@ -123,15 +125,16 @@ func (b *Batch) AddChain(c Chain) {
 	delete(b.deleted, ruleID{c.ID(), 0})
 }
 
-// DelChain deletes a chain, once. If it has rules then, or something refers to it, the kernel rejects
-// the transaction. It drops all packets in the queues (nfqueue) of the network namespace if it has a hook.
+// DelChain deletes a chain; a second call for it does nothing. If the chain has rules then, or something refers to it, the
+// kernel rejects the transaction. If it has a hook, the kernel drops all packets in the queues (nfqueue) of the network
+// namespace.
 func (b *Batch) DelChain(c ChainID) {
 	if b.markDeleted(ruleID{c, 0}) {
 		b.add(c.Family, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))
 	}
 }
 
-// markDeleted notes that something is deleted, and reports whether it was not before.
+// markDeleted records a deletion, and returns false if the batch already has it.
 func (b *Batch) markDeleted(id ruleID) bool {
 	if b.deleted[id] {
 		return false
@@ -164,7 +167,7 @@ func ruleAttrs(r Rule) Attrs {
 	return a
 }
 
-// DelRule deletes the rule with the same handle, once.
+// DelRule deletes the rule with the same handle; a second call for it does nothing.
 func (b *Batch) DelRule(r Rule) {
 	if !b.markDeleted(ruleID{ChainID{Family: r.Family, Table: r.Table, Name: r.Chain}, r.Handle}) {
 		return
@@ -205,7 +208,7 @@ func (b *Batch) AddSet(s Set) {
 	b.add(s.Family, unix.NFT_MSG_NEWSET, netlink.Create|netlink.Echo, a)
 }
 
-// recordHandle records the handle of a table or set that the kernel echoes.
+// recordHandle records the handle of a table or set that the kernel echoes. Other messages have none.
 func (b *Batch) recordHandle(m netlink.Message) {
 	if len(m.Data) < headerLen {
 		return
@@ -213,13 +216,12 @@ func (b *Batch) recordHandle(m netlink.Message) {
 	if b.Handles == nil {
 		b.Handles = map[string]uint64{}
 	}
-	switch family, a := Family(m.Data[0]), Attrs(m.Data[4:]); m.Header.Type {
+	a := Attrs(m.Data[headerLen:])
+	switch m.Header.Type {
 	case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE:
-		t := parseTable(family, a)
-		b.Handles[t.Name] = t.Handle
+		b.Handles[a.Str(unix.NFTA_TABLE_NAME)] = a.Uint64(tableHandle)
 	case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSET:
-		s := parseSet(family, a)
-		b.Handles[s.Name] = s.Handle
+		b.Handles[a.Str(unix.NFTA_SET_NAME)] = a.Uint64(setHandle)
 	}
 }
 
@@ -233,10 +235,10 @@ func (b *Batch) DelSet(family Family, table, set string) {
 // attribute: an IPv6 prefix takes 64 bytes.
 const elementsPerMessage = 1000
 
-// AddElements adds prefixes, which must not overlap, to an interval set.
+// AddElements adds prefixes to an interval set. The kernel rejects those that overlap, also with elements of the set.
 func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
 	for chunk := range slices.Chunk(prefixes, elementsPerMessage) {
-		size := 2 * (16 + chunk[0].Addr().BitLen()/8) // of two elements: a bound and its headers
+		size := 2 * (16 + chunk[0].Addr().BitLen()/8) // two bounds with their headers, in bytes
 		a := slices.Grow(in(table, unix.NFTA_SET_ELEM_LIST_SET, set), len(chunk)*size)
 		a.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 			for _, p := range chunk {
@@ -253,8 +255,8 @@ func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.P
 	}
 }
 
-// A Mapping is an element of a map: of an address to another one or, in a verdict map, to a
-// chain to which its packets jump.
+// A Mapping is an element of a map: from an address to another one or, in a verdict map, to the chain to which packets
+// jump.
 type Mapping struct {
 	Key, Value netip.Addr
 	Chain      string
@@ -268,7 +270,7 @@ func (m Mapping) String() string {
 	return m.Key.String() + " : " + m.Value.String()
 }
 
-// AddMappings adds elements to a map.
+// AddMappings adds elements to a map, which must not have their keys yet.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
 	for chunk := range slices.Chunk(mappings, elementsPerMessage/2) { // they have a value, too
 		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)

@@ -49,13 +49,12 @@ func New(dial func() (*netlink.Conn, error)) *Conn {
 	return &Conn{&socket{dial: dial}, context.Background()}
 }
 
-// In returns the same connection for reads that end, with the error of the context, soon
-// after the context does: before the next object of a list. A list of which the rest is
-// not read closes the socket.
+// In returns the same connection for reads that end soon after the context does, with its error: before the next object
+// of a list. If a list was not read to its end, the socket is closed.
 func (c *Conn) In(ctx context.Context) *Conn { return &Conn{c.socket, ctx} }
 
-// Another returns a second connection to the same namespace, for requests that
-// must not wait for those of c.
+// Another returns a connection by the same dialer, for requests that must not wait for those of c. Its socket is opened
+// by its first request.
 func (c *Conn) Another() *Conn { return New(c.dial) }
 
 // Settle waits until other programs' transactions that have begun are finished or aborted, and the kernel has
@@ -107,8 +106,7 @@ func dial() (*netlink.Conn, error) {
 // is longer than the dump of any set takes.
 const answerTimeout = 5 * time.Minute
 
-// bounded sets a deadline for the replies to the last message sent. The
-// connection of a test may not support deadlines.
+// bounded sets a deadline for the replies to the next message. The connection of a test may not support deadlines.
 func bounded(nl *netlink.Conn) *netlink.Conn {
 	_ = nl.SetReadDeadline(time.Now().Add(answerTimeout))
 	return nl
@@ -139,10 +137,11 @@ func (s *socket) Close() error {
 	return nl.Close()
 }
 
-// fail drops a socket in which unread replies may be queued.
+// fail closes a socket in which unread replies may be queued. The next request opens another one.
 func (s *socket) fail() { _ = s.Close() }
 
-// ErrReadAgain reports that a list is perhaps incomplete.
+// ErrReadAgain means that what was read does not hold any more, or that a list is perhaps incomplete: read again, then
+// decide again. [Again] does so.
 var ErrReadAgain = errors.New("what was read changed meanwhile")
 
 // Generation returns the number that the kernel increments with each transaction
@@ -168,11 +167,11 @@ func generationOf(m netlink.Message) uint32 {
 }
 
 // Commit sends the batch as one transaction, which the kernel accepts or rejects as a whole. If the batch has
-// conditions, they hold when it takes effect: they are checked right before, and the kernel rejects it with ERESTART
-// if the ruleset has another generation by then.
+// preconditions, they hold when it takes effect: they are checked just before, and the kernel rejects the batch if
+// anybody has committed in between. Then both are repeated for a few seconds, after which the error is ERESTART.
 //
-// The error wraps the kernel's errno (errors.Is) and names the message that was
-// rejected. After ENOBUFS it is unknown whether the transaction took effect.
+// The error wraps the kernel's errno (errors.Is) and names the message that was rejected. After ENOBUFS it is unknown
+// whether the transaction took effect.
 func (c *Conn) Commit(b *Batch) error {
 	if b.Len() == 0 {
 		return nil
@@ -187,16 +186,18 @@ func (c *Conn) Commit(b *Batch) error {
 			return err
 		}
 		err = c.transact(b, generation)
-		var rejected *RejectedError // otherwise it may have taken effect
-		disturbed := errors.As(err, &rejected) && errors.Is(rejected, unix.ERESTART)
-		if !disturbed || n >= attempts && time.Since(start) > patience {
+		var rejected *RejectedError // otherwise the batch may have taken effect
+		if !errors.As(err, &rejected) || !errors.Is(rejected, unix.ERESTART) {
+			return err
+		}
+		if n >= attempts && time.Since(start) > patience {
 			return err
 		}
 	}
 }
 
-// check returns a generation at which conditions hold.
-func (c *Conn) check(conditions []Precondition) (generation uint32, err error) {
+// check returns a generation at which preconditions hold.
+func (c *Conn) check(preconditions []Precondition) (generation uint32, err error) {
 	generation, err = c.Generation()
 	if err != nil {
 		return 0, err
@@ -204,7 +205,7 @@ func (c *Conn) check(conditions []Precondition) (generation uint32, err error) {
 	if err := c.AwaitCommit(); err != nil {
 		return 0, err
 	}
-	for _, x := range conditions {
+	for _, x := range preconditions {
 		if err := x.Check(c); err != nil {
 			return 0, err
 		}
@@ -212,8 +213,8 @@ func (c *Conn) check(conditions []Precondition) (generation uint32, err error) {
 	return generation, nil
 }
 
-// AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its
-// generation can be read a moment before (nf_tables_commit). An empty transaction has to wait for its turn.
+// AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its generation can
+// be read a moment before (nf_tables_commit). It sends an empty transaction, which has to wait for its turn.
 func (c *Conn) AwaitCommit() error {
 	err := c.transact(&Batch{}, 0)
 	if errors.As(err, new(*RejectedError)) && !errors.Is(err, unix.ENOMEM) {
@@ -222,6 +223,7 @@ func (c *Conn) AwaitCommit() error {
 	return err
 }
 
+// transact sends a batch which the kernel rejects at another generation, or at none if that is 0.
 func (c *Conn) transact(b *Batch, generation uint32) error {
 	c.requests.Lock()
 	defer c.requests.Unlock()
@@ -230,7 +232,7 @@ func (c *Conn) transact(b *Batch, generation uint32) error {
 		return err
 	}
 	msgs := envelope(b, generation)
-	// Without the privilege this fails, and then so does a batch that is too large.
+	// This needs CAP_NET_ADMIN in the initial user namespace. Without it, a batch that is too large is not sent.
 	if n := size(msgs); n > sendBuffer {
 		_ = nl.SetWriteBuffer(n)
 	}
@@ -254,8 +256,9 @@ func unsent(err error) error {
 	return err
 }
 
+// envelope returns the messages of a transaction: those of the batch, between a begin with the generation and an end.
 func envelope(b *Batch, generation uint32) []netlink.Message {
-	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES} // struct nfgenmsg, res_id big-endian
 	begin := Attrs(head)
 	if generation != 0 {
 		begin.AddUint32(unix.NFNL_BATCH_GENID, generation)
@@ -399,12 +402,13 @@ func (c *Conn) Exchange(m netlink.Message, do func(netlink.Message) error) error
 			return err
 		}
 		if m.Header.Flags&netlink.Dump == 0 {
-			// ctnetlink marks single replies as multipart: the iterator would wait for their end.
+			// The iterator discards the rest of a multipart reply, and ctnetlink marks also single messages as that,
+			// without ever sending the end. A deadline that has passed makes the iterator return.
 			_ = nl.SetReadDeadline(time.Unix(1, 0))
 			return nil
 		}
 		interrupted = interrupted || reply.Header.Flags&netlink.DumpInterrupted != 0
-		if time.Since(begun) > answerTimeout/2 { // do may be slow; a deadline costs more than most messages
+		if time.Since(begun) > answerTimeout/2 { // do may be slow; not each time, because a deadline costs more than do
 			begun = time.Now()
 			bounded(nl)
 		}

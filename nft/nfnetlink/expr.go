@@ -115,8 +115,7 @@ func (e Expr) JumpsByMap() bool {
 		e.Uint32(unix.NFTA_LOOKUP_DREG) == unix.NFT_REG_VERDICT
 }
 
-// Set returns the name of the set or map that the expression asks, adds to, or takes an
-// object from; "" if there is none.
+// Set returns the name of the set or map that the expression refers to, see [Rule.Sets]; "" if there is none.
 func (e Expr) Set() string {
 	switch e.Name {
 	case "lookup", "dynset":
@@ -127,7 +126,7 @@ func (e Expr) Set() string {
 	return ""
 }
 
-// WithSet returns an expression that asks a set, or adds to it, with another set.
+// WithSet returns the expression, which looks in a set or adds to it, with another set.
 func (e Expr) WithSet(name string) Expr {
 	changed := Expr{Name: e.Name}
 	for typ, data := range e.All() {

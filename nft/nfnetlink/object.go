@@ -15,7 +15,7 @@ const (
 	Inet Family = unix.NFPROTO_INET
 	IPv4 Family = unix.NFPROTO_IPV4
 	IPv6 Family = unix.NFPROTO_IPV6
-	// AnyFamily is all of them, and others, in requests that list.
+	// AnyFamily lists the objects of all families, in requests.
 	AnyFamily Family = unix.NFPROTO_UNSPEC
 )
 
@@ -113,8 +113,8 @@ type Set struct {
 	DataLen  uint32
 	Size     uint32 // the most elements that it can have, 0: any number
 	UserData []byte
-	// Special lists the attributes (NFTA_SET_…) by which the kernel's set differs
-	// from a plain one: a timeout, another policy, stateful expressions.
+	// Special lists the types of the attributes (NFTA_SET_…) that a plain set does not have: a timeout, another policy,
+	// stateful expressions.
 	Special []uint16
 	Handle  uint64 // unique in the table; 0 if it is to be created
 	Count   uint32 // the number of intervals

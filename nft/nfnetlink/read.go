@@ -25,7 +25,7 @@ func dump[T any](c *Conn, kind string, family Family, msg uint16, a Attrs, parse
 // ErrEnough ends a list without an error, if it is returned for one of its objects.
 var ErrEnough = errors.New("enough was read")
 
-// walk requests an object or, by the flag, all objects of a kind, and calls fn for each.
+// walk requests an object or, with the flag Dump, all objects of a kind, and calls fn for each.
 func (c *Conn) walk(flags netlink.HeaderFlags, family Family, msg uint16, a Attrs, fn func(Family, Attrs) error) error {
 	err := c.Exchange(message(family, msg, flags, a), func(m netlink.Message) error {
 		return fn(Family(m.Data[0]), m.Data[headerLen:])
@@ -171,7 +171,7 @@ func parseSet(f Family, a Attrs) Set {
 		Flags: a.Uint32(unix.NFTA_SET_FLAGS), UserData: a.Attr(unix.NFTA_SET_USERDATA),
 		KeyType: a.Uint32(unix.NFTA_SET_KEY_TYPE), KeyLen: a.Uint32(unix.NFTA_SET_KEY_LEN),
 		DataType: a.Uint32(unix.NFTA_SET_DATA_TYPE), DataLen: a.Uint32(unix.NFTA_SET_DATA_LEN),
-		// of a concatenation it also has the lengths of the fields
+		// of a concatenation, the description also has the lengths of the fields
 		Size:  a.Attr(unix.NFTA_SET_DESC).Uint32(unix.NFTA_SET_DESC_SIZE),
 		Count: a.Uint32(setCount),
 	}
@@ -204,12 +204,12 @@ func (c *Conn) EachElement(family Family, table, set string, do func(Element) er
 // An Element is an element of a set or a map.
 type Element struct {
 	Key   []byte // the components of a concatenation are padded to 4 bytes each
-	Last  []byte // of an interval of a concatenation; nil: it is one key
-	End   bool   // it is the bound after an interval
-	Value []byte // of a map, unless it is a verdict map
-	Code  int32  // the verdict
-	Chain string // of a jump or goto
-	// Conditional means that it has a timeout, other state, or the end of an interval of a concatenation.
+	Last  []byte // the end of an interval of a concatenation; nil: the element is one key
+	End   bool   // the key is the first address after an interval
+	Value []byte // what a map has for the key, unless it is a verdict map
+	Code  int32  // the verdict of a verdict map
+	Chain string // the target of a jump or goto
+	// Conditional means that the element has a timeout, other state, or the end of an interval of a concatenation.
 	Conditional bool
 }
 
@@ -243,7 +243,7 @@ func parseElement(b Attrs) (e Element) {
 	return e
 }
 
-// Objects lists the stateful objects of a table. If the table does not exist, it has none, or the error satisfies
+// Objects lists the stateful objects of a table. If the table does not exist, the list is empty, or the error satisfies
 // [IsNotExist].
 func (c *Conn) Objects(family Family, table string) ([]Object, error) {
 	var a Attrs

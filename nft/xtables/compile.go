@@ -14,13 +14,13 @@ import (
 
 // A Layout is mode iptables-nft: rules that iptables lists, in the chain of this
 // name.
-type Layout struct{ Name string }
+type Layout struct{ ChainName string }
 
 // Mode implements [nft.Layout].
 func (Layout) Mode() nft.Mode { return nft.ModeIPTables }
 
 // Chain implements [nft.Layout].
-func (l Layout) Chain() string { return l.Name }
+func (l Layout) Chain() string { return l.ChainName }
 
 // MaxCIDRs is how many entries of a family nonMasqueradeCIDRs may have: each is a
 // rule, which every new connection passes.
@@ -70,13 +70,13 @@ const (
 // ip-masq-agent, and one jump to it.
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	for _, f := range p.Families {
-		c := compiler{family: f, policy: p, chain: l.Name}
-		jump := c.node("-j "+l.Name, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.Name})
+		c := compiler{family: f, policy: p, chain: l.ChainName}
+		jump := c.statement("-j "+l.ChainName, &expr.Verdict{Kind: expr.VerdictJump, Chain: l.ChainName})
 		tables = append(tables, nft.Table{Family: f.NetfilterFamily(), Name: NATTable, Chains: []nft.Chain{
-			{Name: l.Name, Rules: append(c.exempts(), c.masquerades()...)},
+			{Name: l.ChainName, Rules: append(c.exempts(), c.masquerades()...)},
 			{
 				Name: Postrouting, Hook: postroutingHook(),
-				Rules: []nft.Rule{c.rule(commentJump+l.Name+commentJumpEnd, jump)},
+				Rules: []nft.Rule{c.rule(commentJump+l.ChainName+commentJumpEnd, jump)},
 			},
 		}})
 	}
@@ -96,14 +96,14 @@ func (c compiler) rule(comment string, verdict nft.Statement) nft.Rule {
 	if c.chain == "NON-MASQUERADE-DAEMON" {
 		prefix = "non-masquerade-daemon: "
 	}
-	counter := c.node("", &expr.Counter{}) // which iptables adds to every rule
+	counter := c.statement("", &expr.Counter{}) // which iptables adds to every rule
 	return nft.Rule{Statements: []nft.Statement{c.comment(prefix + comment), c.notLocal(), counter, verdict}}
 }
 
 // exempts returns a rule for each entry of nonMasqueradeCIDRs.
 func (c compiler) exempts() []nft.Rule {
 	entries := c.family.List(config.KeyNonMasqueradeCIDRs).Written
-	exempt := c.rule(commentExempt, c.node("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))
+	exempt := c.rule(commentExempt, c.statement("-j RETURN", &expr.Verdict{Kind: expr.VerdictReturn}))
 	rules := make([]nft.Rule, len(entries))
 	for i, entry := range entries {
 		rules[i].Statements = append([]nft.Statement{c.destination(entry.Prefix)}, exempt.Statements...)
@@ -121,7 +121,7 @@ func (c compiler) masquerades() []nft.Rule {
 			if !choice.Last() {
 				r.Statements = slices.Insert(r.Statements, len(r.Statements)-2, c.byChance(choice)) // before the counter
 			}
-			r.Statements = slices.Insert(r.Statements, 0, c.node("-p "+proto.String(), proto.Match()...))
+			r.Statements = slices.Insert(r.Statements, 0, c.statement("-p "+proto.String(), proto.Match()...))
 			rules = append(rules, r)
 		}
 	}
@@ -133,7 +133,7 @@ func (c compiler) masquerades() []nft.Rule {
 // the other family.
 func (l Layout) Text(tables []nft.Table) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", NATTable, l.Name)
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", NATTable, l.ChainName)
 	for _, t := range tables {
 		family := ""
 		if len(tables) > 1 {

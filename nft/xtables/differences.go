@@ -32,7 +32,7 @@ func (t *table) String() string { return fmt.Sprintf("table %s nat", t.want.Fami
 
 // prevented returns what prevents writing.
 func (t *table) prevented() []nft.Difference {
-	if t.hides() {
+	if t.hasUnlistedRules() {
 		err := fmt.Errorf("%s: POSTROUTING has a rule that is too large for the kernel to list (32 KiB), "+
 			"which hides those after it; only flushing the chain removes it", t)
 		return []nft.Difference{{Kind: nft.Prevented, Text: err.Error(), Err: err}}

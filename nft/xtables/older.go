@@ -96,7 +96,7 @@ func findIn(c *nfnetlink.Conn, family nfnetlink.Family, want nft.Ruleset) ([]Old
 		if err != nil {
 			return nil, err
 		}
-		if chain.isAgents() {
+		if chain.belongsToAgent() {
 			found = append(found, chain)
 		}
 	}
@@ -164,7 +164,7 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 
 // isAgents reports whether something of an agent is in the chain, or leads to it. What others refer to stays
 // when it was emptied, and is no agent's then.
-func (l OlderChain) isAgents() bool {
+func (l OlderChain) belongsToAgent() bool {
 	if l.Hook != nil {
 		return false
 	}

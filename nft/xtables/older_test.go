@@ -287,7 +287,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	of := func(chain string) nft.Ruleset {
-		return nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{Name: chain}})
+		return nft.Compile(config.Config{EnableIPv6: true}, nft.Options{Layout: xtables.Layout{ChainName: chain}})
 	}
 	n := modes.New(t, xtables.Read)
 	n.Apply(t, of("IP-MASQ"), nft.Contents)

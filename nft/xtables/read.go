@@ -18,12 +18,12 @@ type State struct {
 // A table is a shared table as the kernel has it: what of it is ours, or leads to it.
 type table struct {
 	nfnetlink.Table
-	want   nft.Table // what of it is to be ours
-	exists bool
-	post   *nfnetlink.Chain // POSTROUTING, nil if there is none
-	jumps  []nfnetlink.Rule // of POSTROUTING, to our chain
-	others int              // the number of its other rules
-	chain  *chain           // nil if there is none
+	want       nft.Table // what of it is to be ours
+	exists     bool
+	post       *nfnetlink.Chain // POSTROUTING, nil if there is none
+	jumps      []nfnetlink.Rule // of POSTROUTING, to our chain
+	otherRules int              // the number of its other rules
+	chain      *chain           // nil if there is none
 }
 
 // A chain is what has our chain's name in a shared table.
@@ -91,14 +91,16 @@ func (s *State) readPostrouting(c *nfnetlink.Conn, t *table) error {
 		if s.leads(r) {
 			t.jumps = append(t.jumps, r)
 		} else {
-			t.others++
+			t.otherRules++
 		}
 		return nil
 	})
 }
 
 // hides reports whether POSTROUTING has rules that the kernel did not list.
-func (t *table) hides() bool { return t.post != nil && len(t.jumps)+t.others < int(t.post.Use) }
+func (t *table) hasUnlistedRules() bool {
+	return t.post != nil && len(t.jumps)+t.otherRules < int(t.post.Use)
+}
 
 // readChain reads our chain, but not many more rules than are wanted.
 func (s *State) readChain(c *nfnetlink.Conn, t *table) error {
@@ -134,7 +136,7 @@ func (s *State) readChain(c *nfnetlink.Conn, t *table) error {
 func (s *State) Installed() (nft.Installed, bool) {
 	for _, t := range s.tables {
 		if t.chain != nil && t.chain.signed && len(t.jumps) > 0 {
-			return nft.Installed{Layout: Layout{Name: s.name}, Hash: t.chain.hash}, true
+			return nft.Installed{Layout: Layout{ChainName: s.name}, Hash: t.chain.hash}, true
 		}
 	}
 	return nft.Installed{}, false

@@ -19,7 +19,7 @@ import (
 // node returns a node of mode iptables-nft: it has the bytes that iptables-nft 1.8.9 writes
 // and the text that iptables-save prints. iptables-nft calls a table with anything else
 // incompatible.
-func (c compiler) node(text string, exprs ...expr.Any) nft.Statement {
+func (c compiler) statement(text string, exprs ...expr.Any) nft.Statement {
 	return nft.Statement{Text: text, Exprs: nfnetlink.Marshal(c.family.NetfilterFamily(), exprs...)}
 }
 
@@ -28,7 +28,7 @@ func (c compiler) node(text string, exprs ...expr.Any) nft.Statement {
 func (c compiler) destination(p netip.Prefix) nft.Statement {
 	bits := p.Bits()
 	if bits == 0 {
-		return c.node("")
+		return c.statement("")
 	}
 	address := p.Masked().Addr().AsSlice()
 	text := "-d " + p.String()
@@ -37,24 +37,24 @@ func (c compiler) destination(p netip.Prefix) nft.Statement {
 	if bits%8 == 0 {
 		load.Len = uint32(bits / 8)
 		compare.Data = address[:load.Len]
-		return c.node(text, load, compare)
+		return c.statement(text, load, compare)
 	}
 	mask := &expr.Bitwise{
 		SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: load.Len,
 		Mask: net.CIDRMask(bits, len(address)*8), Xor: make([]byte, len(address)),
 	}
-	return c.node(text, load, mask, compare)
+	return c.statement(text, load, mask, compare)
 }
 
 func (c compiler) comment(text string) nft.Statement {
 	info := xt.Comment(text)
-	return c.node("-m comment --comment "+strconv.Quote(text), &expr.Match{Name: "comment", Info: &info})
+	return c.statement("-m comment --comment "+strconv.Quote(text), &expr.Match{Name: "comment", Info: &info})
 }
 
 // notLocal matches packets to addresses other than this node's.
 func (c compiler) notLocal() nft.Statement {
 	const invertDest = 2 // XT_ADDRTYPE_INVERT_DEST
-	return c.node("-m addrtype ! --dst-type LOCAL", &expr.Match{
+	return c.statement("-m addrtype ! --dst-type LOCAL", &expr.Match{
 		Name: "addrtype", Rev: 1,
 		Info: &xt.AddrTypeV1{Dest: uint16(xt.AddrTypeLocal), Flags: invertDest},
 	})
@@ -69,7 +69,7 @@ func (c compiler) byChance(choice nft.PortChoice) nft.Statement {
 	info := make(xt.Unknown, 24)
 	binary.NativeEndian.PutUint32(info[4:], uint32(probability))
 	binary.NativeEndian.PutUint32(info[12:], uint32(probability))
-	return c.node(fmt.Sprintf("-m statistic --mode random --probability %.11f", probability/math.Exp2(31)),
+	return c.statement(fmt.Sprintf("-m statistic --mode random --probability %.11f", probability/math.Exp2(31)),
 		&expr.Match{Name: "statistic", Info: &info})
 }
 
@@ -88,9 +88,9 @@ func (c compiler) masquerade(ports *nft.PortRange) nft.Statement {
 		info.Flags |= uint(xt.NatRangeProtoRandomFully)
 	}
 	if c.family.IPv6 {
-		return c.node(text, &expr.Target{Name: "MASQUERADE", Info: &info})
+		return c.statement(text, &expr.Target{Name: "MASQUERADE", Info: &info})
 	}
 	info.MinIP = net.IPv4zero
 	info.MaxIP = net.IPv4zero
-	return c.node(text, &expr.Target{Name: "MASQUERADE", Info: &xt.NatIPv4MultiRangeCompat{xt.NatIPv4Range(info)}})
+	return c.statement(text, &expr.Target{Name: "MASQUERADE", Info: &xt.NatIPv4MultiRangeCompat{xt.NatIPv4Range(info)}})
 }

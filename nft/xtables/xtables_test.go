@@ -114,7 +114,7 @@ func wanted(chain string, change func(*config.Config)) nft.Ruleset {
 	if change != nil {
 		change(&c)
 	}
-	o := nft.Options{Layout: xtables.Layout{Name: chain}}
+	o := nft.Options{Layout: xtables.Layout{ChainName: chain}}
 	if chain == "A" {
 		o.Ports = []nft.PortRange{{Min: 1024, Max: 2047}}
 	}
@@ -365,7 +365,7 @@ func TestViewHasARuleForEachEntryOfTheFile(t *testing.T) {
 	} {
 		for _, list := range lists {
 			c := config.Config{NonMasqueradeCIDRs: cases.CIDRs(list...)}
-			text := nft.Compile(c, nft.Options{Layout: xtables.Layout{Name: chain}}).String()
+			text := nft.Compile(c, nft.Options{Layout: xtables.Layout{ChainName: chain}}).String()
 			var got []string
 			for _, m := range regexp.MustCompile(`(?m)^-A `+chain+` (?:-d (\S+) )?-m comment --comment "`+agent+`: (\S+)`).
 				FindAllStringSubmatch(text, -1) {

@@ -236,7 +236,7 @@ func Marks() []nft.Mark {
 // Layout returns the layout of a mode. The chain is used by those that have one.
 func Layout(m nft.Mode, chain string) nft.Layout {
 	if m == nft.ModeIPTables {
-		return xtables.Layout{Name: chain}
+		return xtables.Layout{ChainName: chain}
 	}
 	return native.Layout{}
 }

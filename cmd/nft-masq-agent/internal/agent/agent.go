@@ -73,7 +73,7 @@ type Agent struct {
 	log      *zap.SugaredLogger
 	metrics  *metrics
 
-	state     atomic.Pointer[view]      // for probes, metrics and commands
+	latest    atomic.Pointer[view]      // for probes, metrics and commands
 	published atomic.Pointer[published] // for observers, after the log
 	busySince atomic.Int64              // in ns since 1970; 0: the loop waits, -1: it has ended
 
@@ -97,7 +97,7 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 		in: in, kernel: k, settings: s, log: log.Sugar(),
 		schedule: newSchedule(config.Default(s.Defaults).ResyncInterval),
 	}
-	a.state.Store(&view{})
+	a.latest.Store(&view{})
 	a.published.Store(&published{outdated: make(chan struct{})})
 	a.second = &second{Agent: a}
 	a.observers = []Observer{a.second}
@@ -125,7 +125,7 @@ type event struct {
 	depth  nft.Depth    // what to compare
 }
 
-func (e event) full() bool { return e.reason == onResync || e.reason == onHangup }
+func (e event) listsAddresses() bool { return e.reason == onResync || e.reason == onHangup }
 
 // checks reports whether the kernel is compared even with an unchanged policy.
 func (e event) checks() bool { return e.files == nil && e.moved == nil }
@@ -154,7 +154,7 @@ func (a *Agent) Run(ctx context.Context) {
 // wait returns the next event, or false if ctx is done.
 func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 	if v.attempt.reason == onDrift && v.attempt.depth == nft.Frame {
-		if e, due := a.compareElements(v, a.schedule.rules.seen); due {
+		if e, due := a.dueElements(v, a.schedule.rules.seen); due {
 			return e, true
 		}
 	}
@@ -180,7 +180,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 			}
 			return event{reason: onResync, depth: a.resyncDepth()}, true
 		case <-a.schedule.ticker.C:
-			if e, due := a.compare(v); due {
+			if e, due := a.dueCheck(v); due {
 				return e, true
 			}
 		}
@@ -233,12 +233,12 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 	v.attempt.cost = a.schedule.cost(spent, a.in.Processor())
 	a.plan(&v, previous, depth)
 	// First the state, then the log: a reader of the line finds us ready.
-	a.state.Store(&v)
+	a.latest.Store(&v)
 	a.metrics.count(v)
 	for _, l := range a.report(previous, v) {
 		a.log.Logw(l.level, l.text, l.fields...)
 	}
-	quiet := v.attempt.changed == nothing && v.failure == nil && previous.failure == nil
+	quiet := v.attempt.cause == noCause && v.failure == nil && previous.failure == nil
 	if e.reason == onDrift && depth == nft.Frame && quiet {
 		return v // observers are not woken up for nothing, four times a second next to a program that commits
 	}
@@ -321,7 +321,7 @@ func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 	if v.policy.want == nil || !v.policy.want.Policy.HasSNAT() {
 		return nil
 	}
-	if a.moves == nil || e.full() {
+	if a.moves == nil || e.listsAddresses() {
 		listed := time.Now()
 		list, err := a.in.Addresses()
 		if err == nil {
@@ -342,8 +342,8 @@ func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 
 // publish shows a view to probes, metrics, commands and observers.
 func (a *Agent) publish(v view) {
-	a.state.Store(&v)
+	a.latest.Store(&v)
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)
 }
 
-func (a *Agent) current() view { return *a.state.Load() }
+func (a *Agent) current() view { return *a.latest.Load() }

@@ -97,7 +97,7 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 }
 
 // OnTCP listens on HOST:PORT.
-func OnTCP(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+func ListenTCP(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
 // serve serves one listener until it fails or ctx is done.
 func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.Logger) error {
@@ -107,7 +107,7 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	}
 	room := &waitingRoom{}
 	server := &http.Server{
-		Handler:           room.answering(handler),
+		Handler:           room.leaving(handler),
 		ConnContext:       room.enter,
 		ReadHeaderTimeout: readTimeout,
 		ReadTimeout:       readTimeout,
@@ -154,7 +154,7 @@ func (w *waitingRoom) enter(ctx context.Context, c net.Conn) context.Context {
 }
 
 // answering keeps a connection whose request has arrived.
-func (w *waitingRoom) answering(next http.Handler) http.Handler {
+func (w *waitingRoom) leaving(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
 		w.waiting = slices.DeleteFunc(w.waiting, func(c net.Conn) bool { return c == r.Context().Value(connKey{}) })

@@ -212,8 +212,8 @@ func TestSlowRequestDoesNotBlockShutdown(t *testing.T) {
 	})
 }
 
-// logLines is a logger that sends each message to a channel.
-func logLines() (*zap.Logger, <-chan string) {
+// loggedMessages returns a logger that sends each message to a channel.
+func loggedMessages() (*zap.Logger, <-chan string) {
 	lines := make(chan string, 100)
 	return zap.NewNop().WithOptions(zap.WrapCore(func(zapcore.Core) zapcore.Core {
 		return zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), lineWriter(lines),
@@ -238,14 +238,14 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	defer first.Close()
 	address := first.Addr().String()
 	synctest.Test(t, func(t *testing.T) {
-		log, lines := logLines()
+		log, lines := loggedMessages()
 		free := newPipeListener()
 		tries := 0
 		listen := func(address string) (net.Listener, error) {
 			if tries++; tries > 3 {
 				return free, nil
 			}
-			return OnTCP(address)
+			return ListenTCP(address)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := Serve(ctx, listen, address, http.NotFoundHandler(), log)

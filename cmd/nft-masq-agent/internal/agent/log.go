@@ -21,15 +21,15 @@ type logLine struct {
 	fields []any // names and values in turn
 }
 
-// lines collects lines.
-type lines []logLine
+// logLines are the lines of an attempt.
+type logLines []logLine
 
-func (l *lines) add(level zapcore.Level, event, text string, fields ...any) {
+func (l *logLines) add(level zapcore.Level, event, text string, fields ...any) {
 	*l = append(*l, logLine{level, text, append(fields, "event", event)})
 }
 
 // report returns the lines about an attempt: the difference of two views.
-func (a *Agent) report(previous, v view) (l lines) {
+func (a *Agent) report(previous, v view) (l logLines) {
 	if v.attempt.read {
 		a.reportContent(&l, previous, v)
 	}
@@ -56,17 +56,17 @@ func (a *Agent) report(previous, v view) (l lines) {
 	}
 	switch source := previous.policy.source; {
 	case v.attempt.read && v.content.err != nil:
-		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.words(),
+		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.describeEnforced(),
 			"source", string(v.policy.source), "error", v.content.err)
 	case !v.attempt.read && source != v.policy.source && source != "":
-		l.add(zap.WarnLevel, "config_source_changed", "config still rejected; from now on "+v.words(),
+		l.add(zap.WarnLevel, "config_source_changed", "config still rejected; from now on "+v.describeEnforced(),
 			"source", string(v.policy.source), "previous_source", string(source))
 	}
 	return l
 }
 
 // reportContent reports a new content of the config, the first one with the start.
-func (a *Agent) reportContent(l *lines, previous, v view) {
+func (a *Agent) reportContent(l *logLines, previous, v view) {
 	path := a.settings.ConfigPath
 	if !previous.read {
 		message := "starting"
@@ -108,13 +108,13 @@ func (a *Agent) reportContent(l *lines, previous, v view) {
 
 // reportApplied reports that the kernel has the wanted rules: one line for a change, and
 // at level debug if nothing changed.
-func (a *Agent) reportApplied(l *lines, previous, v view, applied kernel.Applied) {
+func (a *Agent) reportApplied(l *logLines, previous, v view, applied kernel.Applied) {
 	if len(applied.Overwritten) > 0 {
 		l.add(zap.WarnLevel, "legacy_rules_replaced",
 			"rules of another agent or version in our chain were replaced: stop any iptables-based agent",
 			"found", applied.Overwritten)
 	}
-	if len(applied.TookOver) > 0 && previous.accepted {
+	if len(applied.TookOver) > 0 && previous.installedAccepted {
 		l.add(zap.WarnLevel, "legacy_rules_removed",
 			"rules of an iptables-based agent came back and were removed: stop that agent",
 			"taken_over", applied.TookOver)
@@ -125,15 +125,15 @@ func (a *Agent) reportApplied(l *lines, previous, v view, applied kernel.Applied
 	}
 	fields := a.appliedFields(previous, v, applied)
 	switch {
-	case v.attempt.changed == restored:
+	case v.attempt.cause == changedByOthers:
 		l.add(zap.WarnLevel, "rules_restored", "rules were changed by another program; restored", "differences",
 			len(applied.Differences),
 			"what", firstFew(applied.Differences), "duration_ms", milliseconds(applied.Took))
-	case v.attempt.changed == moved:
+	case v.attempt.cause == addressesChanged:
 		reportMoved(l, v.installed.Policy, v.hash())
-	case v.attempt.changed == replaced:
+	case v.attempt.cause == policyChanged:
 		l.add(zap.InfoLevel, "config_applied", "applied", fields...)
-	case v.attempt.changed == removed:
+	case v.attempt.cause == onlyOlderAgents:
 	case previous.installed == nil:
 		l.add(zap.InfoLevel, "rules_in_place", "rules are already in place", fields...)
 	default:
@@ -178,7 +178,7 @@ func sameFailure(previous, err error) bool {
 
 // reportFailure reports that the kernel cannot be read, or rejects the rules, or that other
 // programs keep us from both.
-func reportFailure(l *lines, err error, installed bool) {
+func reportFailure(l *logLines, err error, installed bool) {
 	level := zap.ErrorLevel
 	event := "rules_unreadable"
 	text := "cannot read nftables; retrying"
@@ -208,7 +208,7 @@ func reportFailure(l *lines, err error, installed bool) {
 
 // reportMoved reports which source addresses connections have after a change of the
 // node's addresses.
-func reportMoved(l *lines, policy nft.Policy, hash string) {
+func reportMoved(l *logLines, policy nft.Policy, hash string) {
 	var present []string
 	for _, f := range policy.Families {
 		for _, address := range f.PresentAddresses() {
@@ -221,7 +221,7 @@ func reportMoved(l *lines, policy nft.Policy, hash string) {
 }
 
 // reportMissing reports for which families the node has none of snatAddresses.
-func reportMissing(l *lines, previous, v view) {
+func reportMissing(l *logLines, previous, v view) {
 	for _, f := range v.installed.Policy.Families {
 		lacks := func(r nft.SNATRule) bool { return len(r.CIDRs) > 0 && len(r.Present) == 0 }
 		lacked := false

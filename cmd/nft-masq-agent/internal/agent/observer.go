@@ -23,19 +23,19 @@ type View struct {
 	Want      *nft.Ruleset // nil: nothing is to be written
 	Installed *nft.Ruleset // what the kernel accepted last, nil for nothing yet
 	Replaced  *nft.Ruleset // what it accepted before the last change of our rules, nil for nothing
-	InForce   bool         // these are the same, as far as is known
+	InForce   bool         // Want and Installed are the same, and in the kernel, as far as is known
 	Pending   bool         // Want was decided just now, and is being written: no pass begins
 	Accepted  bool         // Want comes from an accepted config
-	Stale     config.Stale // what that says about connections
+	Stale     config.Stale // which connections that config deletes when they are stale
 	TakesOver bool         // rules of older agents are removed
 
 	Generation uint32 // of the ruleset, at which everything was right; 0: unknown
-	Changes    int    // of our rules
-	Repairs    int    // of our rules
-	Hangups    int
+	Changes    int    // number of changes of our rules by this agent
+	Repairs    int    // number of changes that others had made, and this agent reverted
+	Hangups    int    // number of SIGHUPs
 }
 
-// Observe adds observers, before Run.
+// Observe adds observers. It must be called before Run.
 func (a *Agent) Observe(observers ...Observer) { a.observers = append(a.observers, observers...) }
 
 func (a *Agent) seen(v view) View {
@@ -50,13 +50,13 @@ func (a *Agent) seen(v view) View {
 // Current returns the last view.
 func (a *Agent) Current() View { return a.seen(a.current()) }
 
-// Follow calls see for the published view and for each later one until ctx is done, and
-// whether everything was checked since the last call. A slow observer sees only the last
-// view.
-func (a *Agent) Follow(ctx context.Context, see func(v View, checked bool)) {
-	for last := (time.Time{}); ctx.Err() == nil; {
+// EachView calls handle for the published view and for each later one until ctx is done, and tells it whether a start, a
+// resync or a SIGHUP succeeded since the last call. A slow observer sees only the last view.
+func (a *Agent) EachView(ctx context.Context, handle func(v View, resynced bool)) {
+	var last time.Time
+	for ctx.Err() == nil {
 		p := a.published.Load()
-		see(a.seen(p.view), p.resynced != last)
+		handle(a.seen(p.view), p.resynced != last)
 		last = p.resynced
 		select {
 		case <-p.outdated:
@@ -87,7 +87,7 @@ func (a *Agent) Log(level zapcore.Level, event, text string, fields ...any) {
 	a.log.Logw(level, text, append(fields, "event", event)...)
 }
 
-// ServeOnSocket adds a handler for commands, before SocketHandler is called.
+// ServeOnSocket adds a handler for commands. It must be called before SocketHandler.
 func (a *Agent) ServeOnSocket(pattern string, h http.Handler) {
 	if a.served == nil {
 		a.served = map[string]http.Handler{}
@@ -95,7 +95,8 @@ func (a *Agent) ServeOnSocket(pattern string, h http.Handler) {
 	a.served[pattern] = h
 }
 
-// SetProblems sets what knows the problems of the last minute, which a report of the agent has.
+// SetProblems sets the source of the problems of the last minute, which are in the agent's report. Without it there are
+// none.
 func (a *Agent) SetProblems(problems func() config.Problems) { a.problems = problems }
 
 func (a *Agent) currentProblems() config.Problems {

@@ -16,7 +16,7 @@ const (
 	lastTry  = time.Minute
 )
 
-// Backoff returns how long to wait after a number of tries.
+// Backoff returns how long to wait after a number of failed tries, at least one.
 func Backoff(tries int) time.Duration {
 	d := firstTry
 	for range tries - 1 {
@@ -29,7 +29,7 @@ func Backoff(tries int) time.Duration {
 	return d - d/10 + rand.N(d/5)
 }
 
-// Wait waits, and reports whether ctx is not done.
+// Wait waits for a time, and returns false if ctx is done before that.
 func Wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -41,8 +41,8 @@ func Wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// CheckShare limits what an observer reads again and again, and changes of addresses, to 0.5 % of one CPU: the next
-// time is at least that many times as far away as the last one took.
+// CheckShare limits what an observer reads again and again, and changes of addresses, to 0.5 % of one CPU: the pause is
+// at least that many times as long as the work took.
 const CheckShare = 200
 
 // The checks of the kernel have 0.5 % of one CPU together: 0.4 % for rules, and 0.1 % for elements.
@@ -51,26 +51,25 @@ const (
 	elementsShare = 1000
 )
 
-// atOnce is for how many seconds of its share a pace lets work be done without a pause:
-// 88 ms of processor time for rules, or thirty repairs in a row. What happens after a quiet time is
-// never delayed.
-const atOnce = 22 * time.Second
+// burst is how far ahead of its share the work of a pace may be before it has to pause: for rules 88 ms of processor
+// time, or thirty repairs, one every 250 ms. The first work after a quiet time is never delayed.
+const burst = 22 * time.Second
 
-// betweenRepairs is the least pause after a repair, or a change of addresses, in the end: so far apart are those
-// against a program that reverts them.
-const betweenRepairs = time.Second
+// minRepairPause is the least time from one repair, or change of addresses, to the next once the burst is used up: against
+// a program that reverts each of them.
+const minRepairPause = time.Second
 
-// A pace bounds the processor time of work that others can cause as often as they like: to
-// its share of one CPU, as far as no pause is longer than a bound.
+// A pace limits the processor time of work that others can cause as often as they like to a share of one CPU, but never
+// by a pause longer than maxPause.
 type pace struct {
-	share   int           // the work pauses for so many times its cost
-	longest time.Duration // pause, whatever was spent
-	settled time.Time     // when what was spent will be no more than its share
-	slow    bool          // the last repair was not the last one of those at once
+	share    int           // after the work comes a pause of so many times its cost
+	maxPause time.Duration // whatever was spent
+	settled  time.Time     // when the processor time that was spent will be within the share
+	slow     bool          // the last repair used up the burst
 }
 
 // ready reports whether there is no pause now.
-func (p *pace) ready(now time.Time) bool { return !now.Before(p.settled.Add(-atOnce)) }
+func (p *pace) ready(now time.Time) bool { return !now.Before(p.settled.Add(-burst)) }
 
 // spend records work and its processor time.
 func (p *pace) spend(now time.Time, cost time.Duration) {
@@ -78,22 +77,23 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 		p.settled = now
 	}
 	p.settled = p.settled.Add(time.Duration(p.share) * cost)
-	if last := now.Add(atOnce + p.longest); p.settled.After(last) {
+	if last := now.Add(burst + p.maxPause); p.settled.After(last) {
 		p.settled = last
 	}
 }
 
-// repaired records a repair. It reports whether repairs are slowed down from now on.
+// repaired records a repair. It reports whether repairs are slowed down from now on. However long one repair took after a
+// quiet time, it is no fight.
 func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
-	first := p.settled.Before(now) // however long it took: one repair is no fight
-	p.spend(now, max(cost, betweenRepairs/time.Duration(p.share)))
+	first := p.settled.Before(now)
+	p.spend(now, max(cost, minRepairPause/time.Duration(p.share)))
 	wasSlow := p.slow
 	p.slow = !first && !p.ready(now)
 	return p.slow && !wasSlow
 }
 
-// ProcessorTime returns the processor time of this process, in user mode and in the kernel. Garbage that a check
-// leaves is collected by other threads. What an observer does meanwhile is charged, too.
+// ProcessorTime returns the processor time of all threads of this process, in user mode and in the kernel, because other
+// threads collect the garbage that a check leaves. So it has what an observer does meanwhile, too.
 func ProcessorTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {

@@ -15,7 +15,7 @@ const (
 )
 
 func TestSlowRepairsAreReportedOnceEachTimeTheyBegin(t *testing.T) {
-	p := pace{share: ofRules, longest: rulesPause}
+	p := pace{share: ofRules, maxPause: rulesPause}
 	now, reported := time.Now(), 0
 	for _, tt := range []struct {
 		pause    time.Duration // before the repairs
@@ -50,7 +50,7 @@ func TestPaceLimitsProcessorTimeAndPauses(t *testing.T) {
 	for _, cost := range []time.Duration{
 		time.Microsecond, time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, time.Second, time.Hour,
 	} {
-		p, begun := pace{share: ofRules, longest: 10 * time.Second}, time.Now()
+		p, begun := pace{share: ofRules, maxPause: 10 * time.Second}, time.Now()
 		var spent, pause time.Duration
 		now, last := begun, begun
 		for ; now.Sub(begun) < time.Hour; now = now.Add(restoredWithin) {
@@ -59,10 +59,10 @@ func TestPaceLimitsProcessorTimeAndPauses(t *testing.T) {
 				spent, pause, last = spent+cost, max(pause, now.Sub(last)), now
 			}
 		}
-		if pause > p.longest {
+		if pause > p.maxPause {
 			t.Errorf("work of %s has pauses of %s", cost, pause)
 		}
-		if most := (time.Hour+inARow)/ofRules + cost; ofRules*cost <= p.longest && spent > most {
+		if most := (time.Hour+inARow)/ofRules + cost; ofRules*cost <= p.maxPause && spent > most {
 			t.Errorf("work of %s takes %s in an hour, more than %s", cost, spent, most)
 		}
 	}
@@ -100,7 +100,7 @@ func TestACheckIsChargedForWhatItCausesUpToHalfAsMuch(t *testing.T) {
 
 func TestOneExpensiveRepairIsNoFight(t *testing.T) {
 	start := time.Now()
-	p := pace{share: rulesShare, longest: rulesPause}
+	p := pace{share: rulesShare, maxPause: rulesPause}
 	if p.repaired(start, time.Second) {
 		t.Error("the first repair is called slowed down")
 	}

@@ -25,10 +25,10 @@ func Sources() []Source {
 type policy struct {
 	source   Source       // "" until it is known
 	want     *nft.Ruleset // nil: nothing is to be written
-	content  content      // of which want was compiled
-	accepted bool         // from a config that was accepted in this run
-	// inherited is the rules of a previous run, which stay as they are: of the source
-	// FromPrevious, unless a config was accepted in this run.
+	content  content      // what want was compiled from
+	accepted bool         // content was accepted in this run
+	// inherited are the rules of a previous run, which stay as they are. It is set exactly if source is FromPrevious and
+	// accepted is false.
 	inherited *nft.Installed
 }
 
@@ -39,9 +39,9 @@ type situation struct {
 	defaults content
 }
 
-// nextPolicy returns the policy to enforce from now on. A rejected config changes nothing if one
-// was accepted before. Otherwise the order is: what a previous run left, what the older
-// agents would enforce, the older agent's own rules, the defaults.
+// nextPolicy returns the policy to enforce from now on. A rejected config changes nothing if one was accepted before.
+// Otherwise the order is: what a previous run left, if nothing was enforced in this one; what the older agents would
+// enforce; what is enforced already; the older agent's own rules; the defaults.
 func nextPolicy(current policy, c content, n situation) policy {
 	switch {
 	case c.missing != nil:
@@ -65,7 +65,7 @@ func nextPolicy(current policy, c content, n situation) policy {
 	return policy{source: FromDefaults, want: n.defaults.want, content: n.defaults}
 }
 
-// same reports whether a ruleset is of this policy, whatever addresses the node has.
+// same reports whether a ruleset is that of this policy, whatever addresses the node has.
 func (p policy) same(want *nft.Ruleset) bool {
 	if p.want == nil || want == nil {
 		return p.want == want

@@ -7,22 +7,21 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// compareEvery is how often the generation of the ruleset is compared. Joining the
-// kernel's notifications would be faster, but while any program does that, large
-// transactions of all programs take several times as much time and memory.
+// compareEvery is how often the generation of the ruleset is compared. Joining the kernel's notifications would be faster,
+// but while any program does that, large transactions of all programs take several times as much time and memory.
 const compareEvery = 250 * time.Millisecond
 
 // The longest pauses, so that rules are restored within 10 s, and elements within 10 minutes, whatever checks cost: the
-// rest is for the comparison and for the check itself. Elements of 10,000 CIDRs are compared within 30 s.
+// remaining time is for the comparison and for the check itself. Elements of 10,000 CIDRs are compared within 30 s.
 const (
 	rulesPause     = 10*time.Second - 2*compareEvery
 	elementsPause  = 10*time.Minute - 5*time.Second
 	addressesPause = 10 * time.Second
 )
 
-// The kernel lists more than fewElements only in a time that grows with their square, most of a second for 100,000.
-// Next to a program that commits again and again that would be more than 1 % of the first minute. So these elements
-// are read once nobody has committed for quietTime, or as long as no resync would read them.
+// The time in which the kernel lists elements grows with their square: most of a second for 100,000. Next to a program
+// that commits again and again that would be more than 1 % of the first minute. So more than fewElements are read once
+// nobody has committed for quietTime, or when a resync may read them again.
 const (
 	fewElements = 10_000
 	quietTime   = 10 * time.Second
@@ -31,19 +30,19 @@ const (
 // A schedule is when the loop checks the kernel without being asked. There are two checks:
 //
 //	check      what it reads                                    when the generation is another one   otherwise
-//	rules      all but elements, of which the number, and       within the pace of rules             10 s after the last
-//	           but chains that only maps lead to                                                     check
-//	elements   everything                                       within the pace of elements,
+//	rules      [nft.Frame]: no elements, only their number      within the pace of rules             10 s after the last
+//	           and no chains that only maps lead to                                                  check
+//	elements   all of [nft.Contents]                            within the pace of elements,
 //	                                                            after the rules; if they are
 //	                                                            many, when that is quiet
 //
 // Each check is charged to the pace of its depth. A table that is owned by a process is deleted with its socket,
 // without a new generation: hence the 10 s. While the kernel rejects our rules, there are only checks of everything,
-// because sets may be filled only in part. A resync reads everything, unless nothing was committed since that was read,
-// or the last one that did so was too costly.
+// because sets may be filled only in part. A resync reads leftovers and older agents' rules, too, unless nothing was
+// committed since these were read, or the last resync that read them was too costly.
 type schedule struct {
 	rules, elements check
-	everything      uint32        // generation at which other modes and older agents were looked for; 0: unknown
+	leftoversSeen   uint32        // generation at which other modes and older agents were looked for; 0: unknown
 	checked         time.Time     // when either check was
 	compared        uint32        // the generation at the last comparison
 	committed       time.Time     // when a comparison last found another generation
@@ -53,24 +52,25 @@ type schedule struct {
 	ticker *time.Ticker // compares the generation
 	timer  *time.Timer  // the next full check, or the next try
 	resync time.Duration
-	deep   time.Time // before, no resync reads everything, because of what the last one cost
+	deep   time.Time // until then a resync compares only the frame, because of what the last deep one cost
 }
 
-// A check is one of the two, with its pace.
+// A check is one of the two kinds, with its pace.
 type check struct {
 	pace
 	seen uint32 // generation at the last one; 0: unknown
 }
 
+// due reports whether the generation is another one, and the pace allows a check.
 func (c *check) due(generation uint32, now time.Time) bool {
 	return generation != c.seen && c.ready(now)
 }
 
 func newSchedule(resync time.Duration) schedule {
 	return schedule{
-		rules:     check{pace: pace{share: rulesShare, longest: rulesPause}},
-		elements:  check{pace: pace{share: elementsShare, longest: elementsPause}},
-		addresses: pace{share: CheckShare, longest: addressesPause},
+		rules:     check{pace: pace{share: rulesShare, maxPause: rulesPause}},
+		elements:  check{pace: pace{share: elementsShare, maxPause: elementsPause}},
+		addresses: pace{share: CheckShare, maxPause: addressesPause},
 		ticker:    time.NewTicker(compareEvery),
 		timer:     time.NewTimer(resync),
 		resync:    resync,
@@ -82,8 +82,8 @@ func (s *schedule) stop() {
 	s.timer.Stop()
 }
 
-// compare returns a check that is due.
-func (a *Agent) compare(v view) (e event, due bool) {
+// dueCheck returns the check that is due, or false. While the wanted rules are in force, that of rules comes first.
+func (a *Agent) dueCheck(v view) (e event, due bool) {
 	s := &a.schedule
 	now := time.Now()
 	generation, err := a.in.Generation()
@@ -94,22 +94,26 @@ func (a *Agent) compare(v view) (e event, due bool) {
 		s.compared = generation
 		s.committed = now
 	}
+	changed := generation != s.rules.seen
 	overdue := now.Sub(s.checked) >= rulesPause
-	switch {
-	case v.inForce() && generation != s.rules.seen && !s.rules.ready(now) && !overdue:
-		return e, false
-	case v.inForce() && (generation != s.rules.seen || overdue):
-		s.recordCheck(nft.Frame, 0, generation, now)
-		return event{reason: onDrift, depth: nft.Frame}, true
-	case v.policy.want != nil && overdue:
-		s.recordCheck(nft.Contents, 0, generation, now)
-		return event{reason: onDrift, depth: nft.Contents}, true
+	if !v.inForce() {
+		if overdue && v.policy.want != nil {
+			return s.begin(nft.Contents, generation, now), true
+		}
+		return a.dueElements(v, generation)
 	}
-	return a.compareElements(v, generation)
+	if changed && !overdue && !s.rules.ready(now) {
+		return e, false // the pace makes it wait
+	}
+	if changed || overdue {
+		return s.begin(nft.Frame, generation, now), true
+	}
+	return a.dueElements(v, generation)
 }
 
-// compareElements returns a check of everything, if it is due at a generation.
-func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
+// dueElements returns a check of elements if it is due at a generation, or false. If rules of older agents are removed,
+// it looks for them, too.
+func (a *Agent) dueElements(v view, generation uint32) (e event, due bool) {
 	s := &a.schedule
 	now := time.Now()
 	if !s.elements.due(generation, now) {
@@ -119,12 +123,17 @@ func (a *Agent) compareElements(v view, generation uint32) (e event, due bool) {
 	if many && now.Sub(s.committed) < quietTime && now.Before(s.deep) {
 		return e, false
 	}
-	e = event{reason: onDrift, depth: nft.Contents}
+	depth := nft.Contents
 	if a.takesOver(v) {
-		e.depth = nft.TakeOver
+		depth = nft.TakeOver
 	}
-	s.recordCheck(e.depth, 0, generation, now)
-	return e, true
+	return s.begin(depth, generation, now), true
+}
+
+// begin returns a check that nobody asked for, and records it.
+func (s *schedule) begin(depth nft.Depth, generation uint32, now time.Time) event {
+	s.recordCheck(depth, 0, generation, now)
+	return event{reason: onDrift, depth: depth}
 }
 
 // resyncDepth returns what a resync compares.
@@ -134,22 +143,24 @@ func (a *Agent) resyncDepth() nft.Depth {
 		return nft.Frame
 	}
 	generation, err := a.in.Generation()
-	if err == nil && generation == s.everything && generation == s.elements.seen {
+	if err == nil && generation == s.leftoversSeen && generation == s.elements.seen {
 		return nft.Frame
 	}
 	return nft.TakeOver
 }
 
-// recordCheck records at which generation something was right. What was right at the generation that was read, and was
-// not compared, is so, too.
-func (s *schedule) recordCheck(depth nft.Depth, read, generation uint32, now time.Time) {
+// recordCheck records that a check of this depth was begun or made, so that it is not due again before the ruleset has
+// another generation. If only our own transaction lies between the generation at which the kernel was compared and this
+// one, deeper checks that were made at the former are still valid, and move to this one, too. comparedAt is 0 if nothing
+// was compared.
+func (s *schedule) recordCheck(depth nft.Depth, comparedAt, generation uint32, now time.Time) {
 	s.rules.seen = generation
 	s.checked = now
-	if depth > nft.Frame || read != 0 && read == s.elements.seen {
+	if depth > nft.Frame || comparedAt != 0 && comparedAt == s.elements.seen {
 		s.elements.seen = generation
 	}
-	if depth > nft.Contents || read != 0 && read == s.everything {
-		s.everything = generation
+	if depth > nft.Contents || comparedAt != 0 && comparedAt == s.leftoversSeen {
+		s.leftoversSeen = generation
 	}
 }
 
@@ -157,11 +168,11 @@ func (s *schedule) recordCheck(depth nft.Depth, read, generation uint32, now tim
 // has been accepted, whose rules replace them.
 func (a *Agent) takesOver(v view) bool { return a.settings.TakeOver && v.policy.accepted }
 
-// depth returns what is checked at an event. With the first accepted config that is
-// everything, so that its rules replace all others in one transaction.
+// depth returns what is compared at an event. With the first accepted config of this run, older agents' rules are among
+// it, so that those of the config replace all others in one transaction.
 func (a *Agent) depth(v view, e event) nft.Depth {
 	depth := e.depth
-	if v.policy.accepted && !v.accepted {
+	if v.policy.accepted && !v.installedAccepted {
 		depth = nft.TakeOver
 	}
 	if depth == nft.TakeOver && !a.takesOver(v) {
@@ -178,12 +189,12 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	case v.attempt.applied != nil:
 		s.recordCheck(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
 	case kernel.Delayed(v.attempt.err):
-		s.recordCheck(depth, 0, 0, now) // again, within the pace
-	case v.attempt.err != nil: // our rules may be only partly written
+		s.recordCheck(depth, 0, 0, now) // of no generation, so that it is due again within the pace
+	case v.attempt.err != nil: // sets may be filled only in part
 		generation, _ := a.in.Generation()
 		s.recordCheck(depth, 0, generation, now)
 	}
-	v.attempt.slowed = s.charge(*v, depth, now)
+	v.attempt.slowed = s.charge(v.attempt, depth, now)
 
 	full := v.attempt.reason == onStart || v.attempt.reason == onResync || v.attempt.reason == onHangup
 	if v.failure == nil && (full || v.resynced.IsZero()) {
@@ -201,36 +212,41 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 	switch {
 	case v.failure == nil:
 		s.timer.Reset(max(0, time.Until(v.resynced.Add(s.resync))))
-	case v.attempt.reason != onDrift || previous.failure == nil: // other programs do not delay it
+	case v.attempt.reason != onDrift || previous.failure == nil: // a check that others cause does not delay the next try
 		s.timer.Reset(Backoff(v.tries))
 	}
 }
 
-// cost returns the processor time of an event that began and ended at a time of the process. With it goes what it has
-// caused since the last one outside of the loop, up to half as much: that the program wakes up, and collects garbage.
+// cost returns the processor time of an event, from the processor times of the process at its begin and its end. It
+// includes what the last event has caused outside of the loop since then, up to half as much: the program wakes up, and
+// collects garbage.
 func (s *schedule) cost(begun, ended time.Duration) time.Duration {
 	since := ended - s.spent
 	s.spent = ended
 	return min(since, (ended-begun)*3/2)
 }
 
-// charge charges what others have caused to the pace of its depth. It reports whether repairs are slowed down from now
-// on.
-func (s *schedule) charge(v view, depth nft.Depth, now time.Time) (slowed bool) {
-	repaired := v.attempt.changed == restored || v.attempt.changed == removed
-	switch {
-	case v.attempt.reason == onAddresses:
-		s.addresses.repaired(now, v.attempt.cost) // observers look at the new rules, too
-	case v.attempt.reason != onDrift && v.attempt.reason != onResync:
-	case depth == nft.Frame && repaired:
-		return s.rules.repaired(now, v.attempt.cost)
-	case depth == nft.Frame:
-		s.rules.spend(now, v.attempt.cost)
-	case repaired:
-		s.elements.repaired(now, v.attempt.cost)
-		return s.rules.repaired(now, 0)
-	default:
-		s.elements.spend(now, v.attempt.cost)
+// charge charges an event that others can cause as often as they like to the pace of its depth. It reports whether
+// repairs are slowed down from now on.
+func (s *schedule) charge(attempt attempt, depth nft.Depth, now time.Time) (slowed bool) {
+	if attempt.reason == onAddresses {
+		s.addresses.repaired(now, attempt.cost) // observers look at the new rules, too
+		return false
 	}
+	if attempt.reason != onDrift && attempt.reason != onResync {
+		return false
+	}
+	repaired := attempt.cause == changedByOthers || attempt.cause == onlyOlderAgents
+	switch {
+	case depth == nft.Frame && repaired:
+		return s.rules.repaired(now, attempt.cost)
+	case depth == nft.Frame:
+		s.rules.spend(now, attempt.cost)
+		return false
+	case repaired:
+		s.elements.repaired(now, attempt.cost)
+		return s.rules.repaired(now, 0)
+	}
+	s.elements.spend(now, attempt.cost)
 	return false
 }

@@ -13,19 +13,19 @@ import (
 // that has the lock or, if this agent has it, one that came later.
 type second struct {
 	*Agent
-	lock    io.Closer
-	later   io.Closer    // while another one has the lock
-	hasLock atomic.Bool  // lock is not nil
-	other   atomic.Int64 // process of the other agent, 0 for none
+	lock      io.Closer
+	announced io.Closer    // while another one has the lock
+	hasLock   atomic.Bool  // lock is not nil
+	other     atomic.Int64 // process of the other agent, 0 for none
 }
 
 func (s *second) Run(ctx context.Context) {
-	s.Follow(ctx, func(_ View, checked bool) {
+	s.EachView(ctx, func(_ View, checked bool) {
 		if checked {
 			s.try()
 		}
 	})
-	for _, c := range []io.Closer{s.lock, s.later} {
+	for _, c := range []io.Closer{s.lock, s.announced} {
 		if c != nil {
 			_ = c.Close()
 		}
@@ -60,17 +60,17 @@ func (s *second) takeLock() {
 	lock, err := s.in.Lock()
 	if err == nil {
 		s.lock = lock
-		if s.later != nil {
-			_ = s.later.Close()
-			s.later = nil
+		if s.announced != nil {
+			_ = s.announced.Close()
+			s.announced = nil
 		}
 		s.hasLock.Store(true)
 		return
 	}
-	if s.later == nil {
+	if s.announced == nil {
 		later, err := s.in.Announce()
 		if err == nil {
-			s.later = later
+			s.announced = later
 		}
 	}
 }

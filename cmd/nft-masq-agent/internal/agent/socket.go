@@ -26,7 +26,7 @@ func (a *Agent) SocketHandler() http.Handler {
 // OnSocket listens on a unix socket that only this user can connect to. In a container
 // whose socket is not shared, only the pod's own probes and commands can reach it, and no
 // other agent can respond in its place. The leftover socket of a killed agent is replaced.
-func OnSocket(path string) (net.Listener, error) {
+func ListenSocket(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()
 		return nil, fmt.Errorf("listen unix %s: another agent uses it", path)

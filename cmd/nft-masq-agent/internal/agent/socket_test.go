@@ -40,7 +40,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	})
 	a.second.hasLock.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := Serve(ctx, OnSocket, path, a.SocketHandler(), zap.NewNop())
+	ended := Serve(ctx, ListenSocket, path, a.SocketHandler(), zap.NewNop())
 	for range 200 { // none of them sends a request
 		c, err := net.Dial("unix", path)
 		if err != nil {
@@ -90,7 +90,7 @@ func TestFileInTheSocketsPlaceStaysAndIsNamed(t *testing.T) {
 	if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), path+": is not a socket") {
+	if _, err := ListenSocket(path); err == nil || !strings.Contains(err.Error(), path+": is not a socket") {
 		t.Errorf("error is %v", err)
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "text" {
@@ -111,12 +111,12 @@ func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatal(err)
 	}
-	l, err := OnSocket(path)
+	l, err := ListenSocket(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := OnSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
+	if _, err := ListenSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
 		t.Errorf("second listener: %v", err)
 	}
 }
@@ -126,7 +126,7 @@ func TestFileInPlaceOfTheProbeSocketStays(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OnSocket(path); err == nil {
+	if _, err := ListenSocket(path); err == nil {
 		t.Error("listens despite the file")
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {

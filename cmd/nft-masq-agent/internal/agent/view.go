@@ -22,19 +22,19 @@ type view struct {
 
 	addresses  []netip.Addr // of the node, if a policy has needed them
 	listed     time.Time    // when these were listed: an older list may arrive later
-	unfollowed error        // why their changes are not known
+	unfollowed error        // why changes of these are not known
 
-	installed *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
-	replaced  *nft.Ruleset   // what it accepted before the last change of our rules, nil for nothing
-	accepted  bool           // from an accepted config
-	history   running.Policy // about installed
-	failure   error          // why it is not known to be in the kernel; nil if it is
-	tries     int            // since the policy was decided
+	installed         *nft.Ruleset   // what the kernel accepted last, nil for nothing yet
+	replaced          *nft.Ruleset   // what it accepted before the last change of our rules, nil for nothing
+	installedAccepted bool           // installed comes from an accepted config
+	history           running.Policy // about installed
+	failure           error          // why it is not known to be in the kernel; nil if it is
+	tries             int            // number of failed ones since the policy was decided
 
 	generation uint32    // of the ruleset, at which everything was right; 0: unknown
-	resynced   time.Time // when everything was last checked
+	resynced   time.Time // when a start, a resync or a SIGHUP last succeeded, whatever depth that had
 	hangups    int
-	changes    int // of our rules
+	changes    int // of our rules, by this agent
 	repairs    int // of rules that another program had changed
 	attempt    attempt
 }
@@ -47,23 +47,23 @@ type attempt struct {
 	took    time.Duration   // including everything that was read
 	cost    time.Duration   // processor time, as by [schedule.cost]
 	applied *kernel.Applied // nil if nothing was compared, or that failed
-	err     error           // because of which it failed
-	differs bool            // then the rules differ from the wanted ones, as far as they could be read
-	slowed  bool            // from now on repairs are slowed down
-	changed effect
+	err     error           // why it failed
+	differs bool            // with an error: differences were found, and are still there
+	slowed  bool            // repairs are slowed down from now on
+	cause   cause
 
 	added, removed nft.Entries // of the policy, if another one was replaced
 }
 
-// An effect is why the rules in the kernel were not those that are wanted.
-type effect int
+// A cause is why the rules in the kernel were not the wanted ones.
+type cause int
 
 const (
-	nothing  effect = iota
-	replaced        // there was another policy, or none
-	moved           // the same policy has other addresses of the node
-	restored        // another program has changed them
-	removed         // only rules of an older agent were there, which are gone now
+	noCause          cause = iota
+	policyChanged          // there was another policy, or none
+	addressesChanged       // the same policy has other addresses of the node
+	changedByOthers        // another program has changed them
+	onlyOlderAgents        // only rules of an older agent were there, which are gone now
 )
 
 // A content is a content of the config, and what it means.
@@ -81,8 +81,8 @@ type content struct {
 	stale   config.Stale
 }
 
-// vanished returns an error if there was a config in this run and there is none any more.
-// A node that never had one is fine with the defaults.
+// vanished returns an error if there was a config in this run and there is none any more. A node that never had one is
+// fine with the defaults.
 func (v view) vanished() error {
 	if !v.configured || v.content.missing == nil {
 		return nil
@@ -91,7 +91,7 @@ func (v view) vanished() error {
 		v.policy.hash())
 }
 
-// hash returns that of our rules in the kernel, "" for none.
+// hash returns the hash of our rules in the kernel, "" if there are none.
 func (v view) hash() string {
 	if v.installed == nil {
 		return ""
@@ -115,7 +115,7 @@ func (v view) ready() error {
 	case !v.read:
 		return errors.New("the config has not been read yet")
 	case v.content.err != nil:
-		return fmt.Errorf("config rejected: %w\n%s", v.content.err, v.words())
+		return fmt.Errorf("config rejected: %w\n%s", v.content.err, v.describeEnforced())
 	case v.failure != nil:
 		return v.problem()
 	case !v.inForce():
@@ -142,8 +142,8 @@ func (v view) problem() error {
 	return fmt.Errorf(text, v.failure)
 }
 
-// words describes what is enforced while the config is rejected.
-func (v view) words() string {
+// describeEnforced describes what is enforced while the config is rejected.
+func (v view) describeEnforced() string {
 	var subject, verb string
 	switch v.policy.source {
 	case "":
@@ -178,20 +178,20 @@ func (v view) words() string {
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", subject, installed)
 }
 
-func (v view) effectOf(want nft.Ruleset, a kernel.Applied) effect {
+func (v view) causeOf(want nft.Ruleset, a kernel.Applied) cause {
 	switch same := v.installed != nil && v.installed.Hash() == want.Hash(); {
 	case len(a.Differences) == 0:
-		return nothing
+		return noCause
 	case same && want.Policy.HasSNAT() && !want.Same(*v.installed):
-		return moved
+		return addressesChanged
 	case !same || v.failure != nil && !kernel.Delayed(v.failure):
-		return replaced
+		return policyChanged
 	case len(a.Differences) > len(a.TookOver):
-		return restored
-	case v.accepted:
-		return removed
+		return changedByOthers
+	case v.installedAccepted:
+		return onlyOlderAgents
 	}
-	return replaced
+	return policyChanged
 }
 
 // withApplied returns the view when the kernel has the wanted ruleset.
@@ -199,13 +199,13 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 	previous := v
 	want := v.policy.want
 	v.attempt.applied = &a
-	v.attempt.changed = previous.effectOf(*want, a)
+	v.attempt.cause = previous.causeOf(*want, a)
 	v.installed = want
-	v.accepted = v.policy.accepted
+	v.installedAccepted = v.policy.accepted
 	v.failure = nil
 	v.tries = 0
 	v.generation = a.Generation
-	if v.attempt.changed == restored {
+	if v.attempt.cause == changedByOthers {
 		v.repairs++
 	}
 	n := len(a.Differences)
@@ -220,10 +220,10 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 		v.history.Since = previous.history.Since
 	}
 	switch {
-	case v.attempt.changed == restored:
+	case v.attempt.cause == changedByOthers:
 		v.history.Change = fmt.Sprintf("rules restored, differences: %d", n)
 		v.history.Reason = "changed by another program"
-	case v.attempt.changed == moved:
+	case v.attempt.cause == addressesChanged:
 		v.history.Change = "source addresses replaced by those that this node has"
 	case known:
 		v.history.Change = fmt.Sprintf("differences removed: %d", n)

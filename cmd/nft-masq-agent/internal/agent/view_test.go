@@ -23,55 +23,55 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
 	}
 	const again, others = "rules restored, differences: 2", "source addresses replaced by those that this node has"
-	accepted := view{installed: one, accepted: true}
+	accepted := view{installed: one, installedAccepted: true}
 	failed := func(r *nft.Ruleset) view { return view{installed: r, failure: unix.EPERM} }
 	start := time.Now()
 	for name, tt := range map[string]struct {
 		before  view
 		want    *nft.Ruleset
 		applied kernel.Applied
-		effect  effect
+		effect  cause
 		what    string
 	}{
-		"nothing differs":     {view{installed: one}, one, differences(0), nothing, ""},
-		"first rules":         {view{}, one, differences(3), replaced, "rules installed"},
-		"rules in place":      {view{}, one, differences(0), nothing, "the rules were already in place"},
-		"another program":     {view{installed: one}, one, differences(2), restored, again},
-		"and an older agent":  {accepted, one, differences(2, "a"), restored, again},
-		"an older agent":      {accepted, one, differences(1, "a"), removed, "differences removed: 1"},
-		"the first take-over": {view{installed: one}, one, differences(1, "a"), replaced, "differences removed: 1"},
-		"after a failure":     {failed(one), one, differences(2), replaced, "differences removed: 2"},
-		"another address":     {view{installed: away}, &here, differences(2), moved, others},
-		"it is gone":          {failed(&here), away, differences(2), moved, others},
-		"the address stays":   {view{installed: &here}, &here, differences(2), restored, again},
+		"nothing differs":     {view{installed: one}, one, differences(0), noCause, ""},
+		"first rules":         {view{}, one, differences(3), policyChanged, "rules installed"},
+		"rules in place":      {view{}, one, differences(0), noCause, "the rules were already in place"},
+		"another program":     {view{installed: one}, one, differences(2), changedByOthers, again},
+		"and an older agent":  {accepted, one, differences(2, "a"), changedByOthers, again},
+		"an older agent":      {accepted, one, differences(1, "a"), onlyOlderAgents, "differences removed: 1"},
+		"the first take-over": {view{installed: one}, one, differences(1, "a"), policyChanged, "differences removed: 1"},
+		"after a failure":     {failed(one), one, differences(2), policyChanged, "differences removed: 2"},
+		"another address":     {view{installed: away}, &here, differences(2), addressesChanged, others},
+		"it is gone":          {failed(&here), away, differences(2), addressesChanged, others},
+		"the address stays":   {view{installed: &here}, &here, differences(2), changedByOthers, again},
 		"another policy": {
 			view{installed: other},
-			one, differences(1), replaced,
+			one, differences(1), policyChanged,
 			"policy " + other.Hash() + " replaced, entries added: 1, removed: 1",
 		},
 		"a policy with another": {
 			view{installed: one},
-			&here, differences(2), replaced,
+			&here, differences(2), policyChanged,
 			"policy " + one.Hash() + " replaced, entries added: 5, removed: 1",
 		},
 	} {
 		v := tt.before
 		v.policy.want, v.history.Since, v.attempt.reason = tt.want, start, onResync
 		got := v.withApplied(tt.applied, start.Add(time.Second))
-		if got.attempt.changed != tt.effect || got.history.Change != tt.what {
-			t.Errorf("%s: effect %d, %q", name, got.attempt.changed, got.history.Change)
+		if got.attempt.cause != tt.effect || got.history.Change != tt.what {
+			t.Errorf("%s: effect %d, %q", name, got.attempt.cause, got.history.Change)
 		}
 		if !got.inForce() || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
-		if why := got.history.Reason; tt.what != "" && (why == "changed by another program") != (tt.effect == restored) {
+		if why := got.history.Reason; tt.what != "" && (why == "changed by another program") != (tt.effect == changedByOthers) {
 			t.Errorf("%s: because of %s", name, why)
 		}
 		since := start
 		if v.hash() != tt.want.Hash() {
 			since = start.Add(time.Second)
 		}
-		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.effect == restored) ||
+		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.effect == changedByOthers) ||
 			(got.changes == 1) != (tt.what != "") {
 			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.history.Since.Sub(start), got.repairs, got.changes)
 		}

@@ -103,7 +103,7 @@ const DefaultProbeSocket = "/run/nft-masq-agent/probe.sock"
 func (o Options) NFT() nft.Options {
 	n := nft.Options{Layout: native.Layout{}, RandomFully: true, Ports: o.Ports, Marks: o.Marks}
 	if o.Mode == nft.ModeIPTables {
-		n.Layout = xtables.Layout{Name: o.Chain}
+		n.Layout = xtables.Layout{ChainName: o.Chain}
 		n.RandomFully = false
 	}
 	if o.RandomFully != nil {

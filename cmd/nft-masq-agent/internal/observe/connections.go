@@ -69,7 +69,7 @@ func (o *connections) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	var current *period
 	end := func() {}
-	o.Follow(ctx, func(v agent.View, _ bool) {
+	o.EachView(ctx, func(v agent.View, _ bool) {
 		e := effectiveOf(v)
 		if e == last {
 			return

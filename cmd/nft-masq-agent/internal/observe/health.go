@@ -33,7 +33,7 @@ type nodeHealth struct {
 const rulesRestored = "rules-restored"
 
 func (o *nodeHealth) Run(ctx context.Context) {
-	o.Follow(ctx, func(v agent.View, checked bool) {
+	o.EachView(ctx, func(v agent.View, checked bool) {
 		o.countRepairs(v)
 		if v.Installed != nil && !v.Pending && (checked || v.Installed != o.policy) {
 			o.policy = v.Installed

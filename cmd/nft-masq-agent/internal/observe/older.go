@@ -38,7 +38,7 @@ func newOlderAgents(a *agent.Agent, h Host, o cli.Options) *olderAgents {
 
 // Run implements [agent.Observer].
 func (s *olderAgents) Run(ctx context.Context) {
-	s.Follow(ctx, func(v agent.View, checked bool) {
+	s.EachView(ctx, func(v agent.View, checked bool) {
 		if s.due(v, checked) {
 			s.search(ctx, v)
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 // An observer checks a path, one check at a time.
-type observer struct {
+type checker struct {
 	path     string
 	read     func() (deliver func(), fingerprint string, present int)
 	inotify  *fsnotify.Watcher     // nil if it could not be opened
@@ -18,7 +18,7 @@ type observer struct {
 	requests chan struct{}         // to read the content
 }
 
-func (o *observer) reread() {
+func (o *checker) reread() {
 	select {
 	case o.requests <- struct{}{}:
 	default:
@@ -48,7 +48,7 @@ type file struct {
 // check finds out what the path leads to, makes inotify watch it, and reads the content
 // if read is true or the files differ from the known ones. Every later change causes an
 // event, unless inotify does not report it.
-func (o *observer) check(read bool, known files) (r reading, deliver func()) {
+func (o *checker) check(read bool, known files) (r reading, deliver func()) {
 	r.files = o.resolve()
 	o.watch(r.files)
 	if read || !maps.Equal(r.files, known) {
@@ -60,7 +60,7 @@ func (o *observer) check(read bool, known files) (r reading, deliver func()) {
 // maxEntries limits the entries of a directory that are followed.
 const maxEntries = 1000
 
-func (o *observer) resolve() files {
+func (o *checker) resolve() files {
 	paths := []string{o.path}
 	if dir, err := os.OpenFile(o.path, unix.O_DIRECTORY, 0); err == nil {
 		paths, _ = dir.Readdirnames(maxEntries)
@@ -101,7 +101,7 @@ func fileAt(path string) (f file) {
 // kernel's limits (fs.inotify.*) allow: the next check tries again. A watch
 // belongs to an inode and vanishes with it, so each check adds all of them. Watches of
 // other directories remain until there are too many.
-func (o *observer) watch(found files) {
+func (o *checker) watch(found files) {
 	const (
 		limit     = 2 * maxEntries
 		unhandled = 100 // events; the kernel queues more
@@ -136,7 +136,7 @@ func (o *observer) watch(found files) {
 	}
 }
 
-func (o *observer) close() {
+func (o *checker) close() {
 	if o.inotify != nil {
 		o.inotify.Close() // always nil on Linux once the descriptor is closed
 		o.inotify = nil
