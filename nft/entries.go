@@ -21,12 +21,11 @@ func (e *Entries) add(key, entry string, few int) {
 	}
 }
 
-// Additions returns the CIDRs, interfaces and entries of snatRules that p has and o does not have,
-// with the text of the first few. An entry of snatRules is named by its place, because it can
-// have thousands of CIDRs.
+// Additions returns the CIDRs, interfaces and entries of snatRules that p has and o does not have, with the text of the
+// first few. An entry of snatRules is named by its number, because it can have thousands of CIDRs.
 func (p Policy) Additions(o Policy, few int) Entries {
 	var e Entries
-	var places []int
+	var numbers []int
 	for _, f := range p.Families {
 		old, _ := o.Family(f.IPv6)
 		for _, condition := range f.Conditions {
@@ -42,28 +41,28 @@ func (p Policy) Additions(o Policy, few int) Entries {
 				}
 			}
 		}
-		previous := old.SNATAddresses()
-		for _, c := range f.SNATAddresses().CIDRs {
+		previous := old.SNATAddresses().Addresses
+		for _, c := range f.SNATAddresses().Addresses.CIDRs {
 			if !previous.hasEntry(c.Prefix) {
 				e.add(config.KeySNATAddresses, c.Text(), few)
 			}
 		}
 		for _, r := range f.SNATRules() {
 			if !slices.ContainsFunc(old.SNATRules(), r.sameEntry) {
-				places = append(places, r.Number)
+				numbers = append(numbers, r.Number)
 			}
 		}
 	}
-	slices.Sort(places)
-	for _, place := range slices.Compact(places) { // an entry can be changed in both families
-		e.add(config.KeySNATRules, fmt.Sprintf("entry %d", place), few)
+	slices.Sort(numbers)
+	for _, number := range slices.Compact(numbers) { // an entry can be changed in both families
+		e.add(config.KeySNATRules, fmt.Sprintf("entry %d", number), few)
 	}
 	return e
 }
 
-// sameEntry reports whether two entries say the same, whatever their places are.
+// sameEntry reports whether two entries say the same, whatever their numbers are.
 func (r SNATRule) sameEntry(o SNATRule) bool {
-	return slices.Equal(r.sorted, o.sorted) && slices.Equal(r.Sources.sorted, o.Sources.sorted) &&
+	return slices.Equal(r.Addresses.sorted, o.Addresses.sorted) && slices.Equal(r.Sources.sorted, o.Sources.sorted) &&
 		slices.Equal(r.Destinations.sorted, o.Destinations.sorted) &&
 		slices.Equal(config.Names(r.Interfaces), config.Names(o.Interfaces))
 }

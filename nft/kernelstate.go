@@ -54,35 +54,3 @@ type Installed struct {
 	Layout Layout
 	Hash   string // of their policy, "" if another program changed the rule that has it
 }
-
-// A DifferenceKind is what is to be done about a difference.
-type DifferenceKind int
-
-// The kinds of differences.
-const (
-	Drift       DifferenceKind = iota // rules, sets and counters of ours are written again
-	Unexpected                        // our table has something else: it is replaced
-	Leftover                          // it is removed
-	OlderAgents                       // rules of an iptables-based agent, which are removed
-	Overwritten                       // what has our chain's name, which we did not write, is replaced
-	Prevented                         // nothing can be written
-)
-
-// A Difference is one difference between the kernel and what is wanted.
-type Difference struct {
-	Kind DifferenceKind
-	Text string
-	Err  error // of kind Prevented
-}
-
-// String returns the difference in words.
-func (d Difference) String() string {
-	switch d.Kind {
-	case Leftover:
-		return "leftover " + d.Text
-	case OlderAgents:
-		return "another agent's " + d.Text
-	case Drift, Unexpected, Overwritten, Prevented:
-	}
-	return d.Text
-}

@@ -13,15 +13,15 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Policy is the meaning of a config, without everything that does not matter for
-// it: the format of the file, covered CIDRs, and families that are off.
+// A Policy is the meaning of a config, without what has no effect: the format of the file, covered CIDRs, and families that
+// are off.
 type Policy struct {
 	Families    []FamilyPolicy // IPv4, then IPv6 if it is on
 	RandomFully bool
 	Ports       []PortRange
 	PortsPerPod int          // 0: no blocks
 	Enforce     *Enforcement // nil: other programs may translate what is exempt
-	DropInvalid bool         // what would be masqueraded if conntrack had a connection for it
+	DropInvalid bool         // packets of pods that conntrack calls invalid are dropped, where others are masqueraded
 }
 
 // An Enforcement means that pod traffic to exempt destinations keeps its address,
@@ -34,7 +34,7 @@ type Enforcement struct {
 // A FamilyPolicy is the part of a policy for one address family.
 type FamilyPolicy struct {
 	IPv6       bool
-	SNAT       []SNATRule  // of what is masqueraded: the first that matches and has an address on the node decides
+	SNAT       []SNATRule  // for masqueraded connections, the first that matches and has an address on the node applies
 	Conditions []Condition // in evaluation order
 }
 
@@ -44,7 +44,7 @@ type Condition struct {
 	config.Row
 	List
 	Interfaces []config.Interface // sorted, none covers another
-	Pos        config.Position    // position of a condition without a list
+	Pos        config.Position    // of a condition without a list
 }
 
 // A List is CIDRs of which none covers another, in file order.
@@ -90,8 +90,8 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 }
 
-// An Exemption is a network that is exempt, first in the list as with the older agents,
-// unless a key of the file is true.
+// An Exemption is a network that is exempt unless a key of the file is true. It is first in the list, as with the older
+// agents.
 type Exemption struct {
 	Prefix netip.Prefix
 	Key    string
@@ -105,8 +105,8 @@ func Exemptions() []Exemption {
 	}
 }
 
-// NewPolicy returns the policy of a config and options. A condition that the
-// layout cannot express is left out; [Build] rejects it.
+// NewPolicy returns the policy of a config and options. It always succeeds: a condition that the layout cannot express is
+// left out, and [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
 	if c.RandomFully != nil {
@@ -153,8 +153,8 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 	return f
 }
 
-// withExemptions inserts a family's exemptions at the front of its list. If the file has one
-// of them too, its position is that in the file.
+// withExemptions inserts a family's exemptions at the front of its list. If the file lists one of them, too, that has the
+// position in the file.
 func withExemptions(c config.Config, cidrs []config.CIDR, ipv6 bool) []config.CIDR {
 	masqueraded := map[string]bool{
 		config.KeyMasqLinkLocal: c.MasqLinkLocal, config.KeyMasqLinkLocalIPv6: c.MasqLinkLocalIPv6,
@@ -211,8 +211,7 @@ func (f FamilyPolicy) condition(key string) Condition {
 // List returns the list of a key, empty if it is not set.
 func (f FamilyPolicy) List(key string) List { return f.condition(key).List }
 
-// ofFamily returns the CIDRs of a family, which is the list itself if it has no
-// others.
+// ofFamily returns the CIDRs of a family: the list itself if it has no others.
 func ofFamily(cidrs []config.CIDR, ipv6 bool) (selected []config.CIDR) {
 	if !slices.ContainsFunc(cidrs, func(c config.CIDR) bool { return c.Addr().Is6() != ipv6 }) {
 		return cidrs
@@ -265,14 +264,13 @@ type digest [sha256.Size]byte
 // String returns the eight hex digits that users see.
 func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 
-// Hash returns eight hex digits that identify the policy: policies
-// with the same digits mean the same, regardless of the order and format of their
-// files.
+// Hash returns eight hex digits that identify the policy: policies with the same digits mean the same, regardless of the
+// order and format of their files.
 func (p Policy) Hash() string { return p.digest().String() }
 
 func (p Policy) digest() digest {
 	h := sha256.New()
-	w := bufio.NewWriter(h) // and a hash has no errors
+	w := bufio.NewWriter(h) // writing to a hash never fails
 	write := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	for _, f := range p.Families {
 		write("%s\n", f.NetfilterFamily())
@@ -285,7 +283,7 @@ func (p Policy) digest() digest {
 				write("%s\n", i.Name)
 			}
 		}
-		for _, p := range f.SNATAddresses().Prefixes() {
+		for _, p := range f.SNATAddresses().Addresses.Prefixes() {
 			write("snat %s\n", p)
 		}
 		for _, r := range f.SNATRules() {
@@ -293,7 +291,7 @@ func (p Policy) digest() digest {
 			for _, i := range r.Interfaces {
 				write(" %s", i.Name)
 			}
-			write(" %v\n", r.Prefixes())
+			write(" %v\n", r.Addresses.Prefixes())
 		}
 	}
 	write("random-fully %t\nports %v\n", p.RandomFully, p.Ports)

@@ -10,12 +10,12 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A SNATRule is the part of an entry of snatRules that concerns one family. snatAddresses is one, too: the
-// last, without conditions, and with Place 0. Its list has the addresses.
+// A SNATRule is the part of an entry of snatRules that concerns one family. snatAddresses is one, too: the last, without
+// conditions, and with Number 0.
 type SNATRule struct {
-	List
-	// Present are the addresses that the node has, sorted. They are no part of the policy: the same
-	// config serves all nodes.
+	Addresses List
+	// Present are those of Addresses that the node has, sorted. They are no part of the policy: the same config serves all
+	// nodes.
 	Present      []netip.Addr
 	Number       int // in snatRules, from 1; 0: it is snatAddresses
 	Pos          config.Position
@@ -24,7 +24,7 @@ type SNATRule struct {
 	Interfaces   []config.Interface
 }
 
-// RuleChain is the beginning of the name of an entry's chain, before its place.
+// RuleChain is the beginning of the name of an entry's chain, before its number.
 const RuleChain = "snat-rule-"
 
 // newSNATRules returns the entries that can match connections of a family, and after them snatAddresses.
@@ -35,7 +35,7 @@ func newSNATRules(c config.Config, ipv6 bool) (rules []SNATRule) {
 			continue
 		}
 		r := SNATRule{
-			List:         NewList(ofFamily(entry.Addresses, ipv6)),
+			Addresses:    NewList(ofFamily(entry.Addresses, ipv6)),
 			Pos:          entry.Pos,
 			Sources:      NewList(ofFamily(entry.From, ipv6)),
 			Destinations: NewList(ofFamily(entry.To, ipv6)),
@@ -62,7 +62,7 @@ func (f FamilyPolicy) SNATAddresses() SNATRule {
 	return SNATRule{}
 }
 
-// String returns what the entry says about its family.
+// String returns the part of the entry that concerns its family, in words.
 func (r SNATRule) String() string {
 	var parts []string
 	add := func(word string, texts []string) {
@@ -72,13 +72,12 @@ func (r SNATRule) String() string {
 	}
 	add("from", config.Texts(r.Sources.CIDRs))
 	add("to", config.Texts(r.Destinations.CIDRs))
-	add("leaves from", config.Texts(r.CIDRs))
+	add("leaves from", config.Texts(r.Addresses.CIDRs))
 	add("by", config.Names(r.Interfaces))
 	return strings.Join(parts, " ")
 }
 
-// PresentAddresses returns the addresses of the node that connections of pods may leave from other
-// than that of the interface.
+// PresentAddresses returns the addresses of snatAddresses and snatRules that the node has, sorted.
 func (f FamilyPolicy) PresentAddresses() (addresses []netip.Addr) {
 	for _, r := range f.SNAT {
 		addresses = append(addresses, r.Present...)
@@ -87,8 +86,7 @@ func (f FamilyPolicy) PresentAddresses() (addresses []netip.Addr) {
 	return slices.Compact(addresses)
 }
 
-// CountSNATRules counts the entries of snatRules of which the node has an address, and those of
-// which it has none.
+// CountSNATRules returns the number of entries of snatRules with an address on the node, and of those without one.
 func (p Policy) CountSNATRules() (present, absent int) {
 	found := map[int]bool{}
 	for _, f := range p.Families {
@@ -106,8 +104,7 @@ func (p Policy) CountSNATRules() (present, absent int) {
 	return present, absent
 }
 
-// HasPresentAddress reports whether the node has an address that connections of pods may leave
-// from other than that of the interface.
+// HasPresentAddress reports whether the node has an address of snatAddresses or snatRules.
 func (f FamilyPolicy) HasPresentAddress() bool {
 	return slices.ContainsFunc(f.SNAT, func(r SNATRule) bool { return len(r.Present) > 0 })
 }
@@ -125,10 +122,12 @@ func (p Policy) WithAddresses(addresses []netip.Addr) Policy {
 	return p
 }
 
+// setPresent sets the addresses of an entry that the node has, of all of its addresses.
 func (r *SNATRule) setPresent(addresses []netip.Addr) {
 	r.Present = nil
 	for _, a := range addresses {
-		if a.IsGlobalUnicast() && r.Contains(a) {
+		// Entries can be as wide as 0.0.0.0/0. The source address of a connection is never one of loopback or link-local.
+		if a.IsGlobalUnicast() && r.Addresses.Contains(a) {
 			r.Present = append(r.Present, a)
 		}
 	}
@@ -145,7 +144,7 @@ func (r Ruleset) WithAddresses(addresses []netip.Addr) Ruleset {
 	return Ruleset{Policy: p, Layout: r.Layout, Tables: r.Layout.Compile(p, r.Hash()), digest: r.digest}
 }
 
-// samePresent reports whether the node has the same of snatAddresses and snatRules.
+// samePresent reports whether the node has the same addresses of snatAddresses and snatRules in both policies.
 func (p Policy) samePresent(o Policy) bool {
 	return slices.EqualFunc(p.Families, o.Families, func(a, b FamilyPolicy) bool {
 		return slices.EqualFunc(a.SNAT, b.SNAT, func(a, b SNATRule) bool { return slices.Equal(a.Present, b.Present) })
@@ -157,9 +156,9 @@ func (p Policy) HasSNAT() bool {
 	return slices.ContainsFunc(p.Families, func(f FamilyPolicy) bool { return len(f.SNAT) > 0 })
 }
 
-// Absent returns the entries of the list of which the node has no address.
+// Absent returns those of Addresses of which the node has none.
 func (r SNATRule) Absent() (absent []config.CIDR) {
-	for _, c := range r.CIDRs {
+	for _, c := range r.Addresses.CIDRs {
 		if !slices.ContainsFunc(r.Present, c.Contains) {
 			absent = append(absent, c)
 		}
@@ -167,7 +166,7 @@ func (r SNATRule) Absent() (absent []config.CIDR) {
 	return absent
 }
 
-// buckets is into how many groups pods fall, by the last byte of their address.
+// buckets is the number of groups of pods: all whose addresses have the same last byte are one.
 const buckets = 256
 
 func bucketOf(pod netip.Addr) byte {
@@ -175,11 +174,11 @@ func bucketOf(pod netip.Addr) byte {
 	return b[len(b)-1]
 }
 
-// Address returns the address that connections of a pod leave from, of those that the node has.
+// Address returns the one of Present from which connections of a pod leave, the zero address if there is none.
 func (r SNATRule) Address(pod netip.Addr) netip.Addr { return r.assign()[bucketOf(pod)] }
 
-// Mappings returns the last byte of a pod's address, alone, with the address that
-// connections of such pods leave from.
+// Mappings returns, for each last byte of a pod's address, the address from which connections of such pods leave. All
+// other bytes of the keys are zero.
 func (r SNATRule) Mappings() []nfnetlink.Mapping {
 	mappings := make([]nfnetlink.Mapping, buckets)
 	for i, a := range r.assign() {
@@ -191,10 +190,9 @@ func (r SNATRule) Mappings() []nfnetlink.Mapping {
 	return mappings
 }
 
-// assign chooses the address of each bucket: the one that draws the highest number for
-// it (rendezvous hashing). So an address that goes moves only its own pods, and one that
-// comes moves no pod but to itself. What an address draws must be the same in all
-// versions and on all nodes.
+// assign returns the address of each bucket: the one that draws the highest number for it (rendezvous hashing). So if an
+// address goes, only its own pods get another one, and if an address comes, pods change only to that. The numbers that an
+// address draws must be the same in all versions and on all nodes.
 func (r SNATRule) assign() (assigned [buckets]netip.Addr) {
 	var highest [buckets]uint64
 	for _, a := range r.Present {

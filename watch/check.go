@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An observer checks a path, one check at a time.
+// A checker checks a path, one check at a time.
 type checker struct {
 	path     string
 	read     func() (deliver func(), fingerprint string, present int)
@@ -18,54 +18,52 @@ type checker struct {
 	requests chan struct{}         // to read the content
 }
 
-func (o *checker) reread() {
+func (c *checker) reread() {
 	select {
-	case o.requests <- struct{}{}:
+	case c.requests <- struct{}{}:
 	default:
 	}
 }
 
-// A reading is what a path leads to, and the content.
+// A reading is the result of a check: the files to which a path leads and, if they were read, their content.
 type reading struct {
 	files   files
 	id      string // of the content, "" if it was not read
-	present int    // how many files there are with something in them, or unknown
+	present int    // the number of files with something in them, or unknown
 }
 
-// unknown is for an error that does not tell how many files there are.
+// unknown is the number of files if they cannot be read.
 const unknown = -1
 
-// files are the file at a path or, if that is a directory, the files in it, by the path
-// to each.
+// files are the file at a path or, if that is a directory, the files in it, each by its path.
 type files map[string]file
 
-// A file is equal to another one if nothing about it has changed.
+// A file is the state of one file: that has changed if the two values are not equal.
 type file struct {
 	path string       // without symbolic links; "" if its directory does not exist
 	stat unix.Statx_t // zero if it does not exist
 }
 
-// check finds out what the path leads to, makes inotify watch it, and reads the content
-// if read is true or the files differ from the known ones. Every later change causes an
-// event, unless inotify does not report it.
-func (o *checker) check(read bool, known files) (r reading, deliver func()) {
-	r.files = o.resolve()
-	o.watch(r.files)
-	if read || !maps.Equal(r.files, known) {
-		deliver, r.id, r.present = o.read()
+// check finds out to which files the path leads, makes inotify watch them, and reads the content if force is set or the
+// files differ from the known ones. Every later change causes an event, unless inotify does not report it.
+func (c *checker) check(force bool, known files) (r reading, deliver func()) {
+	r.files = c.resolve()
+	c.watch(r.files)
+	if force || !maps.Equal(r.files, known) {
+		deliver, r.id, r.present = c.read()
 	}
 	return r, deliver
 }
 
-// maxEntries limits the entries of a directory that are followed.
+// maxEntries is how many entries of a directory are followed.
 const maxEntries = 1000
 
-func (o *checker) resolve() files {
-	paths := []string{o.path}
-	if dir, err := os.OpenFile(o.path, unix.O_DIRECTORY, 0); err == nil {
+func (c *checker) resolve() files {
+	paths := []string{c.path}
+	if dir, err := os.OpenFile(c.path, unix.O_DIRECTORY, 0); err == nil {
 		paths, _ = dir.Readdirnames(maxEntries)
 		for i, name := range paths {
-			paths[i] = o.path + "/" + name
+			paths[i] = c.path + "/" + name
 		}
 		dir.Close()
 	}
@@ -101,30 +99,30 @@ func fileAt(path string) (f file) {
 // kernel's limits (fs.inotify.*) allow: the next check tries again. A watch
 // belongs to an inode and vanishes with it, so each check adds all of them. Watches of
 // other directories remain until there are too many.
-func (o *checker) watch(found files) {
+func (c *checker) watch(found files) {
 	const (
 		limit     = 2 * maxEntries
 		unhandled = 100 // events; the kernel queues more
 	)
-	if o.inotify != nil && len(o.inotify.WatchList()) > limit {
-		o.close()
+	if c.inotify != nil && len(c.inotify.WatchList()) > limit {
+		c.close()
 	}
-	if o.inotify == nil {
+	if c.inotify == nil {
 		var err error
-		o.inotify, err = fsnotify.NewBufferedWatcher(unhandled)
+		c.inotify, err = fsnotify.NewBufferedWatcher(unhandled)
 		if err != nil {
 			return
 		}
-		o.events = o.inotify.Events
-		failures := o.inotify.Errors
+		c.events = c.inotify.Events
+		failures := c.inotify.Errors
 		go func() {
 			// Received at once, because fsnotify keeps its lock while it sends some.
 			for range failures {
-				o.reread() // events were lost
+				c.reread() // events were lost
 			}
 		}()
 	}
-	paths := map[string]bool{fileAt(o.path).path: true, fileAt(filepath.Dir(o.path)).path: true}
+	paths := map[string]bool{fileAt(c.path).path: true, fileAt(filepath.Dir(c.path)).path: true}
 	for _, f := range found {
 		if f.path != "" {
 			paths[filepath.Dir(f.path)] = true
@@ -132,14 +130,14 @@ func (o *checker) watch(found files) {
 	}
 	delete(paths, "")
 	for path := range paths {
-		_ = o.inotify.Add(path)
+		_ = c.inotify.Add(path)
 	}
 }
 
-func (o *checker) close() {
-	if o.inotify != nil {
-		o.inotify.Close() // always nil on Linux once the descriptor is closed
-		o.inotify = nil
-		o.events = nil
+func (c *checker) close() {
+	if c.inotify != nil {
+		c.inotify.Close() // always nil on Linux once the descriptor is closed
+		c.inotify = nil
+		c.events = nil
 	}
 }

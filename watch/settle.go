@@ -8,22 +8,21 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A settler decides, reading by reading, whether content is complete. It does no I/O
-// and has no clock.
+// A settler decides, reading by reading, whether content is complete. It does no I/O and has no clock.
 type settler struct {
 	quiet      time.Duration // how long content must be the same, unless its files arrived complete
-	fewerFiles time.Duration // how long that must be if there are fewer files than before
+	fewerFiles time.Duration // how long it must be the same if there are fewer files than before
 	settled    reading       // the last complete one; without id for none
-	reported   fsnotify.Op   // what inotify reported first about its files since: Create, Remove or Rename
+	reported   fsnotify.Op   // what inotify reported first about the settled files since: Create, Remove or Rename
 
 	pending      string    // id of content that is not complete yet, "" for none
-	pendingSince time.Time // when that was first read
+	pendingSince time.Time // when the pending content was first read
 	firstBy      time.Time // when the first content counts as complete in any case
 }
 
-// step handles a reading, which may have taken time. It returns whether it is complete
-// and new, and when content that is not complete is to be read again.
-func (s *settler) step(begin, end time.Time, r reading) (settled bool, retry time.Time) {
+// step handles a reading, which was made from begin to end. It returns whether its content is to be delivered, because it
+// is complete and new, and when content that is not complete is to be read again.
+func (s *settler) step(begin, end time.Time, r reading) (deliver bool, retry time.Time) {
 	const longest = 500 * time.Millisecond
 	if s.firstBy.IsZero() {
 		s.firstBy = end.Add(longest)
@@ -42,8 +41,8 @@ func (s *settler) step(begin, end time.Time, r reading) (settled bool, retry tim
 	if s.settled.id == "" && s.firstBy.Before(retry) {
 		retry = s.firstBy
 	}
-	settled = r.id != s.settled.id
-	if settled && begin.Before(retry) && !complete {
+	isNew := r.id != s.settled.id
+	if isNew && begin.Before(retry) && !complete {
 		return false, retry
 	}
 	if r.present == unknown {
@@ -52,7 +51,7 @@ func (s *settler) step(begin, end time.Time, r reading) (settled bool, retry tim
 	s.settled = r
 	s.pending = ""
 	s.reported = 0
-	return settled, retry
+	return isNew, retry
 }
 
 // isGap reports whether files are missing that may be back in a moment, because many programs remove or truncate a file

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "regenerate testdata/settle.txt")
 
-// A fakePath is what an observer sees: a file at /file, and possibly others in a
+// A fakePath is what a checker sees: a file at /file, and possibly others in a
 // directory with it. It has no clock but that of a synctest bubble.
 type fakePath struct {
 	*follower

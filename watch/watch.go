@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follow follows path until ctx is done. It calls read, one call at a time, to get the
-// content, its fingerprint, and the number of files with something in them: equal
-// fingerprints mean equal content, and a content with fewer files than the one before
-// has to last. A read error and a missing file are content, too; the number is negative if
-// an error does not tell it.
+// Follow follows path until ctx is done. It always succeeds. It calls read, one call at a time, to get the content, its
+// fingerprint, and the number of files with something in them: equal fingerprints mean equal content, and a content with
+// fewer files than the one before has to last. A read error and a missing file are content, too; the number is negative
+// if an error does not tell it.
 //
-// The first content is delivered, and then each one that has settled; a slow receiver
-// gets the last one. The channel is never closed. Calling reread makes Follow read the content
-// now, even if the files seem unchanged; the call does not wait for that.
+// The first content is delivered, and then each one that has settled; a slow receiver gets the last one. The channel is
+// never closed. Calling reread makes Follow read the content now, even if the files seem unchanged; the call does not
+// wait for that.
 func Follow[T any](
 	ctx context.Context, path string, read func() (T, string, int),
 ) (content <-chan T, reread func()) {
@@ -29,7 +28,7 @@ func Follow[T any](
 	return c, o.reread
 }
 
-// newObserver returns an observer whose checks deliver what read returns.
+// newChecker returns a checker whose checks deliver what read returns.
 func newChecker[T any](path string, read func() (T, string, int), content chan T) *checker {
 	return &checker{
 		path: path, requests: make(chan struct{}, 1),
@@ -53,22 +52,22 @@ func replace[T any](c chan T, value T) {
 type follower struct {
 	settler
 	checker *checker
-	check   func(read bool, known files) (r reading, deliver func())
+	check   func(force bool, known files) (r reading, deliver func())
 	poll    time.Duration // between two checks without an event
-	share   int           // after a check, the next one is that many times as far away as its processor time
-	// processor returns the processor time of the calling thread: a check takes long while the machine is busy, or a
-	// file system is slow, but that costs nothing.
+	share   int           // the pause after a check is that many times as long as its processor time
+	// processor returns the processor time of the calling thread: a check takes long while the machine is busy, or a file
+	// system is slow, but that costs nothing.
 	processor func() time.Duration
 
 	next   time.Time // when a check is due
-	resume time.Time // until then it waits
-	force  bool      // it reads the content in any case
+	resume time.Time // a check that is due waits until then
+	force  bool      // the next check reads the content in any case
 }
 
-func newFollower(o *checker) *follower {
+func newFollower(c *checker) *follower {
 	return &follower{
 		settler: settler{quiet: 50 * time.Millisecond, fewerFiles: 3 * time.Second},
-		poll:    time.Second, share: 200, checker: o, check: o.check, force: true, processor: threadTime,
+		poll:    time.Second, share: 200, checker: c, check: c.check, force: true, processor: threadTime,
 	}
 }
 
@@ -94,9 +93,9 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// event handles an event. The next check finds out what has changed, except for a second
-// write within a tick of the kernel's clock, and whether a file was renamed over another
-// one or created after that was removed.
+// handleEvent makes a check due, which finds out what has changed. It cannot tell whether there was a second write within
+// a tick of the kernel's clock, so it reads the content in any case, nor whether a file was renamed over another one or
+// created after that was removed: that is in the event.
 func (f *follower) handleEvent(e fsnotify.Event) {
 	for _, entry := range f.settled.files {
 		if entry.path == filepath.Clean(e.Name) {
@@ -107,7 +106,8 @@ func (f *follower) handleEvent(e fsnotify.Event) {
 	f.next = time.Now()
 }
 
-// due checks the path, and delivers the content if it has settled.
+// checkNow checks the path, and delivers the content if it has settled. First it handles the events that are queued: they
+// are about what this check sees, and would cause another one.
 func (f *follower) checkNow() {
 	begin := time.Now()
 	for range cap(f.checker.events) {
@@ -129,8 +129,8 @@ func (f *follower) checkNow() {
 	if r.id == "" {
 		return
 	}
-	settled, retry := f.step(begin, end, r)
-	if settled {
+	isNew, retry := f.step(begin, end, r)
+	if isNew {
 		deliver()
 	}
 	if f.pending != "" {
@@ -141,6 +141,7 @@ func (f *follower) checkNow() {
 	}
 }
 
+// threadTime returns the processor time of the calling thread, 0 if the kernel does not tell it.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
@@ -149,11 +150,11 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// pause makes the next check wait after one that cost some processor time.
+// pause makes the next check wait after one that took some processor time.
 func (f *follower) pause(now time.Time, cost time.Duration) {
 	const (
 		longest = 10 * time.Second
-		saved   = 5 * time.Second // while there is nothing to check
+		saved   = 5 * time.Second // of pauses, while there was nothing to check
 	)
 	if f.resume.Before(now.Add(-saved)) {
 		f.resume = now.Add(-saved)

@@ -181,7 +181,7 @@ func (b *bench) packetsFrom(ctx context.Context, counts ...int) {
 		from := plain.Policy
 		from.Families = slices.Clone(from.Families)
 		network := config.CIDR{Prefix: netip.PrefixFrom(firstSource, 24).Masked()}
-		from.Families[0].SNAT = []nft.SNATRule{{List: nft.NewList([]config.CIDR{network})}}
+		from.Families[0].SNAT = []nft.SNATRule{{Addresses: nft.NewList([]config.CIDR{network})}}
 		all = append(all, ofNft(nft.CompilePolicy(from.WithAddresses(addresses[:n]), plain.Layout).String()))
 	}
 	s := b.onNodes(ctx, 5, all, addresses, dsts)

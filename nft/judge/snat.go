@@ -46,7 +46,7 @@ func AllowsSource(f nft.FamilyPolicy, src, dst, address netip.Addr, onNode bool)
 	lost := false
 	for _, r := range f.SNAT {
 		present := slices.Contains(r.Present, address)
-		if !present && r.Contains(address) {
+		if !present && r.Addresses.Contains(address) {
 			lost = true
 		}
 		if len(r.Present) == 0 || !matches(r, src, dst) {

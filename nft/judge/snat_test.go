@@ -124,7 +124,7 @@ func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) 
 		}
 	}
 	r := ruleOf("10.0.0.0/8 11.0.0.0/8", "192.0.2.0/24", "wan0 wg*")
-	r.List = list("198.51.100.8/32")
+	r.Addresses = list("198.51.100.8/32")
 	const want = "from 10.0.0.0/8, 11.0.0.0/8 to 192.0.2.0/24 leaves from 198.51.100.8 by wan0, wg*"
 	if got := r.String(); got != want {
 		t.Errorf("%s, want %s", got, want)

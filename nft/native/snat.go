@@ -45,10 +45,10 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 // lists and, if it has several addresses there, the map that selects one.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	addresses := f.SNATAddresses()
-	if len(addresses.CIDRs) > 0 {
+	if len(addresses.Addresses.CIDRs) > 0 {
 		sets = append(sets, nft.Set{
 			Name: snatSet(f), IPv6: f.IPv6, Comment: config.SNATAddresses().Means,
-			Prefixes: addresses.Prefixes(),
+			Prefixes: addresses.Addresses.Prefixes(),
 		})
 	}
 	for _, r := range append([]nft.SNATRule{addresses}, f.SNATRules()...) {
@@ -56,7 +56,7 @@ func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 			continue
 		}
 		for _, l := range listsOf(r, f) {
-			sets = append(sets, nft.Set{Name: l.set, IPv6: f.IPv6, Prefixes: l.Prefixes(), Comment: placeOf(r)})
+			sets = append(sets, nft.Set{Name: l.set, IPv6: f.IPv6, Prefixes: l.Prefixes(), Comment: entryName(r)})
 		}
 		if len(r.Present) > 1 {
 			sets = append(sets, nft.Set{
@@ -86,8 +86,8 @@ func listsOf(r nft.SNATRule, f nft.FamilyPolicy) []entryList {
 	return slices.DeleteFunc(lists, func(l entryList) bool { return len(l.CIDRs) == 0 })
 }
 
-// placeOf names an entry in comments.
-func placeOf(r nft.SNATRule) string {
+// entryName names an entry in comments.
+func entryName(r nft.SNATRule) string {
 	return fmt.Sprintf("%s, entry %d", config.KeySNATRules, r.Number)
 }
 
@@ -141,7 +141,7 @@ func entryRules(r nft.SNATRule, f nft.FamilyPolicy) (rules []nft.Rule) {
 	}
 	send := func(match []nft.Statement) {
 		statements := append(match, continueIn(ruleName(r, "", f)))
-		rules = append(rules, nft.Rule{Statements: statements, Comment: placeOf(r)})
+		rules = append(rules, nft.Rule{Statements: statements, Comment: entryName(r)})
 	}
 	for _, o := range r.Interfaces {
 		send(append(slices.Clip(match), byInterface(o.Name, true, false)))

@@ -12,8 +12,7 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Layout is mode iptables-nft: rules that iptables lists, in the chain of this
-// name.
+// A Layout is mode iptables-nft: rules that iptables lists, in a chain of this name.
 type Layout struct{ ChainName string }
 
 // Mode implements [nft.Layout].
@@ -66,8 +65,8 @@ const (
 	commentJumpEnd = " chain"
 )
 
-// Compile implements [nft.Layout]: for each family the chain in the documentation of
-// ip-masq-agent, and one jump to it.
+// Compile implements [nft.Layout]: for each family the chain in the documentation of ip-masq-agent, and one jump to it.
+// The rules do not have the hash: their user data gets it when they are written, see [State.Switch].
 func (l Layout) Compile(p nft.Policy, _ string) (tables []nft.Table) {
 	for _, f := range p.Families {
 		c := compiler{family: f, policy: p, chain: l.ChainName}

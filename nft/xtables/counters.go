@@ -5,8 +5,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Counters reads the number of connections by verdict from the rules of a chain; nothing
-// if there are none. It does not count connections to this node. A deleted rule loses its count.
+// Counters reads the number of connections by verdict from the counters of a chain's rules; none if it has no rules.
+// Connections to this node do not count, and a deleted rule loses its count.
 func Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error) {
 	var counts []nft.Counts
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {

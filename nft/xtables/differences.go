@@ -54,11 +54,11 @@ func (s *State) drift(t *table) (diffs []string) {
 	if t.post == nil {
 		return append(diffs, fmt.Sprintf("%s has no chain POSTROUTING", t))
 	}
-	exact, others := t.splitJumps()
+	exact, variants := t.splitJumps()
 	if len(exact) == 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has no jump to %s", t, s.name))
 	}
-	if extra := len(exact) + len(others) - 1; extra > 0 {
+	if extra := len(exact) + len(variants) - 1; extra > 0 {
 		diffs = append(diffs, fmt.Sprintf("%s: POSTROUTING has %d other jumps to %s", t, extra, s.name))
 	}
 	where := fmt.Sprintf("%s: chain %s", t, s.name)
@@ -74,16 +74,19 @@ func (s *State) drift(t *table) (diffs []string) {
 	return diffs
 }
 
-// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are
-// exactly ours, and others, such as variants of other agents.
-func (t *table) splitJumps() (exact, others []nfnetlink.Rule) {
+// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are exactly ours, and others, such
+// as those of older agents.
+func (t *table) splitJumps() (exact, variants []nfnetlink.Rule) {
 	jump := t.want.Chain(Postrouting).Bytecode(t.want, nil)[0]
 	for _, r := range t.jumps {
 		if sameExprs(r, jump) {
 			exact = append(exact, r)
 		} else {
-			others = append(others, r)
+			variants = append(variants, r)
 		}
 	}
-	return exact, others
+	return exact, variants
 }
+
+// sameExprs compares rules of the shared tables without user data, in which programs keep their own notes.
+func sameExprs(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }

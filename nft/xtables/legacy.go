@@ -33,9 +33,9 @@ func (t LegacyTable) Command() string {
 	return fmt.Sprintf("%stables-legacy -t %s -S", t.Family, t.Table)
 }
 
-// LegacyTables returns the tables of legacy ip_tables in this network namespace that have rules or
-// chains. It reads which tables exist from a directory such as /proc/net or /proc/thread-self/net: to
-// ask for one that does not exist would create it. It needs NET_ADMIN.
+// LegacyTables returns the tables of legacy ip_tables that have rules or chains, of the network namespace of this thread.
+// It reads which tables exist from a directory such as /proc/thread-self/net, because to ask for one that does not exist
+// would create it. If there are any, it needs NET_ADMIN.
 func LegacyTables(dir string) (found []LegacyTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
@@ -70,7 +70,7 @@ func legacyTable(dir string, family nfnetlink.Family, table string) ([]byte, err
 		entries, err = f.read(table)
 	}
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // also if it is gone meanwhile
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // it may have gone meanwhile
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)

@@ -26,8 +26,7 @@ var (
 		`subject to MASQUERADE( \(.*\))?$`)
 )
 
-// comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to
-// v2.12.1 put literal ones around it.
+// comment returns a rule's comment without quotes: ip-masq-agent v2.10.0 to v2.12.1 put literal ones around it.
 func comment(r nfnetlink.Rule) string { return strings.Trim(r.Comment(), `"\ `) }
 
 // leads reports whether a rule jumps to a chain of such an agent, by the name or the comment.
@@ -45,14 +44,14 @@ type OlderChain struct {
 	Hash string
 	// Rules is the number of its rules.
 	Rules int
-	// Doubt is why the chain is not certainly an agent's, "" if it is. It is never removed then.
+	// Doubt is why the chain may be another program's, "" if it is certainly an agent's. With a doubt it is never removed.
 	Doubt string
 
 	table nfnetlink.Table
 	rules []uint64 // the handles of its rules
 	jumps []uint64 // those of the agent's rules in POSTROUTING that lead to it
-	// removesTable means that without the chain the table has nothing but POSTROUTING, so that only we can have
-	// created it. It goes with the chain.
+	// removesTable means that without the chain the table has nothing but POSTROUTING, so that only we can have created the
+	// table. It goes with the chain.
 	removesTable bool
 }
 
@@ -135,7 +134,7 @@ func readJumps(c *nfnetlink.Conn, table nfnetlink.Table) (map[string][]uint64, e
 	return jumps, err
 }
 
-// readChain reads a chain, which may be an agent's, to which its jumps lead.
+// readChain reads a chain that may be an agent's. jumps are the handles of the agents' rules that lead to it.
 func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []uint64) (OlderChain, error) {
 	chain := OlderChain{table: table, jumps: jumps}
 	head, err := c.Chain(table.Family, table.Name, name)
@@ -162,8 +161,8 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 	return chain, err
 }
 
-// isAgents reports whether something of an agent is in the chain, or leads to it. What others refer to stays
-// when it was emptied, and is no agent's then.
+// belongsToAgent reports whether the chain has a rule of an agent, or an agent's jump leads to it. An empty chain of an
+// agent's name to which others refer is none: it had to stay when it was emptied.
 func (l OlderChain) belongsToAgent() bool {
 	if l.Hook != nil {
 		return false
@@ -176,8 +175,8 @@ func Removable(all []OlderChain) []OlderChain {
 	return slices.DeleteFunc(slices.Clone(all), func(l OlderChain) bool { return l.Doubt != "" })
 }
 
-// RemoveOlder deletes chains, as they were found, with the agents' jumps to them, and nothing else:
-// the batch is right as long as they are as they were found. A chain to which others refer stays, empty.
+// RemoveOlder deletes chains with the agents' jumps to them, and nothing else. The batch requires that they are as they
+// were found. A chain to which others refer stays, empty.
 func RemoveOlder(chains []OlderChain, b *nfnetlink.Batch) {
 	for _, l := range chains {
 		b.Require(l)
@@ -232,7 +231,7 @@ func (l OlderChain) Jumps() int { return max(int(l.Use)-l.Rules, 0) }
 // Reached reports whether packets may reach its rules.
 func (l OlderChain) Reached() bool { return l.Rules > 0 && l.Jumps() > 0 }
 
-// Decides reports whether packets may reach rules that are certainly an iptables-based agent's.
+// Decides reports whether packets may reach its rules, and these are certainly an iptables-based agent's.
 func (l OlderChain) Decides() bool { return !l.Ours && l.Doubt == "" && l.Reached() }
 
 // String returns the name of the chain and, unless it is ours, what exists of it.

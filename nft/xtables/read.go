@@ -22,16 +22,16 @@ type table struct {
 	exists     bool
 	post       *nfnetlink.Chain // POSTROUTING, nil if there is none
 	jumps      []nfnetlink.Rule // of POSTROUTING, to our chain
-	otherRules int              // the number of its other rules
+	otherRules int              // the number of the other rules of POSTROUTING
 	chain      *chain           // nil if there is none
 }
 
-// A chain is what has our chain's name in a shared table.
+// A chain is the chain with our chain's name in a shared table, whoever wrote it.
 type chain struct {
 	nfnetlink.Chain
-	rules  []nfnetlink.Rule // the first ones
-	total  int              // the number of rules that were read
-	signed bool             // we wrote some of them
+	rules  []nfnetlink.Rule // not many more than are wanted
+	total  int              // the number of its rules, as far as they were read
+	signed bool             // a rule has our signature
 	hash   string           // of the policy, from the rule that has it
 }
 
@@ -39,8 +39,8 @@ type chain struct {
 // programs can add more than fits our memory.
 const slack = 5_000
 
-// Read reads what has the name of the wanted chain. What we left under other names is
-// the matter of [FindOlder].
+// Read reads the chains with the name of the wanted one, and the jumps to them. Chains that we left under other names are
+// found by [FindOlder]. It reads everything at any depth and at each attempt, because that is little.
 func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ nft.Depth, _ nft.KernelState) (nft.KernelState, error) {
 	s := &State{}
 	if want.Mode() != nft.ModeIPTables {
@@ -97,7 +97,7 @@ func (s *State) readPostrouting(c *nfnetlink.Conn, t *table) error {
 	})
 }
 
-// hides reports whether POSTROUTING has rules that the kernel did not list.
+// hasUnlistedRules reports whether POSTROUTING has rules that the kernel did not list.
 func (t *table) hasUnlistedRules() bool {
 	return t.post != nil && len(t.jumps)+t.otherRules < int(t.post.Use)
 }

@@ -16,9 +16,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// node returns a node of mode iptables-nft: it has the bytes that iptables-nft 1.8.9 writes
-// and the text that iptables-save prints. iptables-nft calls a table with anything else
-// incompatible.
+// statement returns a statement of mode iptables-nft, with the bytes that iptables-nft 1.8.9 writes and the text that
+// iptables-save prints. iptables-nft calls a table with anything else incompatible.
 func (c compiler) statement(text string, exprs ...expr.Any) nft.Statement {
 	return nft.Statement{Text: text, Exprs: nfnetlink.Marshal(c.family.NetfilterFamily(), exprs...)}
 }
@@ -46,6 +45,7 @@ func (c compiler) destination(p netip.Prefix) nft.Statement {
 	return c.statement(text, load, mask, compare)
 }
 
+// comment matches every packet. It carries a text.
 func (c compiler) comment(text string) nft.Statement {
 	info := xt.Comment(text)
 	return c.statement("-m comment --comment "+strconv.Quote(text), &expr.Match{Name: "comment", Info: &info})
@@ -60,10 +60,9 @@ func (c compiler) notLocal() nft.Statement {
 	})
 }
 
-// byChance matches with the probability of a choice, which iptables computes in units of
-// 2^-31. It encodes struct xt_statistic_info: u16 mode, u16 flags, u32 probability, 8 bytes
-// for the other mode, and a pointer of the kernel. iptables computes the other mode's count
-// from the memory that they share, here the probability.
+// byChance matches with the probability of a choice, which iptables computes in units of 2^-31. It encodes struct
+// xt_statistic_info: u16 mode, u16 flags, u32 probability, two more u32 of the mode nth, and a pointer of the kernel. The
+// last u32 is nth's count, which iptables computes from nth's first value, also in this mode: that is the probability.
 func (c compiler) byChance(choice nft.PortChoice) nft.Statement {
 	probability := math.Round(math.Exp2(31) * float64(choice.Size()) / float64(choice.Remaining))
 	info := make(xt.Unknown, 24)
@@ -73,7 +72,7 @@ func (c compiler) byChance(choice nft.PortChoice) nft.Statement {
 		&expr.Match{Name: "statistic", Info: &info})
 }
 
-// masquerade masquerades to ports, or to any if they are nil.
+// masquerade masquerades to a range of ports, or to any port if that is nil.
 func (c compiler) masquerade(ports *nft.PortRange) nft.Statement {
 	text := "-j MASQUERADE"
 	info := xt.NatRange{MinIP: net.IPv6zero, MaxIP: net.IPv6zero}

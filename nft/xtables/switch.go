@@ -19,12 +19,13 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return commit(wake) // which sends nothing if no table is dormant
+	return commit(wake) // sends nothing if no table is dormant
 }
 
-// Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also
-// where it was correct when it was read: a second agent may have changed it since. This needs no generation, because
-// the chain is named, and the jumps that are deleted by their handles have to be as they were found.
+// Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also where it
+// was correct when it was read: a second agent may have changed it since. This needs no generation, because the chain is
+// named, and the jumps that are deleted by their handles have to be as they were found. Nothing has to wait for packets
+// in the old rules, so there is no second transaction.
 func (s *State) Switch(first, _ *nfnetlink.Batch) {
 	if len(s.Differences()) == 0 {
 		return
@@ -52,25 +53,35 @@ func (s *State) writeChain(b *nfnetlink.Batch, t *table) {
 	}
 }
 
-// writeJump leaves one jump to our chain in POSTROUTING.
+// bytecode returns the rules of our chain as we write them: signed, and the last one with the hash of the policy.
+func (s *State) bytecode(t nft.Table) []nfnetlink.Rule {
+	rules := t.Chain(s.name).Bytecode(t, nil)
+	for i := range rules {
+		rules[i].UserData = nfnetlink.Signature()
+	}
+	rules[len(rules)-1].UserData = nfnetlink.SignatureWith(s.hash)
+	return rules
+}
+
+// writeJump leaves one jump to our chain in POSTROUTING: at the end, unless there is one already.
 func (s *State) writeJump(b *nfnetlink.Batch, t *table) {
 	post := t.want.Chain(Postrouting)
 	if t.post == nil {
 		b.AddChain(post.KernelChain(t.want))
 	}
-	exact, others := t.splitJumps()
+	exact, surplus := t.splitJumps()
 	if len(exact) == 0 {
 		b.AddRule(post.Bytecode(t.want, nil)[0])
 	} else {
-		others = append(others, exact[1:]...)
+		surplus = append(surplus, exact[1:]...)
 	}
-	for _, r := range others {
+	for _, r := range surplus {
 		b.Require(foundRule{t.Table, r})
 		b.DelRule(r)
 	}
 }
 
-// A foundRule is a rule that is to be deleted as it was found.
+// foundRule is the condition that a rule which is to be deleted by its handle is as it was found.
 type foundRule struct {
 	table nfnetlink.Table
 	rule  nfnetlink.Rule

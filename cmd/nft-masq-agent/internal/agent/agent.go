@@ -41,9 +41,9 @@ type Inputs struct {
 	Addresses func() ([]netip.Addr, error)
 	Follow    func(context.Context) <-chan node.Change
 
-	// Lock takes the lock of the network namespace, and fails while another process has it. Then
-	// Announce tells that process that this is another agent. Holder and Announced return the
-	// processes that have these two.
+	// Lock takes the lock of the network namespace, and fails while another process has it. Then Announce takes the place
+	// of the second agent, and fails while a third one has that. Holder returns the process that has the lock, and
+	// Announced the one in the place of the second.
 	Lock      func() (io.Closer, error)
 	Announce  func() (io.Closer, error)
 	Holder    func() (pid int, found bool)
@@ -121,10 +121,11 @@ const (
 type event struct {
 	reason string
 	files  *Files       // a new content of the config
-	moved  *node.Change // of the addresses of the node
+	moved  *node.Change // a change of the addresses of the node
 	depth  nft.Depth    // what to compare
 }
 
+// listsAddresses reports whether the addresses of the node are listed, also if no change of them was reported.
 func (e event) listsAddresses() bool { return e.reason == onResync || e.reason == onHangup }
 
 // checks reports whether the kernel is compared even with an unchanged policy.
@@ -153,6 +154,8 @@ func (a *Agent) Run(ctx context.Context) {
 
 // wait returns the next event, or false if ctx is done.
 func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
+	// After a check of the rules, that of the elements may be due at the same generation. It is an event of its own, so
+	// that it is charged to its own pace.
 	if v.attempt.reason == onDrift && v.attempt.depth == nft.Frame {
 		if e, due := a.dueElements(v, a.schedule.rules.seen); due {
 			return e, true
@@ -223,16 +226,19 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 		return previous // the agent ends, and has said so
 	}
 	v.attempt.err = err
-	if err != nil && !(kernel.Delayed(err) && v.inForce() && !v.attempt.differs) {
+	// Next to programs that write all the time, a check can end without an answer. That is no failure as long as our rules
+	// were right before, and no difference was seen.
+	onlyUnknown := kernel.Delayed(err) && v.inForce() && !v.attempt.differs
+	if err != nil && !onlyUnknown {
 		v.failure = err
-		if e.reason != onDrift || previous.failure == nil {
+		if e.reason != onDrift || previous.failure == nil { // a check that others cause does not delay the next try
 			v.tries++
 		}
 	}
 	v.attempt.took = time.Since(start)
 	v.attempt.cost = a.schedule.cost(spent, a.in.Processor())
 	a.plan(&v, previous, depth)
-	// First the state, then the log: a reader of the line finds us ready.
+	// First the view, then the log: who reads the line finds the agent ready.
 	a.latest.Store(&v)
 	a.metrics.count(v)
 	for _, l := range a.report(previous, v) {
@@ -246,7 +252,7 @@ func (a *Agent) handle(ctx context.Context, previous view, e event) view {
 	return v
 }
 
-// apply makes the kernel have what is wanted.
+// apply writes the wanted rules into the kernel, and records what that did.
 func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 	applied, err := a.kernel.Apply(ctx, *v.policy.want, depth)
 	if err != nil {
@@ -260,9 +266,10 @@ func (a *Agent) apply(ctx context.Context, v *view, depth nft.Depth) error {
 	return nil
 }
 
-// FreeMemorySoon returns memory to the system after a delay.
+// FreeMemorySoon returns unused memory to the system after a second.
 func FreeMemorySoon() { time.AfterFunc(time.Second, debug.FreeOSMemory) }
 
+// compile returns what the files mean.
 func (a *Agent) compile(f Files) content {
 	c := content{files: f.Sources, readAt: time.Now()}
 	if !f.readable() {
@@ -275,14 +282,14 @@ func (a *Agent) compile(f Files) content {
 	c.err = b.Problems.Err()
 	c.resync = b.Config.ResyncInterval
 	c.stale = b.Config.StaleConnections
-	if c.err == nil { // blanks alone can be a syntax error
+	if c.err == nil { // a file of blanks is not empty if they are a syntax error
 		c.missing = f.missing(a.settings.ConfigPath)
 	}
 	return c
 }
 
-// choosePolicy chooses the policy for a new content, and again if that was not possible, or if
-// rules of a previous run may be gone.
+// choosePolicy chooses the policy for a new content. It chooses again if the kernel could not be read, and as long as rules
+// of a previous run stay, which may go.
 func (a *Agent) choosePolicy(ctx context.Context, v *view, e event) error {
 	if !v.read || e.files == nil && v.policy.source != "" && v.policy.inherited == nil {
 		return nil
@@ -308,8 +315,8 @@ func (a *Agent) choosePolicy(ctx context.Context, v *view, e event) error {
 	return nil
 }
 
-// addAddresses completes the wanted ruleset with the addresses of this node. They are followed
-// from the first time on; a full check also lists them.
+// addAddresses completes the wanted ruleset with the addresses of this node. They are listed at first, and then followed;
+// a resync and a SIGHUP list them again.
 func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 	if e.moved != nil {
 		v.unfollowed = e.moved.Err
@@ -340,7 +347,7 @@ func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 	return nil
 }
 
-// publish shows a view to probes, metrics, commands and observers.
+// publish makes a view the one that probes, metrics, commands and observers see.
 func (a *Agent) publish(v view) {
 	a.latest.Store(&v)
 	close(a.published.Swap(&published{v, make(chan struct{})}).outdated)

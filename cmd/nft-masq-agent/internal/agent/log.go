@@ -54,7 +54,8 @@ func (a *Agent) report(previous, v view) (l logLines) {
 	if err := v.failure; err != nil && !sameFailure(previous.failure, err) {
 		reportFailure(&l, err, v.hash() != "")
 	}
-	switch source := previous.policy.source; {
+	source := previous.policy.source
+	switch {
 	case v.attempt.read && v.content.err != nil:
 		l.add(zap.ErrorLevel, "config_rejected", "config rejected; "+v.describeEnforced(),
 			"source", string(v.policy.source), "error", v.content.err)
@@ -223,7 +224,7 @@ func reportMoved(l *logLines, policy nft.Policy, hash string) {
 // reportMissing reports for which families the node has none of snatAddresses.
 func reportMissing(l *logLines, previous, v view) {
 	for _, f := range v.installed.Policy.Families {
-		lacks := func(r nft.SNATRule) bool { return len(r.CIDRs) > 0 && len(r.Present) == 0 }
+		lacks := func(r nft.SNATRule) bool { return len(r.Addresses.CIDRs) > 0 && len(r.Present) == 0 }
 		lacked := false
 		if previous.installed != nil {
 			old, _ := previous.installed.Policy.Family(f.IPv6)

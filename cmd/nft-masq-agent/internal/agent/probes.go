@@ -22,7 +22,8 @@ const stuckAfter = 3 * time.Minute
 
 // Alive returns an error if the loop is stuck.
 func (a *Agent) Alive() error {
-	switch busySince := a.busySince.Load(); {
+	busySince := a.busySince.Load()
+	switch {
 	case busySince < 0:
 		return fmt.Errorf("%w: it has stopped", ErrStuck)
 	case busySince > 0 && time.Since(time.Unix(0, busySince)) > stuckAfter:

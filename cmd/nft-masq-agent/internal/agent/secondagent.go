@@ -14,14 +14,14 @@ import (
 type second struct {
 	*Agent
 	lock      io.Closer
-	announced io.Closer    // while another one has the lock
+	announced io.Closer    // the place of the second agent, while another one has the lock
 	hasLock   atomic.Bool  // lock is not nil
 	other     atomic.Int64 // process of the other agent, 0 for none
 }
 
 func (s *second) Run(ctx context.Context) {
-	s.EachView(ctx, func(_ View, checked bool) {
-		if checked {
+	s.EachView(ctx, func(_ View, resynced bool) {
+		if resynced {
 			s.try()
 		}
 	})
@@ -32,6 +32,7 @@ func (s *second) Run(ctx context.Context) {
 	}
 }
 
+// try takes the lock if it is free, and looks for another agent.
 func (s *second) try() {
 	if s.lock == nil {
 		s.takeLock()
@@ -55,7 +56,7 @@ func (s *second) try() {
 	}
 }
 
-// takeLock takes the lock or, while another process has it, that of an agent that came later.
+// takeLock takes the lock or, while another process has it, the place of the second agent.
 func (s *second) takeLock() {
 	lock, err := s.in.Lock()
 	if err == nil {

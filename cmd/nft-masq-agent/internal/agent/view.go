@@ -178,20 +178,27 @@ func (v view) describeEnforced() string {
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", subject, installed)
 }
 
+// causeOf returns why the kernel did not have the wanted ruleset. While the kernel has rejected a policy, what differs is
+// that policy.
 func (v view) causeOf(want nft.Ruleset, a kernel.Applied) cause {
-	switch same := v.installed != nil && v.installed.Hash() == want.Hash(); {
-	case len(a.Differences) == 0:
+	if len(a.Differences) == 0 {
 		return noCause
-	case same && want.Policy.HasSNAT() && !want.Same(*v.installed):
-		return addressesChanged
-	case !same || v.failure != nil && !kernel.Delayed(v.failure):
+	}
+	if v.hash() != want.Hash() {
 		return policyChanged
-	case len(a.Differences) > len(a.TookOver):
-		return changedByOthers
-	case v.installedAccepted:
+	}
+	if want.Policy.HasSNAT() && !want.Same(*v.installed) {
+		return addressesChanged
+	}
+	rejected := v.failure != nil && !kernel.Delayed(v.failure)
+	onlyOlder := len(a.Differences) == len(a.TookOver)
+	switch {
+	case rejected, onlyOlder && !v.installedAccepted:
+		return policyChanged
+	case onlyOlder:
 		return onlyOlderAgents
 	}
-	return policyChanged
+	return changedByOthers
 }
 
 // withApplied returns the view when the kernel has the wanted ruleset.
@@ -209,14 +216,14 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 		v.repairs++
 	}
 	n := len(a.Differences)
-	known := previous.hash() == want.Hash()
-	if n == 0 && known {
+	samePolicy := previous.hash() == want.Hash()
+	if n == 0 && samePolicy {
 		return v
 	}
 	v.changes++
 	v.replaced = previous.installed
 	v.history = running.Policy{Hash: want.Hash(), Since: moment, Changed: moment, Reason: v.attempt.reason}
-	if known {
+	if samePolicy {
 		v.history.Since = previous.history.Since
 	}
 	switch {
@@ -225,7 +232,7 @@ func (v view) withApplied(a kernel.Applied, moment time.Time) view {
 		v.history.Reason = "changed by another program"
 	case v.attempt.cause == addressesChanged:
 		v.history.Change = "source addresses replaced by those that this node has"
-	case known:
+	case samePolicy:
 		v.history.Change = fmt.Sprintf("differences removed: %d", n)
 	case previous.installed != nil:
 		v.attempt.added = want.Policy.Additions(previous.installed.Policy, few)

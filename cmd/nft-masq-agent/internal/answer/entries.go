@@ -34,7 +34,7 @@ func entries(p nft.Policy) (list []Entry) {
 	}
 	for _, f := range p.Families {
 		family := nft.FamilyKey(f.IPv6)
-		for _, c := range f.SNATAddresses().CIDRs {
+		for _, c := range f.SNATAddresses().Addresses.CIDRs {
 			add(config.KeySNATAddresses, family, c.Text(), c.Pos)
 		}
 		for _, r := range f.SNATRules() {

@@ -450,7 +450,8 @@ func (f *StatusFacts) ofAddresses() (found config.Problems) {
 
 func missingAddress(id, text string, family nft.FamilyPolicy, entry nft.SNATRule) config.Problem {
 	return statusProblem(id, fmt.Sprintf("assign one of %s to this node: until then, %s connections of its pods leave "+
-		"from another address", listed(config.Texts(entry.CIDRs)), nft.FamilyName(family.IPv6)), "%s", text+entryName(entry))
+		"from another address", listed(config.Texts(entry.Addresses.CIDRs)), nft.FamilyName(family.IPv6)),
+		"%s", text+entryName(entry))
 }
 
 // Print writes the report as text, starting with the problems.

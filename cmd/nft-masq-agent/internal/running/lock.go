@@ -6,19 +6,19 @@ import (
 	"net"
 )
 
-// Abstract unix sockets, of which each network namespace has one: of the agent that
-// came first, and of one that came later.
+// Names of abstract unix sockets, of which each network namespace has its own: the lock of the agent that came first, and
+// the place of a second one.
 const (
 	lockName  = "@nft-masq-agent"
 	laterName = "@nft-masq-agent-later"
 )
 
-// Lock makes this process the agent of its network namespace, until it is closed. It is
-// an error if another process is that.
+// Lock makes this process the agent of its network namespace, until the lock is closed. It fails while another process has
+// the lock.
 func Lock() (io.Closer, error) { return listen(lockName) }
 
-// Announce tells the agent that has the lock, until it is closed, that this process is
-// another agent. It is an error if a third one does so.
+// Announce takes the place of the second agent in the network namespace until it is closed, which the first one notices.
+// It fails while a third process has that place.
 func Announce() (io.Closer, error) { return listen(laterName) }
 
 func listen(name string) (io.Closer, error) {
@@ -42,13 +42,11 @@ func listen(name string) (io.Closer, error) {
 // not see.
 const Hidden = -1
 
-// Holder returns the process of the agent that has the lock of this network namespace, or
-// [Hidden], and whether there is one. A process of another user than root and the caller
-// does not count: every user can take the lock.
+// Holder returns the process that has the lock of this network namespace, or [Hidden], and whether there is one. Every user
+// can take the lock, so a process counts only if it is one of root or of the caller's user.
 func Holder() (pid int, found bool) { return listener(lockName) }
 
-// Announced returns the process of an agent that came later than the one that has the
-// lock, as Holder does.
+// Announced returns the process in the place of the second agent, as Holder does.
 func Announced() (pid int, found bool) { return listener(laterName) }
 
 // Agent returns the process of an agent in this network namespace, also of one that cannot
