@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 )
 
@@ -36,9 +37,7 @@ func filesOf(t *testing.T, c *script.Case) []Source {
 		write(t, filepath.Join(dir, c.Name), c.Data)
 	}
 	all, err := Read(filepath.Join(dir, c.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	for i := range all {
 		all[i].Name = strings.TrimPrefix(all[i].Name, dir+"/")
 	}
@@ -58,9 +57,7 @@ func TestInvalidFilesReportExactErrors(t *testing.T) {
 func TestValidFilesParseAsExpected(t *testing.T) {
 	script.Golden(t, corpusFile("good"), *update, func(t *testing.T, c *script.Case) {
 		got, problems := Parse(Defaults{}, filesOf(t, c)...)
-		if err := problems.Err(); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, problems.Err())
 		c.Last().Say(changed(got) + lines(problems))
 	})
 }

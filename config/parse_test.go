@@ -10,8 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 )
 
@@ -66,13 +65,9 @@ func TestProblemsAreSortedAndBoundedByLevel(t *testing.T) {
 			t.Errorf("%v is after %v", p, last)
 		}
 	}
-	if diff := cmp.Diff(map[string]int{"error": 101, "mistake": 101, "warning": 101}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", map[string]int{"error": 101, "mistake": 101, "warning": 101}, got)
 	more := problems[len(problems)-3:].Error()
-	if diff := cmp.Diff("and 50 more errors\nand 200 more mistakes\nand 502 more warnings", more); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", "and 50 more errors\nand 200 more mistakes\nand 502 more warnings", more)
 	if n := len(problems.Faults()); n != 202 || problems.Worst() != Error || problems.Faults().Worst() != Error {
 		t.Errorf("%d faults, worst %s", n, problems.Worst())
 	}
@@ -113,9 +108,7 @@ func TestProblemsHaveStableIDs(t *testing.T) {
 	const want = "cidrLimit conflictingKeys deprecatedKey duplicateKey emptyFile emptyList " +
 		"ignoredFile ignoredKey interval invalidEntry ipv6Off misspelledKey needsSources noEffect noKeys noList " +
 		"nothingRead secondDocument syntax tooManyEntries unknownKey wrongValue"
-	if diff := cmp.Diff(strings.Fields(want), slices.Sorted(maps.Keys(found))); diff != "" {
-		t.Errorf("IDs of the corpus (-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "IDs of the corpus (-want +got)", strings.Fields(want), slices.Sorted(maps.Keys(found)))
 }
 
 func TestTooLargeFileIsAnError(t *testing.T) {
@@ -124,9 +117,7 @@ func TestTooLargeFileIsAnError(t *testing.T) {
 		t.Errorf("4 MiB: %v", problems)
 	}
 	_, problems := Parse(Defaults{}, Source{Name: "f", Data: append(data, '\n')})
-	if diff := cmp.Diff("f:1:1: the file is larger than 4 MiB", fmt.Sprint(problems)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", "f:1:1: the file is larger than 4 MiB", fmt.Sprint(problems))
 }
 
 // Only short files are parsed again and again to find the line.
@@ -204,9 +195,7 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 	want := "masqueradeHost masqueradeSrcInterfaces masqueradeSrcCIDRs nonMasqueradeSrcCIDRs nonMasqueradeOutInterfaces " +
 		"masqueradeOutInterfaces forceMasqueradeCIDRs nonMasqueradeCIDRs then enforceNonMasquerade snatAddresses " +
 		"snatRules dropInvalid portsPerPod"
-	if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, strings.Join(got, " "))
 	if n := len(Keys()); n != 22 || SNATAddresses().Key != KeySNATAddresses {
 		t.Errorf("%d keys, want 22 (a new one needs a row here, in the schema and in README.md): %q; snatAddresses is %q",
 			n, Keys(), SNATAddresses().Key)

@@ -20,19 +20,13 @@ import (
 
 func write(t *testing.T, path, data string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	nfttest.NoError(t, os.WriteFile(path, []byte(data), 0o644))
 }
 
 func link(t *testing.T, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.Symlink(target, path))
 }
 
 // Each case of testdata/config/trees.txt makes files in a directory, and reads some of them.
@@ -124,13 +118,9 @@ func TestControlCharactersInFileNamesAreEscaped(t *testing.T) {
 			t.Errorf("%q: %s, want %s", name, got, want)
 		}
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, hostile+"fifo"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, syscall.Mkfifo(filepath.Join(dir, hostile+"fifo"), 0o644))
 	sources, err := Read(filepath.Join(dir, "d"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	sources = append(sources, Source{Name: hostile, Data: []byte("x: ")})
 	_, problems := Parse(Defaults{}, sources...)
 	texts := []string{problems.Faults().Error(), problems.Remarks().Error()}

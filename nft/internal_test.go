@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func FuzzCoveredEntriesAreDropped(f *testing.F) {
@@ -25,9 +26,7 @@ func FuzzCoveredEntriesAreDropped(f *testing.F) {
 				a = netip.AddrFrom16([16]byte{0: b[1], 1: b[2], 7: b[3], 15: b[4]})
 			}
 			p, err := a.Prefix(int(b[5]) % (a.BitLen() + 1))
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			list = append(list, config.CIDR{Prefix: p, Pos: config.Position{File: "f", Line: len(list) + 1, Col: 1}})
 			b = b[6:]
 		}

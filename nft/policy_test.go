@@ -173,9 +173,7 @@ func TestEachListIsComparedByItsKey(t *testing.T) {
 			if diff := cmp.Diff(want, after.Additions(before, few)); diff != "" {
 				t.Errorf("%s: %s is now %s (-want +got):\n%s", key, list.before, list.after, diff)
 			}
-			if diff := cmp.Diff(nft.Entries{}, after.Additions(after, few)); diff != "" {
-				t.Errorf("unchanged (-want +got):\n%s", diff)
-			}
+			nfttest.Same(t, "unchanged (-want +got)", nft.Entries{}, after.Additions(after, few))
 		}
 	}
 	if tested != 2*(5+3) {
@@ -218,12 +216,8 @@ func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
 			}
 			return e
 		}
-		if diff := cmp.Diff(want(tt.added), tt.after.Additions(tt.before, 5)); diff != "" {
-			t.Errorf("added (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(want(tt.removed), tt.before.Additions(tt.after, 5)); diff != "" {
-			t.Errorf("removed (-want +got):\n%s", diff)
-		}
+		nfttest.Same(t, "added (-want +got)", want(tt.added), tt.after.Additions(tt.before, 5))
+		nfttest.Same(t, "removed (-want +got)", want(tt.removed), tt.before.Additions(tt.after, 5))
 	}
 }
 
@@ -257,9 +251,7 @@ func TestAdditionsCostLessThanThePolicy(t *testing.T) {
 	found := after.Additions(before, 5)
 	compared := nfttest.ThreadTime()
 	want := nft.Entries{First: []string{"nonMasqueradeCIDRs: 99.2.0.0/24", "snatRules: entry 64"}, Count: 2}
-	if diff := cmp.Diff(want, found); diff != "" {
-		t.Errorf("added (-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "added (-want +got)", want, found)
 	if compared-compiled > compiled-begun {
 		t.Errorf("the comparison cost %s, and the policy %s", compared-compiled, compiled-begun)
 	}
@@ -362,9 +354,7 @@ func TestBlocksOfPods(t *testing.T) {
 		{2000, "59536-65535", 2, map[int]string{1: "61536-63535"}, "[63536-65535]"},
 	} {
 		ranges, err := config.ParsePorts(tt.ports)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		b := nft.NewPortBlocks(tt.size, ranges)
 		if b.Count() != tt.count {
 			t.Errorf("%d of %q: %d blocks, want %d", tt.size, tt.ports, b.Count(), tt.count)
@@ -443,9 +433,7 @@ func TestBlocksNeedRoom(t *testing.T) {
 		{pods + "portsPerPod: 0\nsnatRules: [{from: [10.244.1.0/24], addresses: [198.51.100.1]}]", "", ""},
 	} {
 		ports, err := config.ParsePorts(tt.flag)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}, Ports: ports},
 			config.Source{Name: "f", Data: []byte(tt.file)})
 		got := ""
@@ -497,9 +485,7 @@ func TestPortsPerPodNeedsAtMost600Chains(t *testing.T) {
 		} {
 			source := config.Source{Name: "f", Data: fmt.Appendf(nil, file, size)}
 			b := nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}, Marks: cases.Marks()}, source)
-			if err := b.Problems.Err(); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, b.Problems.Err())
 			r := b.Ruleset.WithAddresses(present)
 			if n := len(r.Tables[0].Chains); n > 600 {
 				t.Errorf("portsPerPod %d, %v: %d chains", size, present, n)

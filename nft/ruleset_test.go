@@ -372,9 +372,7 @@ func TestRulesetsMatchTheGoldenFiles(t *testing.T) {
 		for _, m := range c.Modes() {
 			got := c.Compile(m).String()
 			if *update {
-				if err := os.WriteFile(filepath.Join(c.Dir, golden[m]), []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, os.WriteFile(filepath.Join(c.Dir, golden[m]), []byte(got), 0o644))
 			}
 			if diff := gocmp.Diff(c.File(t, golden[m]), got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", golden[m], diff)

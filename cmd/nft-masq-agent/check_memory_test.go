@@ -94,9 +94,7 @@ func TestLargestConfigsFitTheMemoryOfCheck(t *testing.T) {
 func writeFile(t *testing.T, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "config")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
@@ -97,12 +96,8 @@ func (s transcript) play(t *testing.T, node *nfttest.NS,
 	dir := t.TempDir()
 	for _, f := range s.files {
 		path := filepath.Join(dir, f.name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(f.content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		nfttest.NoError(t, os.WriteFile(path, []byte(f.content), 0o644))
 	}
 	played := transcript{intro: s.intro, files: s.files}
 	for _, r := range s.runs {
@@ -126,14 +121,10 @@ func TestCommandsMatchTheTranscripts(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txt"), func(t *testing.T) {
 			t.Parallel()
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			got := parseTranscript(t, string(want)).play(t, node, run).String()
 			if *update {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, os.WriteFile(path, []byte(got), 0o644))
 				return
 			}
 			if diff := cmp.Diff(string(want), got); diff != "" {
@@ -162,9 +153,7 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 	}
 	for _, dir := range dirs {
 		flags, err := os.ReadFile(filepath.Join(dir, "flags"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, format := range [][]string{
 			{"ruleset.nft"},
 			{"ruleset.nft", "--mode=nftables", "--output=nft"},
@@ -188,36 +177,5 @@ func TestRenderPrintsTheGoldenRulesets(t *testing.T) {
 				t.Errorf("%s %v: exit code %d, %s (-want +got):\n%s", dir, format, got.code, got.stderr, diff)
 			}
 		}
-	}
-}
-
-// A format decides the mode, whatever that of the agent is.
-func TestRenderHasTheFlagsOfTheRunningAgent(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
-	d := n.start("--mode=iptables-nft", "--masq-chain=IP-MASQ", "--v=4")
-	d.await("legacy_rules_checked") // it looks at the node, too
-	d.signal(unix.SIGHUP)
-	d.await("legacy_rules_checked")
-	for args, want := range map[string]string{
-		"render":                                 "*nat\n:IP-MASQ -",
-		"render -o iptables":                     "*nat\n:IP-MASQ -",
-		"render --mode iptables-nft -o iptables": "*nat\n:IP-MASQ -",
-		"render -o nft":                          "table inet nft-masq-agent",
-		"render -o win-bridge":                   `{"name":"EndpointPolicy","value":{"Type":"OutBoundNAT",`,
-		"render --mode nftables":                 "table inet nft-masq-agent",
-	} {
-		var stdout, stderr strings.Builder
-		e := testEnvironment(t, &stdout, &stderr)
-		e.socket = n.socket
-		code := dispatch(t.Context(), commands(), strings.Fields(args), e)
-		if code != exitDone || !strings.Contains(stdout.String(), want) {
-			t.Errorf("%s: code %d, %s%s", args, code, stderr.String(), stdout.String())
-		}
-	}
-	d.stop()
-	if _, err := os.Stat(n.socket); !errors.Is(err, fs.ErrNotExist) || d.Take("exiting") == nil {
-		t.Errorf("after its end, the socket is there (%v), or its last line is missing", err)
 	}
 }

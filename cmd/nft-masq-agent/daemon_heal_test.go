@@ -12,8 +12,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
-
-	"golang.org/x/sys/unix"
 )
 
 // set returns the name of the set of IPv4 destinations in the kernel.
@@ -77,39 +75,6 @@ func TestConflictingAgentsBackOff(t *testing.T) {
 	for _, d := range agents {
 		d.stop()
 	}
-}
-
-func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
-	t.Parallel()
-	nfttest.SkipIfShort(t)
-	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
-		n := newNode(t)
-		n.swap(slash24s(100))
-		d := n.start(flag, "--enable-ipv6", "--resync-interval=3600", "--http-address", httpAddress)
-		want := wants(t, slash24s(100), flag, "--enable-ipv6")
-		d.began(want)
-		c := n.connect()
-		defer c.Close()
-		const commits = 200
-		before := n.generation()
-		for i := range commits {
-			b := &nfnetlink.Batch{}
-			b.AddTable(nfnetlink.IPv4, "neighbour")
-			b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
-			n.check(c.Commit(b))
-		}
-		looks := n.checks("sighup")
-		d.signal(unix.SIGHUP)
-		d.until("a full check", func() bool { return n.checks("sighup") != looks })
-		if total := n.generation() - before; total != commits {
-			t.Errorf("%d transactions, want %d", total, commits)
-		}
-		d.silent()
-		n.flush()
-		d.await("rules_restored")
-		n.holds(want)
-		d.stop()
-	})
 }
 
 // The kernel may turn off connection tracking when elements with a limit of

@@ -46,9 +46,7 @@ func loadOlder(t *testing.T, name string) olderAgent {
 	t.Helper()
 	name, legacy := strings.CutSuffix(name, inLegacy)
 	text, err := os.ReadFile(filepath.Join(root, "testdata/foreign", name, "rules.iptables"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	exempts := regexp.MustCompile(`(?m)^-A (.*)-d (\S+) (.*-j RETURN\n)`)
 	all := exempts.FindAllStringSubmatch(string(text), -1)
 	a := olderAgent{rules: string(text), config: "masqLinkLocal: true\nnonMasqueradeCIDRs:\n", xt: "iptables-nft"}
@@ -121,9 +119,7 @@ func flows(t *testing.T, h *nfttest.Hammer, n uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	if err := h.Wait(ctx, n); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, h.Wait(ctx, n))
 }
 
 // noneWrong stops the hammer and checks that no connection had a source other
@@ -132,9 +128,7 @@ func noneWrong(t *testing.T, h *nfttest.Hammer) {
 	t.Helper()
 	flows(t, h, 20)
 	tally, err := h.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if err := tally.Err(); err != nil {
 		t.Error(err)
 	}

@@ -245,17 +245,13 @@ func (a *assailant) socket() string { return filepath.Join(filepath.Dir(a.dir), 
 func manifestMemory(t *testing.T) (limit int64, gomemlimit string) {
 	t.Helper()
 	text, err := os.ReadFile("../../manifests/base/daemonset.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	found := regexp.MustCompile(`(?s)GOMEMLIMIT\s+value: (\w+).*limits:\s+memory: (\d+)Mi`).FindSubmatch(text)
 	if found == nil {
 		t.Fatal("no memory limit in the base")
 	}
 	mebibytes, err := strconv.ParseInt(string(found[2]), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return mebibytes << 20, string(found[1])
 }
 

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
-	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -130,9 +129,7 @@ func TestNameAloneNextToAnAgentIsAnError(t *testing.T) {
 					t.Errorf("%q: %+v, want exit code %d and %q", args, got, exitFailed, want)
 				}
 			}
-			if diff := cmp.Diff(before, n.kernelText()); diff != "" {
-				t.Errorf("the ruleset changed (-before +after):\n%s", diff)
-			}
+			nfttest.Same(t, "the ruleset changed (-before +after)", before, n.kernelText())
 			if !tt.stopped { // flags are the command line of an older agent
 				n.startCommand(n.command(nil, "--v=2", "--config", n.path)).await("second_agent")
 			}
@@ -140,18 +137,25 @@ func TestNameAloneNextToAnAgentIsAnError(t *testing.T) {
 	}
 }
 
-func TestArgumentBeforeTheFlagsOfAnOlderAgentIsSkipped(t *testing.T) {
+// The command line of an older agent, as it starts that in its image.
+func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"", "/usr/bin/ip-masq-agent-v2", "non-masquerade-daemon"} {
 		n := newNode(t)
-		n.swap("nonMasqueradeCIDRs: [10.0.0.0/8]")
-		args := []string{first, "--config", n.path, "--masq-chain=X", "--probe-socket", n.socket}
-		d := n.startCommand(n.command(nil, args...))
-		d.applied("start", wants(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"))
+		n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
+		args := []string{
+			"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
+			"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false",
+			"--log_file=/var/log/x", "--probe-socket=" + n.socket,
+		}
+		d := n.startCommand(n.command(nil, append([]string{first}, args...)...))
+		d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
 		if got := n.run("status", "-v=1"); !strings.Contains(got.stdout, "the running agent (pid ") ||
-			!strings.Contains(got.stdout, "--masq-chain=X") {
+			!strings.Contains(got.stdout, "--masq-chain=IP-MASQ") {
 			t.Errorf("%q: status does not follow the flags of the agent: %+v", first, got)
 		}
+		listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
+		nfttest.NFT(t, n.NS, listing, "-c", "-f", "-") // it loads again
 		d.signal(unix.SIGTERM)
 		<-d.Done()
 		want := fmt.Sprintf("warning: the first argument %q is no command: it is skipped\n", first)
@@ -175,24 +179,6 @@ func inEachMode(t *testing.T, test func(t *testing.T, mode nft.Mode, flag string
 			test(t, mode, "--mode="+string(mode))
 		})
 	}
-}
-
-func TestCommandLineOfAnOlderAgentIsAccepted(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	args := []string{
-		"--config=" + n.path, "--masq-chain=IP-MASQ", "--nomasq-all-reserved-ranges", "--enable-ipv6=true",
-		"--random-fully=false", "--to-ports=1024-29999,32768-65535", "--v=2", "--logtostderr=false", "--log_file=/var/log/x",
-	}
-	n.swap("forceMasqueradeCIDRs: [10.1.0.0/16]\n")
-	d := n.startCommand(n.command(nil, args...))
-	d.began(wants(t, "forceMasqueradeCIDRs: [10.1.0.0/16]\n", args...))
-	d.silent()
-	listing := nfttest.NFT(t, n.NS, "", "list", "table", "inet", nft.TableName)
-	if !strings.Contains(listing, "10.1.0.0/16") || !strings.Contains(listing, "fe80::/10") {
-		t.Errorf("listing:\n%s", listing)
-	}
-	nfttest.NFT(t, n.NS, listing, "-c", "-f", "-") // it loads again
 }
 
 func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
@@ -294,26 +280,3 @@ func (n *testNode) status(args ...string) (r answer.Status, code int) {
 
 // unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// A policy is enforced since it was applied, whatever was restored after that.
-func TestStatusSaysSinceWhenAPolicyIsEnforced(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	d := n.start()
-	d.await("config_applied")
-	policy := func() running.Policy {
-		r, _ := n.status()
-		return *r.Agent.Policy
-	}
-	started := policy()
-	n.swap(exempting("10.2.0.0/16"))
-	d.await("config_applied")
-	changed := policy()
-	tamper(n, nft.ModeNFTables)
-	d.await("rules_restored")
-	restored := policy()
-	if !changed.Since.After(started.Since) || !restored.Since.Equal(changed.Since) ||
-		!restored.Changed.After(changed.Changed) {
-		t.Errorf("%+v, then %+v, then %+v", started, changed, restored)
-	}
-}

@@ -132,9 +132,7 @@ func newNode(t testing.TB) *testNode {
 func nodeIn(t testing.TB, ns *nfttest.NS) *testNode {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "config")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.Mkdir(dir, 0o755))
 	return &testNode{ns, t, filepath.Join(dir, "ip-masq-agent"), newSocket(t)}
 }
 
@@ -142,18 +140,14 @@ func nodeIn(t testing.TB, ns *nfttest.NS) *testNode {
 func newSocket(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "agent") //nolint:usetesting // the name of a test can be too long
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return filepath.Join(dir, "socket")
 }
 
 func (n *testNode) check(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	nfttest.NoError(n.t, err)
 }
 
 // write writes the config in place.
@@ -232,9 +226,7 @@ func optionsOf(t testing.TB, args ...string) cli.Options {
 	t.Helper()
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	o := cli.AddRunFlags(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, fs.Parse(args))
 	return *o
 }
 
@@ -243,9 +235,7 @@ func wants(t testing.TB, text string, args ...string) nft.Ruleset {
 	t.Helper()
 	o := optionsOf(t, args...)
 	b := nft.Build(o.Defaults, o.NFT(), config.Source{Name: "config", Data: []byte(text)})
-	if err := b.Problems.Err(); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, b.Problems.Err())
 	return *b.Ruleset
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 const module = "nft-masq-agent"
@@ -26,9 +28,7 @@ type goPackage struct {
 func allPackages(t *testing.T) []goPackage {
 	t.Helper()
 	all, err := goList()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return all
 }
 

@@ -34,9 +34,7 @@ func runInProcess(t *testing.T, node *nfttest.NS, dir string, args ...string) (g
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return result{stdout.String(), stderr.String(), got.code}
 }
 
@@ -45,9 +43,7 @@ func ownProc(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, name := range []string{"thread-self", "sys"} {
-		if err := os.Symlink("/proc/"+name, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, os.Symlink("/proc/"+name, filepath.Join(dir, name)))
 	}
 	return dir
 }

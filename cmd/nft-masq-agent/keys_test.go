@@ -68,9 +68,7 @@ func TestCheckAndDiffNameEachKey(t *testing.T) {
 		answers := map[string][2]string{}
 		for i, text := range k.Files() {
 			paths[i] = filepath.Join(dir, fmt.Sprint(k.Name, i))
-			if err := os.WriteFile(paths[i], []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, os.WriteFile(paths[i], []byte(text), 0o644))
 			for _, form := range []string{"text", "json"} {
 				all := answers[form]
 				all[i] = strings.ReplaceAll(run("check", paths[i], "-o", form), paths[i], "FILE")

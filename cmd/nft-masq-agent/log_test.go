@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestLogHasTimeLevelAndMessage(t *testing.T) {
@@ -18,17 +19,13 @@ func TestLogHasTimeLevelAndMessage(t *testing.T) {
 	log := newLogger(zapcore.AddSync(&b), optionsOf(t))
 	log.Info("applied", zap.Duration("took", 1500*time.Microsecond), zap.Int("cidrs", 3))
 	var line map[string]any
-	if err := json.Unmarshal(b.Bytes(), &line); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, json.Unmarshal(b.Bytes(), &line))
 	if at, err := time.Parse(time.RFC3339, line["time"].(string)); err != nil || time.Since(at).Abs() > time.Hour {
 		t.Errorf("time %v: %v", line["time"], err)
 	}
 	delete(line, "time")
 	want := map[string]any{"level": "info", "msg": "applied", "took": "1.5ms", "cidrs": 3.0}
-	if diff := cmp.Diff(want, line); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, line)
 }
 
 func TestTextLog(t *testing.T) {
@@ -37,9 +34,7 @@ func TestTextLog(t *testing.T) {
 	log.Error("config rejected; last good config (3f9a2c71) stays enforced", zap.Error(errors.New("config.yaml:4:5: bad")))
 	_, line, _ := strings.Cut(b.String(), "Z  ")
 	want := "ERROR  config rejected; last good config (3f9a2c71) stays enforced  {\"error\": \"config.yaml:4:5: bad\"}\n"
-	if diff := cmp.Diff(want, line); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, line)
 }
 
 func TestDetailsAreLoggedFromLevel4On(t *testing.T) {

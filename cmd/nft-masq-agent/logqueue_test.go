@@ -123,9 +123,7 @@ func TestUnreadOrSlowLogDoesNotStopRepairs(t *testing.T) {
 	}
 	n.check(r.Close())
 	heals("gone", 5)
-	if err := p.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, p.Signal(unix.SIGTERM))
 	select {
 	case <-p.Done():
 	case <-time.After(timeout):

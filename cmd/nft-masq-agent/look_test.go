@@ -108,9 +108,7 @@ func TestCommandsSayWhatTheyCannotRead(t *testing.T) {
 		{snat, "diff", "addresses", exitUsage, "nft-masq-agent diff: no addresses\n"},
 		{snat, "connections", "addresses", exitFailed, "nft-masq-agent connections: no addresses\n"},
 	} {
-		if err := os.WriteFile(path, []byte(tt.config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, os.WriteFile(path, []byte(tt.config), 0o600))
 		var out strings.Builder
 		e := testEnvironment(t, &out, &out)
 		if tt.unread != "" {

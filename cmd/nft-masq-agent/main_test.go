@@ -62,9 +62,7 @@ func nodeOfTranscripts(t *testing.T) *nfttest.NS {
 func runProgram(t *testing.T, node *nfttest.NS, dir string, args ...string) result {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), asMain+"=1", asSocket+"="+filepath.Join(t.TempDir(), "none"))
@@ -117,9 +115,7 @@ func onNode(t *testing.T, do func()) {
 		do()
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 // errUnreadable is why commands in a testEnvironment answer from the config only.

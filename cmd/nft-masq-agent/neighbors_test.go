@@ -348,9 +348,7 @@ func TestEachGetsItsSourceAddressNextToOtherPrograms(t *testing.T) {
 	case t.Failed():
 	case *update:
 		text := strings.Replace(readDocument(t, name), has, table, 1)
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o644))
 	case has != table:
 		t.Errorf("%s (-want +got; make golden LONG=1 writes it):\n%s", name, cmp.Diff(has, table))
 	}

@@ -38,18 +38,14 @@ func documents(t *testing.T) []string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return all
 }
 
 func readDocument(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return string(text)
 }
 
@@ -127,9 +123,7 @@ func TestDocumentsListTheKeys(t *testing.T) {
 	want, got := config.Keys(), firstColumn(section(t, "keys"))
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-program +documents:\n%s", diff)
-	}
+	nfttest.Same(t, "-program +documents", want, got)
 }
 
 func TestTestsNamedInDocumentsExist(t *testing.T) {
@@ -142,9 +136,7 @@ func TestTestsNamedInDocumentsExist(t *testing.T) {
 	}
 	out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test[A-Za-z0-9]+\(`,
 		root).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	for _, m := range named {
 		if !strings.Contains(string(out), "func "+m[1]+"(") {
 			t.Errorf("there is no test %s", m[1])
@@ -295,14 +287,10 @@ func TestReadmeListsTheProblems(t *testing.T) {
 	}
 	for _, dir := range []string{".", "internal/answer"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, name := range files {
 			source, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}

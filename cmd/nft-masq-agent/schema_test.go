@@ -24,6 +24,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nftrace"
+	"nft-masq-agent/nft/nfttest"
 )
 
 // schemas is the directory of the JSON Schemas of the answers.
@@ -62,14 +63,10 @@ func descriptions(t *testing.T) map[string]string {
 		"config": "../../config", "nftrace": "../../nft/nftrace", "others": "../../nft/others",
 	} {
 		files, err := filepath.Glob(dir + "/*.go")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, file := range files {
 			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			ast.Inspect(parsed, func(n ast.Node) bool {
 				spec, is := n.(*ast.TypeSpec)
 				if !is {
@@ -159,20 +156,14 @@ func TestSchemasDescribeTheAnswers(t *testing.T) {
 		s["properties"].(schema)["version"].(schema)["const"] = 1
 		s["properties"].(schema)["command"].(schema)["const"] = command
 		want, err := json.MarshalIndent(s, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		want = append(want, '\n')
 		path := filepath.Join(schemas, command+".json")
 		if *update {
-			if err := os.WriteFile(path, want, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, os.WriteFile(path, want, 0o644))
 		}
 		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Errorf("make golden (-types +%s):\n%s", path, diff)
 		}
@@ -210,13 +201,9 @@ func TestNamesOfAnswersHaveOneType(t *testing.T) {
 	}
 	for command := range answers {
 		text, err := os.ReadFile(filepath.Join(schemas, command+".json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		var s map[string]any
-		if err := json.Unmarshal(text, &s); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, json.Unmarshal(text, &s))
 		visit(command, s)
 	}
 }
@@ -228,9 +215,7 @@ func validate(t testing.TB, args []string, output string) {
 		return
 	}
 	all, err := compiled()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	decoder := json.NewDecoder(strings.NewReader(output))
 	decoder.UseNumber()
 	var value any

@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
 
@@ -102,9 +103,7 @@ func TestCommandsAnswerAboutTheConfigThatTheAgentHasUntilItVanished(t *testing.T
 	} {
 		_ = os.Remove(path)
 		if tt.empty {
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, os.WriteFile(path, nil, 0o600))
 		}
 		s := follow(t, tt.agent, tt.args)
 		if err := s.load(); err != nil || s.rejected != nil {
@@ -116,42 +115,7 @@ func TestCommandsAnswerAboutTheConfigThatTheAgentHasUntilItVanished(t *testing.T
 	}
 }
 
-// A connection to a Service is one to both addresses and ports.
-func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
-	var e conntrack.Entry
-	at := netip.MustParseAddrPort
-	cidr := netip.MustParsePrefix
-	e.Original = conntrack.Tuple{Protocol: unix.IPPROTO_TCP, Src: at("10.244.1.2:3000"), Dst: at("10.96.0.1:443")}
-	e.Reply.Src = at("203.0.113.9:6443")
-	e.Reply.Dst = at("192.0.2.1:4000")
-	for want, all := range map[bool][]connectionsFlags{
-		true: {
-			{},
-			{destination: cidr("10.96.0.1/32")},
-			{destination: cidr("10.96.0.0/24")},
-			{destination: cidr("203.0.113.9/32")},
-			{source: cidr("10.244.1.0/24")},
-			{source: cidr("10.244.1.2/32"), destination: cidr("10.96.0.1/32")},
-			{seenAs: at("192.0.2.1:0")},
-			{seenAs: at("192.0.2.1:4000")},
-		},
-		false: {
-			{destination: cidr("203.0.113.8/32")},
-			{destination: cidr("10.244.1.2/32")},
-			{source: cidr("10.244.1.3/32")},
-			{source: cidr("203.0.113.9/32")},
-			{source: cidr("10.244.1.2/32"), destination: cidr("fd00::/8")},
-			{seenAs: at("192.0.2.1:4001")},
-			{seenAs: at("192.0.2.2:0")},
-			{seenAs: at("10.244.1.2:0")},
-		},
-	} {
-		for _, f := range all {
-			if f.matches(&e) != want {
-				t.Errorf("to %s, from %s, seen as %s: %t, want %t", f.destination, f.source, f.seenAs, !want, want)
-			}
-		}
-	}
+func TestAddressesAreNetworksOfOne(t *testing.T) {
 	for text, want := range map[string]string{
 		"10.1.2.3": "10.1.2.3/32", "10.1.2.3/8": "10.0.0.0/8", "2001:db8::1": "2001:db8::1/128",
 		"2001:db8::1/32": "2001:db8::/32",
@@ -164,9 +128,7 @@ func TestConnectionsAreSelectedByWhatIsGiven(t *testing.T) {
 
 func TestDiffReadsOneOfItsFilesFromStandardInput(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")
-	if err := os.WriteFile(path, []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.WriteFile(path, []byte("nonMasqueradeCIDRs: [10.0.0.0/8]\n"), 0o644))
 	for operands, want := range map[[2]string]string{
 		{"-", path}: "nonMasqueradeCIDRs: added 10.0.0.0/8\n", {path, "-"}: "nonMasqueradeCIDRs: added 10.0.0.0/9\n",
 	} {
@@ -236,9 +198,7 @@ func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	f := &connectionsFlags{nodeFlags: addNodeFlags(fs), stale: true, yes: true}
 	e := testEnvironment(t, &stdout, &stderr)
 	s, err := f.open(e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	var c conntrack.Entry
 	c.Original.Protocol = unix.IPPROTO_TCP
 	err = f.delete(t.Context(), &answer.Connections{}, s, []conntrack.Entry{c, {}})

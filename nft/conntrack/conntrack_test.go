@@ -59,9 +59,7 @@ func entries(t *testing.T, table *Tracker, f Filter) []Entry {
 		all = append(all, e.clone())
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return all
 }
 
@@ -335,9 +333,7 @@ func untranslated(n int, dst string) (all []Entry) {
 func insert(t testing.TB, ns *nfttest.NS, all ...Entry) {
 	t.Helper()
 	nl, err := dialIn(ns)()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer nl.Close()
 	encode := func(tuple Tuple) []byte {
 		e := netlink.NewAttributeEncoder()
@@ -354,9 +350,7 @@ func insert(t testing.TB, ns *nfttest.NS, all ...Entry) {
 			return nil
 		})
 		b, err := e.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		return b
 	}
 	for i, e := range all {
@@ -446,9 +440,7 @@ func TestProtocolsHaveNames(t *testing.T) {
 func TestAttributesOfOtherKernelsAreSkipped(t *testing.T) {
 	nest := func(typ uint16, inner ...netlink.Attribute) netlink.Attribute {
 		b, err := netlink.MarshalAttributes(inner)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		return netlink.Attribute{Type: typ | unix.NLA_F_NESTED, Data: b}
 	}
 	state := func(protocol uint16, n byte) netlink.Attribute {
@@ -476,9 +468,7 @@ func TestAttributesOfOtherKernelsAreSkipped(t *testing.T) {
 		{"unknown", attr(77, 1), Entry{}},
 	} {
 		b, err := netlink.MarshalAttributes([]netlink.Attribute{tt.attr})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		e := Entry{State: "of the entry before"}
 		if err := e.decode(b); err != nil || !reflect.DeepEqual(e, tt.want) {
 			t.Errorf("%s: %+v, %v", tt.name, e, err)
@@ -508,9 +498,7 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
@@ -527,9 +515,7 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 	send := func(n int, dst string) {
 		for range n {
 			c, err := top.Pod.DialContext(t.Context(), "udp", dst)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			defer c.Close()
 			if _, err := c.Write([]byte("x")); err != nil {
 				t.Fatal(err)

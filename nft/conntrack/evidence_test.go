@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
@@ -250,29 +249,6 @@ func TestOfClosedConnectionsOnlyOverruledOnesAreEvidence(t *testing.T) {
 	}
 }
 
-// Examples of what another program does now replace those of what an earlier policy did.
-func TestExamplesAreOfTheOverruledIfThereAreAny(t *testing.T) {
-	noted := map[uint32]bool{}
-	var all []Entry
-	for i := range 8 {
-		src := netip.AddrPortFrom(netip.MustParseAddr("10.244.1.2"), uint16(i+1)).String()
-		all = append(all, entryOf(unix.IPPROTO_UDP, src, "", "10.9.0.9:53", "192.0.2.1:9"))
-		all[i].ID = uint32(i)
-		if i < 5 {
-			noted[all[i].ID] = true
-		}
-	}
-	got := gather(func(*config.Config) {}, History{Earlier: noted}, all...).Counts[0]
-	if got.Stale != 5 || got.Overruled != 3 || len(got.Examples) != maxExamples {
-		t.Fatalf("%+v", got)
-	}
-	for _, x := range got.Examples {
-		if x.Age != AgeOverruled {
-			t.Errorf("%+v", x)
-		}
-	}
-}
-
 func TestExamplesOfAnotherProgramComeFirst(t *testing.T) {
 	e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", "10.9.0.9:53", "192.0.2.1:9")
 	for _, tt := range []struct{ ages, want []Age }{
@@ -440,9 +416,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 	to := Query{To: netip.MustParseAddrPort("203.0.113.8:0")}
 	elsewhere := Query{To: to.To, From: netip.MustParseAddr("10.244.1.99")}
 	found, err := table.Gather(t.Context(), comparison, History{Earlier: noted}, to, elsewhere)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if found.Examined != 4 || found.Tracked != 4 || found.Partial || found.Incomplete {
 		t.Errorf("%+v", found)
 	}
@@ -454,9 +428,7 @@ func TestEvidenceOfPackets(t *testing.T) {
 		"nonMasqueradeCIDRs 203.0.113.0/24": {0, 1, 1}, "nonMasqueradeCIDRs 10.0.0.0/8": {1, 0, 0},
 		"anything else": {0, 1, 0},
 	}
-	if diff := cmp.Diff(want, counts); diff != "" {
-		t.Errorf("counts (-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "counts (-want +got)", want, counts)
 	if a := found.Answers[0]; a.Overruled != 1 || a.Open() != 1 || a.Examples[0].SeenAs() != late.Seen ||
 		a.Examples[0].Original.Src != late.Sent || found.Answers[1].Open() != 0 {
 		t.Errorf("%+v", found.Answers)

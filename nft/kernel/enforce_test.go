@@ -92,9 +92,7 @@ func (w *wire) through(t *testing.T, from, to *nfttest.NS, src netip.Addr, servi
 		Proto: nfttest.UDP, From: from, To: to,
 		Src: netip.AddrPortFrom(src, w.port), Dst: netip.AddrPortFrom(netip.MustParseAddr(service), destPort),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return s.Seen.Addr()
 }
 
@@ -125,9 +123,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 			}
 			wait(t, h, 100)
 			tally, err := h.Stop()
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			t.Log(tally)
 			if tally.Leaked() > 0 || (tally.Wronged() > 0) == enforced {
 				t.Error(tally)
@@ -152,9 +148,7 @@ func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 				t.Parallel()
 				w := newWire(t)
 				for _, other := range []string{"10.244.1.3", "10.9.0.9", "fd00:10:244:1::3", "fd00:9::9"} {
-					if err := w.AddAddr(w.Outside, netip.MustParseAddr(other)); err != nil {
-						t.Fatal(err)
-					}
+					nfttest.NoError(t, w.AddAddr(w.Outside, netip.MustParseAddr(other)))
 				}
 				nfttest.Run(t, w.Node, "", "ip", "route", "add", "10.244.1.3", "via", w.OutsideV4.String())
 				nfttest.Run(t, w.Node, "", "ip", "route", "add", "fd00:10:244:1::3", "via", w.OutsideV6.String())
@@ -279,7 +273,5 @@ func spoof(t *testing.T, from *nfttest.NS, n int) {
 	for i := range packets {
 		packets[i] = k.packetOf(netip.AddrFrom4([4]byte{10, 245, byte(i >> 8), byte(i)}), dst, nil)
 	}
-	if err := sendRaw(from, dst, packets...); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, sendRaw(from, dst, packets...))
 }

@@ -285,9 +285,7 @@ func empty(t *testing.T, c *nfnetlink.Conn, m nft.Mode) bool {
 func undecided(t *testing.T, c *nfnetlink.Conn, want nft.Ruleset) []string {
 	t.Helper()
 	diffs, err := New(c).Diff(t.Context(), want, nft.Contents)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return slices.DeleteFunc(diffs, func(d string) bool {
 		return strings.HasSuffix(d, "is not in the config") ||
 			strings.HasPrefix(d, "leftover chain") && strings.HasSuffix(d, "table ip nat") &&
@@ -324,16 +322,12 @@ func (r *rig) reset(tr transition) {
 	b := &nfnetlink.Batch{}
 	for _, f := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6, nfnetlink.Inet} {
 		tables, err := r.conn.Tables(f)
-		if err != nil {
-			r.Fatal(err)
-		}
+		nfttest.NoError(r, err)
 		for _, table := range tables {
 			b.DelTable(f, table.Name)
 		}
 	}
-	if err := r.conn.Commit(b); err != nil {
-		r.Fatal(err)
-	}
+	nfttest.NoError(r, r.conn.Commit(b))
 	if tr.from != nil {
 		apply(r, New(r.conn), *tr.from, nft.Contents)
 	}

@@ -68,9 +68,7 @@ func settled(t *testing.T, h *nfttest.Hammer) {
 	t.Helper()
 	wait(t, h, 100)
 	tally, err := h.Stop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if err := tally.Err(); err != nil {
 		t.Error(err)
 	}

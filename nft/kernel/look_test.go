@@ -116,27 +116,21 @@ func replacesOwned(t *testing.T, want nft.Ruleset, flags uint32, running, keeps 
 	theirs := nfnetlink.Chain{Family: table.Family, Table: table.Name, Name: "theirs"}
 	var b nfnetlink.Batch
 	b.AddChain(theirs)
-	if err := owner.Commit(&b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, owner.Commit(&b))
 	for range 2 {
 		_, err := k.Apply(t.Context(), want, nft.Contents)
 		if !errors.Is(err, unix.EPERM) || !strings.Contains(Hint(err), "another process owns the table") {
 			t.Errorf("Apply says %v; %q", err, Hint(err))
 		}
 	}
-	if err := owner.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, owner.Close())
 	apply(t, k, want, nft.Contents)
 	inSync(t, ns, want)
 	exists := false
 	err := connect(t, ns).EachChain(table.Family, table.Name, func(c nfnetlink.Chain) {
 		exists = exists || c.Name == theirs.Name
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if exists != keeps {
 		t.Errorf("the other program's chain exists: %t", !keeps)
 	}
@@ -159,9 +153,7 @@ func attack(t testing.TB, ns *nfttest.NS, script string) {
 func rulesOf(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family, table, chain string) []nfnetlink.Rule {
 	t.Helper()
 	rules, err := modes.Rules(c, f, table, chain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return rules
 }
 
@@ -293,9 +285,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 		}, nft.Options{Layout: native.Layout{}})
 		apply(t, k, want, nft.Contents)
 		sets, err := c.Sets(nfnetlink.Inet, nft.TableName)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		if !sets[0].Counted {
 			t.Skip("this kernel does not count")
 		}

@@ -50,9 +50,7 @@ func open(t testing.TB, ns *nfttest.NS) *Kernel {
 func apply(t testing.TB, k *Kernel, want nft.Ruleset, depth nft.Depth) []string {
 	t.Helper()
 	a, err := k.Apply(t.Context(), want, depth)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return a.Differences
 }
 
@@ -64,9 +62,7 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 	t.Helper()
 	k := open(t, ns)
 	diffs, err := k.Diff(t.Context(), want, everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if len(diffs) > 0 {
 		t.Errorf("%d differences, the first is %s", len(diffs), diffs[0])
 	}
@@ -84,9 +80,7 @@ func inSync(t testing.TB, ns *nfttest.NS, want nft.Ruleset) {
 func generation(t testing.TB, ns *nfttest.NS) uint32 {
 	t.Helper()
 	g, err := connect(t, ns).Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return g
 }
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -270,9 +269,7 @@ func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 					of, err = looks.Table(table.Family, table.Name)
 					c.Use = of.Use
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, err)
 				return c.Use
 			}
 			if mode == nft.ModeNFTables {
@@ -455,9 +452,7 @@ func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 				if err != nil || len(removed) == 0 || lists != way.lists {
 					t.Errorf("removed %q, %v; POSTROUTING was listed %d times, want %d", removed, err, lists, way.lists)
 				}
-				if diff := cmp.Diff(before, notOurs(t, ns, "TAKES-OVER")); diff != "" {
-					t.Errorf("what is not ours (-before the agent +after):\n%s", diff)
-				}
+				nfttest.Same(t, "what is not ours (-before the agent +after)", before, notOurs(t, ns, "TAKES-OVER"))
 			})
 		}
 	}
@@ -528,9 +523,7 @@ func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 				if _, err := tt.do(t.Context(), k); err != nil || n < tt.transactions {
 					t.Errorf("%v; %d transactions", err, n)
 				}
-				if diff := cmp.Diff(before, others()); diff != "" {
-					t.Errorf("what is not ours (-reloaded +left):\n%s", diff)
-				}
+				nfttest.Same(t, "what is not ours (-reloaded +left)", before, others())
 			})
 		}
 	}

@@ -159,9 +159,7 @@ func TestAddressesChangeInAFrame(t *testing.T) {
 func otherSets(t *testing.T, ns *nfttest.NS) map[string]uint64 {
 	t.Helper()
 	sets, err := connect(t, ns).Sets(nfnetlink.Inet, nft.TableName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	all := map[string]uint64{}
 	for _, s := range sets {
 		if !strings.Contains(s.Name, "by-pod") {

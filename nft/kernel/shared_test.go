@@ -76,9 +76,7 @@ func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 						t.Errorf("%s: jumps at %d", f, at)
 					}
 				}
-				if diff := cmp.Diff(others, notOurs(t, ns, cases.DefaultChain)); diff != "" {
-					t.Errorf("what is not ours (-loaded +after):\n%s", diff)
-				}
+				nfttest.Same(t, "what is not ours (-loaded +after)", others, notOurs(t, ns, cases.DefaultChain))
 				for _, f := range want.Tables { // rules to which nothing leads do not decide
 					if _, found, err := k.Installed(t.Context()); err != nil || !found {
 						t.Errorf("a previous run is not found: %v", err)
@@ -110,9 +108,7 @@ func jumps(t testing.TB, c *nfnetlink.Conn, f nfnetlink.Family) []int {
 func testdata(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return string(text)
 }
 
@@ -166,9 +162,7 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 	inSync(t, ns, b)
 	loop := func(line string) bool { return strings.HasPrefix(line, "ip nat LOOP") }
 	after := slices.DeleteFunc(notOurs(t, ns, cases.DefaultChain), loop)
-	if diff := cmp.Diff(before, after); diff != "" {
-		t.Errorf("foreign rules (-before +after):\n%s", diff)
-	}
+	nfttest.Same(t, "foreign rules (-before +after)", before, after)
 }
 
 // iptables does not use a POSTROUTING with another hook than its own, and we do
@@ -203,9 +197,7 @@ func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 						t.Errorf("Apply returned %v, error %v", a, err)
 					}
 				}
-				if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
-					t.Errorf("the kernel (-before +after):\n%s", diff)
-				}
+				nfttest.Same(t, "the kernel (-before +after)", before, nfttest.ListRuleset(t, ns))
 				nfttest.NFT(t, ns, fmt.Sprintf("flush chain %s nat POSTROUTING; delete chain %[1]s nat POSTROUTING", family), "-f",
 					"-")
 				apply(t, k, want, everything)
@@ -425,9 +417,7 @@ func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 				want, depth := wants[m.IntN(len(wants))], nft.Contents+nft.Depth(m.IntN(3))
 				m.done = append(m.done, fmt.Sprintf("mode %s, depth %d", want.Mode(), depth))
 				_, err := k.Apply(t.Context(), want, depth)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, err)
 				apply(t, k, want, max(depth, nft.WithLeftovers))
 				inSync(t, ns, want)
 				if diff := cmp.Diff(before, othersRules(t, ns)); diff != "" {
@@ -563,9 +553,7 @@ func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 				tt.name + ".save.txt": nfttest.Save(t, ns, program+"-save", "nat"),
 			} {
 				text, err := os.ReadFile(filepath.Join("../../testdata/views", file))
-				if err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, err)
 				if diff := cmp.Diff(string(text), got); diff != "" {
 					t.Errorf("%s (-documented +printed):\n%s", file, diff)
 				}

@@ -46,9 +46,7 @@ func TestPodOpensMoreConnectionsThanItHasPortsFromLinux65On(t *testing.T) {
 				began := time.Now()
 				opened := openAndClose(t, top, netip.AddrPortFrom(netip.MustParseAddr(to), destPort), 3*size)
 				failed, err := nfttest.ConntrackStat(top.Node, "insert_failed")
-				if err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, err)
 				t.Logf("block of %d: %d of %d connections in %s, %d packets lost", size, opened, 3*size,
 					time.Since(began).Round(time.Second/10), failed)
 				// On a slow machine, the pod uses some of its own ports again, and with them those of the block.

@@ -48,9 +48,7 @@ func loadOlder(t testing.TB, name string) olderAgent {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		a.rules[family] = string(text)
 		a.chain = regexp.MustCompile(`(?m)^:(\S+) `).FindStringSubmatch(string(text))[1]
 		for _, m := range regexp.MustCompile(`(?m)^-A .*-d (\S+) .*-j RETURN$`).FindAllStringSubmatch(string(text), -1) {
@@ -131,9 +129,7 @@ func notOurs(t testing.TB, ns *nfttest.NS, chain string) (all []string) {
 				all = append(all, fmt.Sprintf("%s %s %s", f, ch.Table, ch.Name))
 			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, r := range rulesOf(t, c, f, "", "") {
 			to, _ := r.Target()
 			if !ours(f, r.Table, r.Chain) && !ours(f, r.Table, to) {
@@ -211,9 +207,7 @@ func wait(t *testing.T, h *nfttest.Hammer, flows uint64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(30*time.Second))
 	defer cancel()
-	if err := h.Wait(ctx, flows); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, h.Wait(ctx, flows))
 }
 
 // sameWords are the cases of olderTexts whose rules equal those of mode iptables-nft.
@@ -253,9 +247,7 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 			}
 			stay("after Cleanup")
 			apply(t, k, native, nft.TakeOver)
-			if diff := cmp.Diff(empty, notOurs(t, ns, "")); diff != "" {
-				t.Errorf("after the take-over:\n%s", diff)
-			}
+			nfttest.Same(t, "after the take-over", empty, notOurs(t, ns, ""))
 		})
 	}
 }

@@ -40,9 +40,7 @@ const (
 func dropped(t *testing.T, c *nfnetlink.Conn, ipv6 bool) uint64 {
 	t.Helper()
 	objects, err := c.Objects(nfnetlink.Inet, nft.TableName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	for _, o := range objects {
 		if o.Name == (map[bool]string{false: "invalid-v4", true: "invalid-v6"})[ipv6] {
 			return o.Packets
@@ -115,9 +113,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 			nfttest.NFT(t, w.Node, `table inet untracked { chain pre { type filter hook prerouting priority raw;
 				ip saddr 10.244.9.2 notrack; ip6 saddr fd00:10:244:9::2 notrack; }; }`, "-f", "-")
 			for _, dev := range []string{"all", "pod0"} {
-				if err := w.Node.Sysctl("net.ipv4.conf."+dev+".bc_forwarding", "1"); err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, w.Node.Sysctl("net.ipv4.conf."+dev+".bc_forwarding", "1"))
 			}
 			// Addresses of this node: one of another interface, a range (AnyIP), and one like those
 			// that kube-proxy keeps for Services. A second network has a broadcast address, too.
@@ -128,9 +124,7 @@ func TestInvalidPacketsOfPodsLeaveOnlyWhereTheyWouldNotBeMasqueraded(t *testing.
 				"10.244.7.2", "10.244.9.2", "172.17.0.2", "fd00:10:244:7::2", "fd00:10:244:9::2",
 				"fd00:17::2",
 			} {
-				if err := w.AddAddr(w.Pod, netip.MustParseAddr(a)); err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, w.AddAddr(w.Pod, netip.MustParseAddr(a)))
 			}
 			for _, s := range script.Read(t, "testdata/invalid-packets.txt")[0].Steps {
 				words := strings.Fields(s.Line)
@@ -360,9 +354,7 @@ func TestSegmentOutsideOfTheWindowIsDroppedUnlessTolerated(t *testing.T) {
 		d := w.talk(t, w.Pod, w.Outside, f.Src, f.Dst, f.Dst)
 		for _, liberal := range []string{"0", "1"} {
 			tolerated := liberal == "1"
-			if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal); err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal))
 			// Their sequence numbers are random. Some kernels tolerate a number above the window, too.
 			anyDropped := false
 			for range 40 {
@@ -404,9 +396,7 @@ func TestConnectionsFromBeforeTheRulesAreInvalidWithoutTCPLoose(t *testing.T) {
 				}
 				d := w.talk(t, w.Pod, w.Outside, netip.AddrPortFrom(src, firstPort), dst, dst)
 				d.works(t, "before the rules")
-				if err := w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"); err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, w.Node.Sysctl("net.netfilter.nf_conntrack_tcp_loose", "0"))
 				apply(t, open(t, w.Node), nft.Compile(droppingInvalid(tt.drops), enforcingOptions()), nft.Contents)
 				if tt.tracked || !tt.drops {
 					d.works(t, "with the rules")
@@ -440,9 +430,7 @@ func TestPacketsBetweenPodsOnABridgeAreDroppedWhereTheyWouldBeMasqueraded(t *tes
 		pod, port := nfttest.NewNS(t, fmt.Sprint("pod", i)), fmt.Sprint("port", i)
 		err := netns.AddVeth(netns.End{NS: pod, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 3, byte(i)}},
 			netns.End{NS: w.Node, Dev: port, MAC: net.HardwareAddr{2, 0, 0, 0, 4, byte(i)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		nfttest.IP(t, pod, "address add "+of[0]+"/24 dev eth0", "address add "+of[1]+"/64 dev eth0 nodad",
 			"link set eth0 up")
 		nfttest.IP(t, w.Node, "link set "+port+" master cni0 up")
@@ -634,13 +622,9 @@ func (w *wire) become(t *testing.T, from *nfttest.NS, src, dst netip.Addr, k pac
 	t.Helper()
 	c := connect(t, w.Node)
 	tap, done, err := w.Outside.BorrowTap()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer done()
-	if err := tap.Watch(netns.OfProtocol(int(k.protocol))); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, tap.Watch(netns.OfProtocol(int(k.protocol))))
 	w.port++
 	cookie := []byte{0xc0, 0x0c, byte(w.port >> 8), byte(w.port)}
 	before := dropped(t, c, !k.ipv4)

@@ -32,9 +32,7 @@ func newWire(t testing.TB) *wire {
 	w := &wire{nfttest.NewTopology(t), firstPort}
 	for _, text := range cases.SNATAddresses() { // not on eth0, because IPv6 may choose them there for masquerading
 		a := netip.MustParseAddr(text)
-		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, w.Node.AddAddr("lo", netip.PrefixFrom(a, a.BitLen())))
 	}
 	return w
 }
@@ -159,9 +157,7 @@ func checkPort(t *testing.T, what string, p nft.Policy, s nfttest.Sighting) {
 func counters(t testing.TB, k *Kernel) map[nft.Counts]uint64 {
 	t.Helper()
 	all, err := k.Counters(native.Layout{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	m := map[nft.Counts]uint64{}
 	for _, c := range all {
 		m[nft.Counts{IPv6: c.IPv6, Verdict: c.Verdict}] = c.Packets

@@ -227,9 +227,7 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 		}
 		s, now, after := n.Read(t, plain, nft.Contents), &nfnetlink.Batch{}, &nfnetlink.Batch{}
 		commit := n.Conn.Commit
-		if err := s.Stage(t.Context(), commit); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, s.Stage(t.Context(), commit))
 		s.Switch(now, after)
 		if err := commit(now); err != nil || (after.Len() > 0) != tt.afterwards {
 			t.Fatalf("%s: %v; %d messages afterwards", tt.name, err, after.Len())
@@ -241,9 +239,7 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 			}
 		}
 		n.Load(t, "add table inet neighbor") // commits in between
-		if err := commit(after); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, commit(after))
 		n.Load(t, "delete table inet neighbor")
 		expected := modes.New(t, native.Read)
 		expected.Apply(t, plain, nft.Contents)
@@ -293,9 +289,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	differs := func(want nft.Ruleset, depth nft.Depth, staged nft.KernelState) bool {
 		t.Helper()
 		s, err := native.Read(n.Conn, want, want, depth, staged)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
@@ -316,9 +310,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	staged := n.Read(t, other, nft.Contents)
 	again := func() nft.KernelState {
 		s, err := native.Read(n.Conn, other, nft.Ruleset{}, nft.Contents, staged)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		return s
 	}
 	if some, none := filled(staged), filled(again()); some == 0 || none != 0 {
@@ -361,9 +353,7 @@ func TestTableIsReplacedInOneTransaction(t *testing.T) {
 			return n.Conn.Commit(b)
 		}
 		s := n.Read(t, want, nft.Contents)
-		if err := s.(nft.Replacer).Replace(commit); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, s.(nft.Replacer).Replace(commit))
 		s, err := native.Read(n.Conn, want, nft.Ruleset{}, nft.Contents, s)
 		if err != nil || len(s.Differences()) > 0 != (most > 1) {
 			t.Errorf("%s: %v; then there are %v", does, err, s.Differences())
@@ -440,9 +430,7 @@ func (a *attacker) run(script string) {
 func atoi(t testing.TB, text string) int {
 	t.Helper()
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return n
 }
 
@@ -469,9 +457,7 @@ func (a *attacker) named(text string) string {
 	})
 	replace(`(\S+) HANDLE(\d+)`, func(chain, n string) string {
 		rules, err := modes.Rules(a.Conn, nfnetlink.Inet, nft.TableName, chain)
-		if err != nil {
-			a.t.Fatal(err)
-		}
+		nfttest.NoError(a.t, err)
 		return fmt.Sprintf("%s handle %d", chain, rules[atoi(a.t, n)].Handle)
 	})
 	return strings.ReplaceAll(text, "TABLE", "inet "+nft.TableName)
@@ -482,9 +468,7 @@ func (a *attacker) named(text string) string {
 func (a *attacker) catchAll(words ...string) {
 	a.t.Helper()
 	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
-	if err := a.elements(words[0], []netlink.Attribute{elementFlags(catchAll)}); err != nil {
-		a.t.Fatal(err)
-	}
+	nfttest.NoError(a.t, a.elements(words[0], []netlink.Attribute{elementFlags(catchAll)}))
 }
 
 // limited adds a limit to one element of a set, or of a map, without a common limit, which nft 1.0.6
@@ -512,9 +496,7 @@ func (a *attacker) limited(words ...string) {
 		elements = append(elements, []netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.First), limit},
 			[]netlink.Attribute{address(unix.NFTA_SET_ELEM_KEY, r.Last.Next()), elementFlags(unix.NFT_SET_ELEM_INTERVAL_END)})
 	}
-	if err := a.elements(words[0], elements...); err != nil {
-		a.t.Fatal(err)
-	}
+	nfttest.NoError(a.t, a.elements(words[0], elements...))
 }
 
 // many does as often as its first word says what the others say, with two bytes of the count as numbers.
@@ -599,9 +581,7 @@ func (a *attacker) orphan(...string) {
 	a.t.Helper()
 	a.run("delete table TABLE\n")
 	const owner, persist = 1 << 1, 1 << 2 // NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST
-	if err := nfttest.Own(a.t, a.NS, byte(nfnetlink.Inet), nft.TableName, owner|persist).Close(); err != nil {
-		a.t.Fatal(err)
-	}
+	nfttest.NoError(a.t, nfttest.Own(a.t, a.NS, byte(nfnetlink.Inet), nft.TableName, owner|persist).Close())
 }
 
 // tampered are rulesets by the file of testdata/tamperings that has attacks on them.
@@ -686,8 +666,6 @@ func revert(t *testing.T, n *modes.Node, s nft.KernelState, odd bool) {
 	err := s.Stage(t.Context(), commit)
 	s.Switch(now, after)
 	if odd || errors.Join(err, commit(now), commit(after)) != nil {
-		if err := s.(nft.Replacer).Replace(commit); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, s.(nft.Replacer).Replace(commit))
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -58,9 +57,7 @@ func createTable(name string) *nfnetlink.Batch {
 
 func must(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 func TestTransactionIsAtomic(t *testing.T) {
@@ -261,9 +258,7 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 	want := map[string]bool{
 		"[0 0 0 0] [198 51 100 11]": false, "[0 0 0 7] [198 51 100 12]": true, "[0 0 0 8] [198 51 100 13]": false,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("elements with a timeout (-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "elements with a timeout (-want +got)", want, got)
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
 	for _, s := range sets[:4] {

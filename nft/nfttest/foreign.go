@@ -45,9 +45,7 @@ func LoadForeign(tb testing.TB, n *NS, dir string, edit func(string) string) {
 func restoreIPSets(tb testing.TB, n *NS, text string) {
 	tb.Helper()
 	h, err := n.Netlink()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	for line := range strings.Lines(text) {
 		err := errors.New("not understood")
 		switch words := strings.Fields(line); {

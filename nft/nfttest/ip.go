@@ -41,9 +41,7 @@ func IP(t *testing.T, ns *NS, commands ...string) {
 func In[T any](t *testing.T, ns *NS, fn func() (T, error)) T {
 	t.Helper()
 	out, err := netns.In(ns, fn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return out
 }
 

@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 )
@@ -67,7 +65,5 @@ func TestRulesOfOtherProgramsHaveASource(t *testing.T) {
 	for _, dir := range nfttest.Must(os.ReadDir("../../testdata/foreign")) {
 		rules = append(rules, dir.Name())
 	}
-	if diff := cmp.Diff(sources, rules); diff != "" {
-		t.Errorf("rules of other programs (-in foreign.txt +in foreign):\n%s", diff)
-	}
+	nfttest.Same(t, "rules of other programs (-in foreign.txt +in foreign)", sources, rules)
 }

@@ -32,9 +32,7 @@ const persist = 1 << 2 // NFT_TABLE_F_PERSIST
 func Own(tb testing.TB, n *NS, family byte, table string, flags uint32) *netlink.Conn {
 	tb.Helper()
 	nl, err := DialNetfilter(n)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	body, _ := netlink.MarshalAttributes([]netlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(table), 0)},
 		{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, flags)},
@@ -65,9 +63,7 @@ func Own(tb testing.TB, n *NS, family byte, table string, flags uint32) *netlink
 func KernelBefore(tb testing.TB, major, minor int) bool {
 	tb.Helper()
 	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, unix.Uname(&name))
 	var gotMajor, gotMinor int
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &gotMajor, &gotMinor); err != nil {
 		tb.Fatal(err)

@@ -26,9 +26,7 @@ func TestFarEndSeesSourceAccordingToRules(t *testing.T) {
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, masqueradeBut, "-f", "-")
 	for _, pod := range []string{"10.244.7.7", "fd00:10:244:7::7"} {
-		if err := top.AddAddr(top.Pod, netip.MustParseAddr(pod)); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, top.AddAddr(top.Pod, netip.MustParseAddr(pod)))
 	}
 	if err := top.AddAddr(top.Outside, top.PodV4); err == nil {
 		t.Error("the outside host got the pod's address")

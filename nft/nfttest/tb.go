@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"nft-masq-agent/nft/nfttest/netns"
 )
 
@@ -108,22 +110,34 @@ func Require(tb testing.TB, programs ...string) {
 	}
 }
 
+// NoError ends the test if there is an error.
+func NoError(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Same fails the test if two values differ. What names them, and which is which: "rules (-want +got)".
+func Same(tb testing.TB, what string, first, second any, options ...cmp.Option) {
+	tb.Helper()
+	if diff := cmp.Diff(first, second, options...); diff != "" {
+		tb.Errorf("%s:\n%s", what, diff)
+	}
+}
+
 // NewNS creates a namespace that has only the loopback device, which is up, and
 // closes it when the test ends.
 func NewNS(tb testing.TB, name string) *NS {
 	tb.Helper()
 	Require(tb)
 	n, err := netns.Open(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	tb.Cleanup(func() {
 		report(tb, n.Close())
 		alone(tb)
 	})
-	if err := n.LinkUp("lo"); err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, n.LinkUp("lo"))
 	return n
 }
 
@@ -132,9 +146,7 @@ func NewTopology(tb testing.TB) *Topology {
 	tb.Helper()
 	Require(tb)
 	t, err := OpenTopology()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	tb.Cleanup(func() {
 		report(tb, t.Close())
 		alone(tb)
@@ -164,9 +176,7 @@ func Run(tb testing.TB, n *NS, stdin, name string, args ...string) string {
 	tb.Helper()
 	Require(tb, name)
 	out, err := n.Output(stdin, name, args...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	return out
 }
 
@@ -199,9 +209,7 @@ func Save(tb testing.TB, n *NS, program, table string) string {
 func MustSend(tb testing.TB, t *Topology, flow Flow) Sighting {
 	tb.Helper()
 	s, err := t.Send(flow)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	return s
 }
 
@@ -210,9 +218,7 @@ func MustSend(tb testing.TB, t *Topology, flow Flow) Sighting {
 func StartHammer(tb testing.TB, t *Topology, targets ...Target) *Hammer {
 	tb.Helper()
 	h, err := t.StartHammer(targets...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	NoError(tb, err)
 	tb.Cleanup(func() {
 		_, err := h.Stop()
 		report(tb, err)

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -68,9 +67,7 @@ func TestTentativeAddressDoesNotCount(t *testing.T) {
 	nfttest.SkipIfShort(t)
 	t.Parallel()
 	ns := nfttest.NewNode(t, nfttest.Links("eth0"))
-	if err := ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "2"); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, ns.Sysctl("net.ipv6.conf.eth0.dad_transmits", "2"))
 	await := awaits(t, follow(t.Context(), dialIn(ns), shortest/10))
 	await("")
 	// The second one is reported; if the first one were reported too early, it
@@ -181,9 +178,7 @@ func TestAddressesAreThoseThatRepliesReach(t *testing.T) {
 	for _, s := range [][2]string{
 		{"default.use_tempaddr", "2"}, {"default.accept_dad", "0"}, {"all.accept_dad", "0"},
 	} {
-		if err := ns.Sysctl("net.ipv6.conf."+s[0], s[1]); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, ns.Sysctl("net.ipv6.conf."+s[0], s[1]))
 	}
 	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1"), `link set eth1 down
 address add 198.51.100.12/24 dev eth0
@@ -200,7 +195,5 @@ address add 203.0.113.1/24 dev eth1`)
 		return strings.Contains(text, "inet6 2001:db8:") && !strings.Contains(text, "tentative")
 	})
 	want := "10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12"
-	if diff := cmp.Diff(want, texts(nfttest.In(t, ns, Addresses))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, texts(nfttest.In(t, ns, Addresses)))
 }

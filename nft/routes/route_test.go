@@ -28,9 +28,7 @@ func newRouter(t *testing.T, commands string) *nfttest.NS {
 		{"net.ipv4.conf.default.rp_filter", "0"},
 		{"net.ipv4.fib_multipath_hash_policy", "0"},
 	} {
-		if err := ns.Sysctl(s[0], s[1]); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, ns.Sysctl(s[0], s[1]))
 	}
 	nfttest.IP(t, ns, nfttest.Links("eth0", "eth1", "eth2", "pod0"), `address add 192.0.2.1/24 dev eth0
 address add 198.51.100.1/24 dev eth1
@@ -79,9 +77,7 @@ func both(commands string) (all string) {
 func TestLookupFindsTheWayOfThePacket(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/lookups.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	for paragraph := range strings.SplitSeq(strings.TrimSpace(string(text)), "\n\n") {
 		first, rest, _ := strings.Cut(paragraph, "\n")
 		t.Run(strings.TrimPrefix(first, "# "), func(t *testing.T) {

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
@@ -40,18 +38,14 @@ func remove(t *testing.T, c *nfnetlink.Conn, chains []xtables.OlderChain) {
 	t.Helper()
 	var b nfnetlink.Batch
 	xtables.RemoveOlder(chains, &b)
-	if err := c.Commit(&b); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, c.Commit(&b))
 }
 
 // find returns what was found.
 func find(t *testing.T, c *nfnetlink.Conn) []xtables.OlderChain {
 	t.Helper()
 	found, err := xtables.FindOlder(c, nft.Ruleset{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return found
 }
 
@@ -62,9 +56,7 @@ func ruleHandles(t *testing.T, c *nfnetlink.Conn) map[uint64]string {
 	handles := map[uint64]string{}
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		rules, err := modes.Rules(c, family, "nat", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, r := range rules {
 			handles[r.Handle<<1|uint64(family)&1] = family.String() + " " + r.Chain + " " + r.Name()
 		}
@@ -96,12 +88,8 @@ func TestAgentsAreRemovedInOneTransaction(t *testing.T) {
 			install(t, ns, name)
 			found := find(t, c)
 			remove(t, c, found)
-			if diff := cmp.Diff(before, save()); diff != "" {
-				t.Errorf("rules (-before +after):\n%s", diff)
-			}
-			if diff := cmp.Diff(handles, ruleHandles(t, c)); diff != "" {
-				t.Errorf("handles (-before +after):\n%s", diff)
-			}
+			nfttest.Same(t, "rules (-before +after)", before, save())
+			nfttest.Same(t, "handles (-before +after)", handles, ruleHandles(t, c))
 			if left := find(t, c); len(left) > 0 {
 				t.Errorf("left %v", left)
 			}
@@ -171,9 +159,7 @@ func TestChainOfAnotherNameIsKeptUnlessAllRulesAreAnAgents(t *testing.T) {
 				_, left, _ := strings.Cut(nfttest.Save(t, ns, program+"-save", "nat"), ":POSTROUTING ACCEPT [0:0]\n")
 				got := strings.Join(lines, "\n") + "\n" + strings.TrimSuffix(left, "COMMIT\n")
 				got = regexp.MustCompile(`handle \d+`).ReplaceAllString(got, "handle N")
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				nfttest.Same(t, "(-want +got)", want, got)
 			})
 		}
 	}
@@ -264,9 +250,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 			}
 			if !strings.Contains(change, " ") { // its first rule; the handle stays
 				rules, err := modes.Rules(c, nfnetlink.IPv4, "nat", change)
-				if err != nil {
-					t.Fatal(err)
-				}
+				nfttest.NoError(t, err)
 				change = fmt.Sprintf("replace rule ip nat %s handle %d counter drop", change, rules[0].Handle)
 			}
 			nfttest.NFT(t, ns, change, "-f", "-")
@@ -276,9 +260,7 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 			if err := c.Commit(&b); err == nil {
 				t.Error("the kernel took it")
 			}
-			if diff := cmp.Diff(before, nfttest.ListRuleset(t, ns)); diff != "" {
-				t.Errorf("ruleset (-before +after):\n%s", diff)
-			}
+			nfttest.Same(t, "ruleset (-before +after)", before, nfttest.ListRuleset(t, ns))
 		})
 	}
 }
@@ -308,16 +290,12 @@ func TestTablesOfLegacyIPTablesThatCannotBeListedAreAnError(t *testing.T) {
 		"without the kernel's files": func(string) error { return nil },
 		"without a nat table":        func(path string) error { return os.WriteFile(path, []byte("filter\n"), 0o600) },
 	} {
-		if err := prepare(filepath.Join(dir, "ip_tables_names")); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, prepare(filepath.Join(dir, "ip_tables_names")))
 		if found, err := xtables.LegacyTables(dir); len(found) > 0 || err != nil {
 			t.Errorf("%s: %v, %v", name, found, err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700))
 	if _, err := xtables.LegacyTables(dir); err == nil {
 		t.Error("no error for unreadable files")
 	}

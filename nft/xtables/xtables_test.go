@@ -36,18 +36,14 @@ func rawRules(t testing.TB, n *modes.Node) map[string][]nfnetlink.Rule {
 	for _, f := range families {
 		var chains []nfnetlink.Chain
 		err := n.Conn.EachChain(f, "", func(c nfnetlink.Chain) { chains = append(chains, c) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, c := range chains {
 			err := n.Conn.EachRule(f, c.Table, c.Name, func(r nfnetlink.Rule) error {
 				r.Handle, r.UserData = 0, nil
 				all[f.String()+" "+c.Name] = append(all[f.String()+" "+c.Name], r)
 				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 		}
 	}
 	return all
@@ -198,12 +194,8 @@ func TestDifferencesAreNamedAndRemoved(t *testing.T) {
 				restore(t, n, ofOthers)
 				n.Apply(t, want, nft.Contents)
 			}
-			if diff := cmp.Diff(before, save(t, n)); diff != "" {
-				t.Errorf("saved (-before +after):\n%s", diff)
-			}
-			if diff := cmp.Diff(six, rawRules(t, n)); diff != "" {
-				t.Errorf("rules (-before +after):\n%s", diff)
-			}
+			nfttest.Same(t, "saved (-before +after)", before, save(t, n))
+			nfttest.Same(t, "rules (-before +after)", six, rawRules(t, n))
 		})
 	}
 }
@@ -299,12 +291,8 @@ func TestWhateverHasOurNameIsReplaced(t *testing.T) {
 				return
 			}
 			n.Apply(t, want, nft.Contents)
-			if diff := cmp.Diff(save(t, clean), save(t, n)); diff != "" {
-				t.Errorf("saved (-in a clean table +here):\n%s", diff)
-			}
-			if diff := cmp.Diff(rawRules(t, clean), rawRules(t, n)); diff != "" {
-				t.Errorf("rules (-in a clean table +here):\n%s", diff)
-			}
+			nfttest.Same(t, "saved (-in a clean table +here)", save(t, clean), save(t, n))
+			nfttest.Same(t, "rules (-in a clean table +here)", rawRules(t, clean), rawRules(t, n))
 		})
 	}
 }
@@ -340,9 +328,7 @@ func TestRulesThatTheKernelDoesNotListAreSeen(t *testing.T) {
 	if found := n.Apply(t, want, nft.Contents); len(found) == 0 {
 		t.Error("nothing differs")
 	}
-	if diff := cmp.Diff(before, rawRules(t, n)); diff != "" {
-		t.Errorf("rules (-before +after):\n%s", diff)
-	}
+	nfttest.Same(t, "rules (-before +after)", before, rawRules(t, n))
 	insert(n, xtables.Postrouting)
 	found := n.Read(t, want, nft.Contents).Differences()
 	if !slices.ContainsFunc(found, func(d nft.Difference) bool {

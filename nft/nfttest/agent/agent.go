@@ -42,9 +42,7 @@ func Start(n *nfttest.NS, cmd *exec.Cmd) (*Agent, error) {
 func Run(tb testing.TB, n *nfttest.NS, cmd *exec.Cmd) *Agent {
 	tb.Helper()
 	a, err := Start(n, cmd)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	nfttest.NoError(tb, err)
 	tb.Cleanup(func() {
 		_ = a.Kill()
 		select {

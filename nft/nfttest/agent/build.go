@@ -42,9 +42,7 @@ func Prebuilt() string { return os.Getenv(prebuilt) }
 func Program(tb testing.TB) string {
 	tb.Helper()
 	program, err := build()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	nfttest.NoError(tb, err)
 	return program
 }
 

@@ -122,9 +122,7 @@ func Each(t *testing.T, test func(*testing.T, Case)) {
 func all(t *testing.T) (loaded []Case) {
 	t.Helper()
 	entries, err := os.ReadDir(dir(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	for _, e := range entries {
 		loaded = append(loaded, Load(t, e.Name()))
 	}
@@ -174,9 +172,7 @@ func Load(t testing.TB, name string) Case {
 func (c Case) File(t testing.TB, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(c.Dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return string(b)
 }
 
@@ -196,15 +192,11 @@ func parseFlags(t testing.TB, args []string) (config.Defaults, func(nft.Mode) nf
 	chain := fs.String("masq-chain", DefaultChain, "")
 	ports := fs.String("to-ports", "", "")
 	randomFully := fs.Bool("random-fully", true, "")
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, fs.Parse(args))
 	given := false
 	fs.Visit(func(f *flag.Flag) { given = given || f.Name == "random-fully" })
 	ranges, err := config.ParsePorts(*ports)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return d, func(m nft.Mode) nft.Options {
 		random := *randomFully && (m == nft.ModeNFTables || given)
 		return nft.Options{Layout: Layout(m, *chain), RandomFully: random, Ports: ranges, Marks: Marks()}

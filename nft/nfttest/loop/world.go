@@ -17,7 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 	captured "go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
@@ -25,6 +24,7 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/node"
 	"nft-masq-agent/nft/xtables"
 )
@@ -285,9 +285,7 @@ func (w *World) Messages() (all []string) {
 // WantLines compares the log since the last call.
 func (w *World) WantLines(want ...string) {
 	w.Helper()
-	if diff := cmp.Diff(want, w.Messages()); diff != "" {
-		w.Errorf("log (-want +got):\n%s", diff)
-	}
+	nfttest.Same(w, "log (-want +got)", want, w.Messages())
 }
 
 // Get sends a request to the handler of a loop and returns status and text.

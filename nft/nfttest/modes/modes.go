@@ -47,9 +47,7 @@ func (n *Node) Load(t testing.TB, text string) {
 func (n *Node) Read(t testing.TB, want nft.Ruleset, depth nft.Depth) nft.KernelState {
 	t.Helper()
 	s, err := n.read(n.Conn, want, nft.Ruleset{}, depth, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return s
 }
 
@@ -84,14 +82,10 @@ func (n *Node) Apply(t testing.TB, want nft.Ruleset, depth nft.Depth) (found []s
 // Write carries out a state.
 func (n *Node) Write(t testing.TB, s nft.KernelState) {
 	t.Helper()
-	if err := s.Stage(t.Context(), n.Conn.Commit); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, s.Stage(t.Context(), n.Conn.Commit))
 	switching, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
 	s.Switch(switching, after)
-	if err := errors.Join(n.Conn.Commit(switching), n.Conn.Commit(after)); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, errors.Join(n.Conn.Commit(switching), n.Conn.Commit(after)))
 }
 
 // Match compares texts. "…" in the wanted ones stands for any others, and at the end of

@@ -40,17 +40,13 @@ func TestCloseLeaksNothing(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir()) // others may run at the same time
 	use := func() {
 		top, err := nfttest.OpenTopology()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		flow := nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("198.51.100.1:5000")}
 		nfttest.MustSend(t, top, flow)
 		if _, err := top.Node.Output("", "true"); err != nil {
 			t.Fatal(err)
 		}
-		if err := top.Close(); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, top.Close())
 	}
 	use() // so that whatever the runtime opens once is open
 	descriptors := list(t, "/proc/self/fd/*")
@@ -69,9 +65,7 @@ func TestCloseLeaksNothing(t *testing.T) {
 func current(t *testing.T) string {
 	t.Helper()
 	name, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return name
 }
 
@@ -90,8 +84,6 @@ func threadNamespaces(t *testing.T) map[string]bool {
 func list(t *testing.T, pattern string) []string {
 	t.Helper()
 	found, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	return found
 }

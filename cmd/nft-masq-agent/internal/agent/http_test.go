@@ -15,6 +15,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestHandlerAcceptsOnlyGetAndHead(t *testing.T) {
@@ -71,9 +73,7 @@ func ask(t *testing.T, c net.Conn, request string) int {
 	t.Helper()
 	go func() { _, _ = io.WriteString(c, request) }()
 	response, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer response.Body.Close()
 	_, _ = io.Copy(io.Discard, response.Body)
 	return response.StatusCode
@@ -232,9 +232,7 @@ func (lineWriter) Sync() error { return nil }
 
 func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 	first, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer first.Close()
 	address := first.Addr().String()
 	synctest.Test(t, func(t *testing.T) {

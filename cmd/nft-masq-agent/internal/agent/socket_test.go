@@ -17,6 +17,7 @@ import (
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 )
 
@@ -43,15 +44,11 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 	ended := Serve(ctx, ListenSocket, path, a.SocketHandler(), zap.NewNop())
 	for range 200 { // none of them sends a request
 		c, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		defer c.Close()
 	}
 	got, err := running.Ask(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	if len(got.Files) != 1 || !bytes.Equal(got.Files[0].Data, large) {
 		t.Fatalf("the report has %d files, want the large one as it is", len(got.Files))
 	}
@@ -87,9 +84,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 
 func TestFileInTheSocketsPlaceStaysAndIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
-	if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, os.WriteFile(path, []byte("text"), 0o600))
 	if _, err := ListenSocket(path); err == nil || !strings.Contains(err.Error(), path+": is not a socket") {
 		t.Errorf("error is %v", err)
 	}
@@ -101,35 +96,16 @@ func TestFileInTheSocketsPlaceStaysAndIsNamed(t *testing.T) {
 func TestLeftoverSocketIsReplacedUnlessInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "probe.sock")
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	left.SetUnlinkOnClose(false)
-	if err := left.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, left.Close())
 	if _, err := os.Lstat(path); err != nil {
 		t.Fatal(err)
 	}
 	l, err := ListenSocket(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer l.Close()
 	if _, err := ListenSocket(path); err == nil || !strings.Contains(err.Error(), "another agent uses it") {
 		t.Errorf("second listener: %v", err)
-	}
-}
-
-func TestFileInPlaceOfTheProbeSocketStays(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "probe.sock")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ListenSocket(path); err == nil {
-		t.Error("listens despite the file")
-	}
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		t.Error("the file is gone")
 	}
 }

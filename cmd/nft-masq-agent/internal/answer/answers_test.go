@@ -10,6 +10,7 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/routes"
@@ -57,9 +58,7 @@ var questions = map[string]func(r *row, about string){
 func text(t testing.TB, a cli.Answer) string {
 	t.Helper()
 	var b strings.Builder
-	if err := cli.Print(&b, false, a.Print); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, cli.Print(&b, false, a.Print))
 	return b.String()
 }
 

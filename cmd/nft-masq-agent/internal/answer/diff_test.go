@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestDiffNamesEntriesByKey(t *testing.T) {
@@ -78,9 +78,7 @@ func TestDiffNamesEntriesByKey(t *testing.T) {
 			d := NewDiff(testPolicy(t, tt.before), testPolicy(t, tt.after))
 			lines := strings.Split(strings.TrimSpace(text(t, &d)), "\n")
 			got := strings.Join(lines[:len(lines)-1], "\n")
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			nfttest.Same(t, "(-want +got)", tt.want, got)
 			if d.HasChanges() != (tt.want != "no change") || d.HasChanges() != (d.Before.Hash != d.After.Hash) {
 				t.Errorf("changed %t, hashes %s and %s", d.HasChanges(), d.Before.Hash, d.After.Hash)
 			}
@@ -153,7 +151,5 @@ func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 		"2 open connections: exempt → masqueraded, by anything else, such as udp 10.244.1.7:4000 to 10.9.0.9:443, " +
 			"udp 10.244.1.7:4001 to 10.9.0.9:443",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, got)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 )
 
@@ -18,9 +19,7 @@ func TestCommandLinesOfOlderAgentsKeepTheirMeaning(t *testing.T) {
 	script.Golden(t, "testdata/lines.txt", *update, func(t *testing.T, c *script.Case) {
 		fs := flag.NewFlagSet("run", flag.ContinueOnError)
 		o := cli.AddRunFlags(fs)
-		if err := fs.Parse(strings.Fields(c.Text())); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, fs.Parse(strings.Fields(c.Text())))
 		n := o.NFT()
 		said := fmt.Sprintf("mode %s, random %t, ports %v, marks %+v, %+v\n", n.Layout.Mode(),
 			n.RandomFully, n.Ports, n.Marks, o.Defaults)
@@ -92,9 +91,7 @@ func parsedCheck(t *testing.T, line string) (o *cli.Options, operands []string) 
 func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
 	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s",
 		"--log-format=text")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat))
 	if want := "true 1m30s :1 /s text"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -164,18 +161,12 @@ func TestOptionsFollowTheAgentOfTheNode(t *testing.T) {
 		o := cli.AddNodeFlags(fs)
 		fs.String("only", "", "a flag that run does not have")
 		operands, err := cli.Parse(fs, strings.Fields(line))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := o.UseFile(operands); err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
+		nfttest.NoError(t, o.UseFile(operands))
 		given := len(operands) > 0 || o.Given("config")
 		o.ForCommand(strings.NewReader(""))
 		theirs, err := o.Follow(agents, "/agents")
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		got := strings.TrimSpace(fmt.Sprintln(o.Mode, o.Chain, o.ConfigPath, o.Verbosity))
 		if got != want {
 			t.Errorf("%q: %s, want %s", line, got, want)

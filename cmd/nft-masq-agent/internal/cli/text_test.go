@@ -12,27 +12,22 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestJSONIsOneLine(t *testing.T) {
 	var got bytes.Buffer
 	h := NewHead("check")
 	h.Add(config.Note, "n", "<b> & \x1b\x7f\u0085é\u202e\U000e0001")
-	if err := JSON(&got, h); err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, JSON(&got, h))
 	const want = `{"version":1,"command":"check","errors":[],"warnings":[],"notes":[` +
 		`{"id":"n","severity":"note","message":"<b> & \u001b\u007f\u0085é\u202e\udb40\udc01"}]}` + "\n"
-	if diff := cmp.Diff(want, got.String()); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, got.String())
 }
 
 func TestFailedOutputIsAnError(t *testing.T) {
 	w, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer w.Close()
 	if err := JSON(w, NewHead("check")); err == nil || !strings.HasPrefix(err.Error(), "output: ") {
 		t.Errorf("a full disk: %v, want an error that begins with output:", err)
@@ -75,7 +70,5 @@ func TestProblemsAreInTheListOfTheirLevel(t *testing.T) {
 		Warnings: config.Problems{{ID: "w", Level: config.Warning, Msg: "warning 1"}},
 		Notes:    config.Problems{{ID: "n", Level: config.Note, Msg: "note"}},
 	}
-	if diff := cmp.Diff(want, h, cmpopts.IgnoreUnexported(config.Problem{})); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	nfttest.Same(t, "(-want +got)", want, h, cmpopts.IgnoreUnexported(config.Problem{}))
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 )
 
@@ -14,17 +15,13 @@ func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
 	seen := map[string]bool{}
 	for _, pattern := range []string{"*.go", "../agent/*.go", "../../*.go"} {
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			nfttest.NoError(t, err)
 			for event := range loop.Documented() {
 				seen[event] = seen[event] || strings.Contains(string(text), `"`+event+`"`)
 			}

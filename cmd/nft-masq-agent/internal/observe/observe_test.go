@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -291,9 +290,7 @@ func TestMetricsAreLintClean(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.Gets("10.0.0.0/8")
 		problems, err := promlint.New(strings.NewReader(w.scrape())).Lint()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nfttest.NoError(t, err)
 		for _, p := range problems {
 			if strings.HasPrefix(p.Metric, loop.MetricPrefix) {
 				t.Errorf("%s: %s", p.Metric, p.Text)
@@ -304,9 +301,7 @@ func TestMetricsAreLintClean(t *testing.T) {
 
 func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 	text, err := os.ReadFile("../../../../manifests/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	_, table, found := strings.Cut(string(text), "<!-- metrics -->")
 	table, _, ended := strings.Cut(table, "<!-- /metrics -->")
 	if !found || !ended {
@@ -324,8 +319,6 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 	}
 	inBubble(t, func(t *testing.T, w *world) {
 		w.Gets("10.0.0.0/8")
-		if diff := cmp.Diff(own(w), listed); diff != "" {
-			t.Errorf("metrics (-program +README):\n%s", diff)
-		}
+		nfttest.Same(t, "metrics (-program +README)", own(w), listed)
 	})
 }

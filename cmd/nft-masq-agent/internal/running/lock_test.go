@@ -74,9 +74,7 @@ func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 func TestAnotherUserCannotAnswerForTheAgent(t *testing.T) {
@@ -92,9 +90,7 @@ func TestAnotherUserCannotAnswerForTheAgent(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	const want = "a process of user 65534 listens there"
 	if _, err := running.Ask(path); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("report: %v", err)

@@ -23,9 +23,7 @@ func serve(t *testing.T, answer http.HandlerFunc) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "socket")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	server := &http.Server{Handler: answer} //nolint:gosec // of one test
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(l) }()
@@ -67,9 +65,7 @@ func TestReportNamesTheProcessThatAnswers(t *testing.T) {
 		}
 		return second.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 // An agent without the lock may be the first one: it takes the lock at its next check, or a process of
@@ -97,9 +93,7 @@ func TestAgentIsNotItsOwnSecondAgent(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 }
 
 func TestAnswersThatAreNoReportAreErrors(t *testing.T) {
@@ -156,9 +150,7 @@ func TestWithoutAnAgentTheErrorNamesTheSocket(t *testing.T) {
 
 func TestAgentThatDoesNotAnswerInTimeIsToldApart(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	nfttest.NoError(t, err)
 	defer l.Close()
 	_, err = running.Probe("unix", l.Addr().String(), "/readyz")
 	if !errors.Is(err, running.ErrNoAnswer) || err.Error() != "no answer from the agent within 1s" {
