@@ -74,19 +74,5 @@ func (s *State) drift(t *table) (diffs []string) {
 	return diffs
 }
 
-// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are exactly ours, and others, such
-// as those of older agents.
-func (t *table) splitJumps() (exact, variants []nfnetlink.Rule) {
-	jump := t.want.Chain(Postrouting).Bytecode(t.want, nil)[0]
-	for _, r := range t.jumps {
-		if sameExprs(r, jump) {
-			exact = append(exact, r)
-		} else {
-			variants = append(variants, r)
-		}
-	}
-	return exact, variants
-}
-
 // sameExprs compares rules of the shared tables without user data, in which programs keep their own notes.
 func sameExprs(a, b nfnetlink.Rule) bool { return nfnetlink.Same(a.Exprs, b.Exprs) }
