@@ -63,7 +63,7 @@ func allSurroundings() []surroundings {
 }
 
 // atRest observes agents, each on a separate node, at the same time: alone, next to a program that commits to its
-// own table, and with connections. The minute has one reading of source ports and one of evidence.
+// own table, and with connections. The minute has one reading of evidence.
 func (b *bench) atRest(ctx context.Context) {
 	var all []*rester
 	for _, n := range []int{defaultSize, slices.Max(b.sizes)} {

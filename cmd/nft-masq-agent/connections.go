@@ -209,7 +209,7 @@ func (f *connectionsFlags) list(ctx context.Context, s *session, policy *nft.Pol
 	if err != nil {
 		return nil, err
 	}
-	err = conntrack.New().Dump(ctx, conntrack.Filter{}, l.begin, l.add)
+	err = conntrack.New().Dump(ctx, l.begin, l.add)
 	slices.SortStableFunc(l.entries, func(a, b conntrack.Entry) int {
 		return cmp.Or(a.Original.Src.Addr().Compare(b.Original.Src.Addr()), a.Destination().Compare(b.Destination()),
 			cmp.Compare(a.Original.Protocol, b.Original.Protocol), a.Original.Src.Compare(b.Original.Src))

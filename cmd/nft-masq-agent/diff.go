@@ -129,7 +129,7 @@ func countOpen(ctx context.Context, d *answer.Diff, older, newer nft.Policy) err
 	current := conntrack.NewComparison(newer, node)
 	var count *answer.Retranslations
 	begin := func() { count = answer.NewRetranslations(old, current) }
-	err = conntrack.New().Dump(ctx, conntrack.Filter{}, begin, func(e *conntrack.Entry) error {
+	err = conntrack.New().Dump(ctx, begin, func(e *conntrack.Entry) error {
 		count.Add(e)
 		return nil
 	})

@@ -15,14 +15,13 @@ import (
 func (n trafficNode) tracked() (all []string) {
 	n.t.Helper()
 	n.check(n.NS.Do(func() error {
-		return conntrack.New().Dump(context.Background(), conntrack.Filter{}, func() { all = nil },
-			func(e *conntrack.Entry) error {
-				if e.Original.Src.Port() == 0 { // a bridge joins multicast groups
-					return nil
-				}
-				all = append(all, conntrack.ProtocolName(e.Original.Protocol)+" "+e.Original.Dst.String())
+		return conntrack.New().Dump(context.Background(), func() { all = nil }, func(e *conntrack.Entry) error {
+			if e.Original.Src.Port() == 0 { // a bridge joins multicast groups
 				return nil
-			})
+			}
+			all = append(all, conntrack.ProtocolName(e.Original.Protocol)+" "+e.Original.Dst.String())
+			return nil
+		})
 	}))
 	return sorted(all)
 }

@@ -8,7 +8,6 @@ import (
 	"nft-masq-agent/cmd/nft-masq-agent/internal/health"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft/conntrack"
-	"nft-masq-agent/nft/judge"
 )
 
 func statusCommand() command {
@@ -109,7 +108,7 @@ func (s *session) runningAgent() *running.Report {
 	return &r
 }
 
-// gatherConnections compares open connections with the policy in force, and counts source ports.
+// gatherConnections compares open connections with the policy in force.
 func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
 	history := s.history(f.Policy)
 	evidence, err := conntrack.ReadEvidence(ctx, f.Policy, history)
@@ -119,9 +118,4 @@ func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) 
 	}
 	f.Evidence = &evidence
 	f.Recent = history.Recent
-	tally, err := conntrack.New().Tally(ctx, judge.SourcePorts(f.Policy))
-	if err != nil {
-		f.Health.Unread = append(f.Health.Unread, health.Unread{What: "the use of source ports", Err: err})
-	}
-	f.Full = answer.FullestPorts(tally)
 }

@@ -41,7 +41,7 @@ func (c Change) Outdated(e *Entry) bool {
 func (t *Tracker) Delete(ctx context.Context, doomed func(*Entry) bool) (deleted int, err error) {
 	c := t.dial()
 	defer func() { _ = c.Close() }()
-	err = t.Dump(ctx, Filter{}, func() {}, func(e *Entry) error {
+	err = t.Dump(ctx, func() {}, func(e *Entry) error {
 		if !doomed(e) {
 			return nil
 		}

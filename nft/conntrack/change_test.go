@@ -132,7 +132,7 @@ func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
 	if deleted, err := table.Delete(t.Context(), toward("203.0.113.9")); err != nil || deleted != all-3 {
 		t.Errorf("deleted %d: %v", deleted, err)
 	}
-	if n := len(entries(t, newTable(dialIn(ns)), Filter{})); n != 3 {
+	if n := len(entries(t, newTable(dialIn(ns)))); n != 3 {
 		t.Errorf("%d are left", n)
 	}
 }
@@ -179,7 +179,7 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	ns := nfttest.NewNS(t, "node")
 	table := newTable(dialIn(ns))
 	insert(t, ns, untranslated(1, "203.0.113.9")...)
-	current := entries(t, table, Filter{})[0]
+	current := entries(t, table)[0]
 	other := netip.MustParseAddrPort("203.0.113.8:53")
 	for name, change := range map[string]func(*Entry){
 		"another ID":                                 func(e *Entry) { e.ID++ },
@@ -190,7 +190,7 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	} {
 		before := current.clone()
 		change(&before)
-		if remove(t, table, before) || len(entries(t, table, Filter{})) != 1 {
+		if remove(t, table, before) || len(entries(t, table)) != 1 {
 			t.Errorf("%s: it was deleted, want it to stay", name)
 		}
 	}
@@ -205,7 +205,7 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 // left returns the destinations of the connections that are left.
 func left(t *testing.T, table *Tracker) (dsts []string) {
 	t.Helper()
-	for _, e := range entries(t, table, Filter{}) {
+	for _, e := range entries(t, table) {
 		dsts = append(dsts, e.Destination().Addr().String())
 	}
 	slices.Sort(dsts)

@@ -29,29 +29,20 @@ type Tracker struct {
 // opens a connection of its own.
 func New() *Tracker { return &Tracker{nfnetlink.Dial, sampleSize, maxNoted} }
 
-// A Filter selects the entries of a dump. The zero Filter selects all of them.
-type Filter struct {
-	Translated bool // those whose source was translated
-}
-
 // errStop ends a dump without an error.
 var errStop = errors.New("stop")
 
-// Dump visits the entries that match, in the kernel's hash order. It calls begin first, and
+// Dump visits the entries, in the kernel's hash order. It calls begin first, and
 // again if the dump was interrupted and is restarted. Any error of visit ends the dump.
-func (t *Tracker) Dump(ctx context.Context, f Filter, begin func(), visit func(*Entry) error) error {
-	var status nfnetlink.Attrs
-	if f.Translated {
-		status.AddUint32(ctaStatus, uint32(SrcNAT))
-		status.AddUint32(ctaStatusMask, uint32(SrcNAT))
-	}
+func (t *Tracker) Dump(ctx context.Context, begin func(), visit func(*Entry) error) error {
 	c := t.dial()
 	defer func() { _ = c.Close() }()
 	var e Entry
 	err := nfnetlink.Again(ctx, func() error {
 		begin()
-		return exchange(c.In(ctx), request(msgGet, netlink.Dump, unix.AF_UNSPEC, status), func(body nfnetlink.Attrs) error {
-			if err := e.decode(body); err != nil || f.Translated && e.Status&SrcNAT == 0 {
+		return exchange(c.In(ctx), request(msgGet, netlink.Dump, unix.AF_UNSPEC, nil), func(body nfnetlink.Attrs) error {
+			err := e.decode(body)
+			if err != nil {
 				return err
 			}
 			return visit(&e)

@@ -52,10 +52,10 @@ func dialIn(ns *nfttest.NS) func() (*netlink.Conn, error) {
 }
 
 // entries collects a whole dump.
-func entries(t *testing.T, table *Tracker, f Filter) []Entry {
+func entries(t *testing.T, table *Tracker) []Entry {
 	t.Helper()
 	var all []Entry
-	err := table.Dump(t.Context(), f, func() { all = nil }, func(e *Entry) error {
+	err := table.Dump(t.Context(), func() { all = nil }, func(e *Entry) error {
 		all = append(all, e.clone())
 		return nil
 	})
@@ -65,7 +65,7 @@ func entries(t *testing.T, table *Tracker, f Filter) []Entry {
 
 func find(t *testing.T, table *Tracker, protocol uint8, src netip.AddrPort) Entry {
 	t.Helper()
-	all := entries(t, table, Filter{})
+	all := entries(t, table)
 	for _, e := range all {
 		if e.Original.Protocol == protocol && e.Original.Src == src {
 			return e
@@ -153,41 +153,6 @@ func TestEntriesMatchThePackets(t *testing.T) {
 	}
 }
 
-func TestKernelFiltersByStatusAndFamily(t *testing.T) {
-	t.Parallel()
-	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Node, natRules, "-f", "-")
-	var messages int
-	table := newTable(throughSocket(dialIn(top.Node), func(int) error {
-		messages++
-		return nil
-	}))
-	for _, dst := range []string{"203.0.113.9:53", "10.9.0.9:53", "10.9.0.9:54", "[2001:db8:1::1]:53", "[fd00:9::9]:53"} {
-		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort(dst)})
-	}
-	for _, tt := range []struct {
-		filter Filter
-		want   int
-	}{
-		{Filter{}, 5},
-		{Filter{Translated: true}, 2},
-	} {
-		messages = 0
-		got := entries(t, table, tt.filter)
-		// Before Linux 5.15 the kernel ignores the status.
-		all := tt.filter.Translated && nfttest.KernelBefore(t, 5, 15)
-		if len(got) != tt.want || messages != tt.want && !all {
-			t.Errorf("%+v: %d entries in %d messages, want %d", tt.filter, len(got), messages, tt.want)
-		}
-		older := newTable(changing(dialIn(top.Node), func(m *netlink.Message) {
-			m.Data, m.Header.Length = m.Data[:headerLen], 0
-		}, nil))
-		if got := entries(t, older, tt.filter); len(got) != tt.want {
-			t.Errorf("%+v: %d entries of an older kernel, want %d", tt.filter, len(got), tt.want)
-		}
-	}
-}
-
 // The same addresses and ports are in three zones, which the packet's DSCP selects.
 func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 	t.Parallel()
@@ -217,7 +182,7 @@ func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 			nfttest.MustSend(t, top, flow)
 			nfttest.NFT(t, top.Pod, "", "flush", "ruleset")
 		}
-		for _, e := range entries(t, table, Filter{}) {
+		for _, e := range entries(t, table) {
 			if e.Original.Dst == flow.Dst {
 				zones[e.Zone] = e
 			}
@@ -235,7 +200,7 @@ func TestZonesOfBothAndOfOneDirectionAreSpared(t *testing.T) {
 				t.Errorf("%s in zone %d: deleted: %t", flow.Dst, zone, removed)
 			}
 		}
-		left := slices.DeleteFunc(entries(t, table, Filter{}), func(e Entry) bool { return e.Original.Dst != flow.Dst })
+		left := slices.DeleteFunc(entries(t, table), func(e Entry) bool { return e.Original.Dst != flow.Dst })
 		if len(left) != 2 {
 			t.Errorf("left: %+v", left)
 		}
@@ -280,7 +245,7 @@ func TestInterruptedDumpIsRestarted(t *testing.T) {
 				failed++
 				return cause
 			}))
-			err := table.Dump(t.Context(), Filter{}, func() { seen = 0 }, func(*Entry) error {
+			err := table.Dump(t.Context(), func() { seen = 0 }, func(*Entry) error {
 				seen++
 				return nil
 			})
@@ -302,7 +267,7 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 		return nil
 	}))
 	seen := 0
-	err := table.Dump(t.Context(), Filter{}, anyTime, func(*Entry) error {
+	err := table.Dump(t.Context(), anyTime, func(*Entry) error {
 		if seen++; seen == 10 {
 			return errStop
 		}
@@ -313,7 +278,7 @@ func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
 	}
 	own := errors.New("enough")
 	fails := func(*Entry) error { return own }
-	if err := table.Dump(t.Context(), Filter{}, anyTime, fails); !errors.Is(err, own) {
+	if err := table.Dump(t.Context(), anyTime, fails); !errors.Is(err, own) {
 		t.Errorf("the visitor's error became %v", err)
 	}
 }
@@ -404,7 +369,7 @@ func TestRepliesToOtherRequestsAreErrors(t *testing.T) {
 		"no header":            {func(m *netlink.Message) { m.Data = m.Data[:headerLen-1] }, false},
 		"a header and no more": {func(m *netlink.Message) { m.Data = m.Data[:headerLen] }, true},
 	} {
-		err := newTable(changing(dialIn(ns), nil, tt.change)).Dump(t.Context(), Filter{}, anyTime,
+		err := newTable(changing(dialIn(ns), nil, tt.change)).Dump(t.Context(), anyTime,
 			func(*Entry) error { return nil })
 		if (err == nil) != tt.ok {
 			t.Errorf("%s: %v", name, err)
@@ -489,7 +454,7 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 		table := New()
 		_, statsErr := table.Stats()
 		for what, err := range map[string]error{
-			"dump":  table.Dump(t.Context(), Filter{}, anyTime, func(*Entry) error { return nil }),
+			"dump":  table.Dump(t.Context(), anyTime, func(*Entry) error { return nil }),
 			"stats": statsErr,
 		} {
 			if !errors.Is(err, ErrNotPermitted) || !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "NET_ADMIN") {
@@ -501,7 +466,7 @@ func TestMissingCapabilityIsNamed(t *testing.T) {
 	nfttest.NoError(t, err)
 }
 
-func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
+func TestFullestDestinationAndDropsAreReported(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
 	nfttest.NFT(t, top.Node, `table inet t {
@@ -527,25 +492,40 @@ func TestPressureReportsFullestDestinationAndDrops(t *testing.T) {
 		dst := netip.AddrPortFrom(top.OutsideV4, port)
 		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: dst})
 	}
-	send(8, "203.0.113.9:53")
+	for range 8 {
+		dst := netip.MustParseAddrPort("203.0.113.9:53")
+		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.UDP, From: top.Pod, Dst: dst})
+	}
+	policy := nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}
+	comparison := NewComparison(policy, newNode(nil, nil, nil))
+	half := newTable(dialIn(top.Node))
+	half.sampleLimit = 4
+	found, err := half.Gather(t.Context(), comparison, History{})
+	if err != nil || !found.Partial || found.Examined != 4 || found.Fullest.Used != 8 {
+		t.Errorf("of a sample: %+v: %v", found, err)
+	}
 	send(3, "203.0.113.8:53")
 	for port := range uint16(2) {
 		dst := netip.AddrPortFrom(top.OutsideV6, 6000+port)
 		nfttest.MustSend(t, top, nfttest.Flow{Proto: nfttest.SCTP, From: top.Pod, Dst: dst})
 	}
 	arrived(7000)
-	ports := Ports(judge.SourcePorts(nft.Policy{Ports: []nft.PortRange{{Min: 1, Max: 100}, {Min: 1000, Max: 65535}}}))
 	const all = 100 + 65535 - 1000 + 1
-	p, err := table.Pressure(t.Context(), ports)
-	if err != nil || p.Fullest != 8./all || p.InsertFailed+p.Drop != 0 {
-		t.Errorf("%+v: %v", p, err)
+	check := func(used int, failed bool) {
+		t.Helper()
+		found, err := table.Gather(t.Context(), comparison, History{})
+		if err != nil || found.Fullest.Used != used || found.Fullest.Among.Ports != all {
+			t.Errorf("%+v: %v, want %d of %d", found.Fullest, err, used, all)
+		}
+		s, err := table.Stats()
+		if err != nil || (s.InsertFailed+s.Drop > 0) != failed {
+			t.Errorf("%+v: %v, want failures: %t", s, err, failed)
+		}
 	}
+	check(8, false)
 	send(5, "203.0.113.9:53")
 	arrived(7001)
-	p, err = table.Pressure(t.Context(), ports)
-	if err != nil || p.Fullest != 10./all || p.InsertFailed+p.Drop == 0 {
-		t.Errorf("beyond the last port: %+v: %v", p, err)
-	}
+	check(10, true) // beyond the last port
 }
 
 var anyPorts = Ports(func(netip.AddrPort) (judge.PortScope, bool) {
@@ -567,7 +547,7 @@ func TestTallyNeverHasMoreKeys(t *testing.T) {
 		t.Errorf("the tally has %d keys, want no more than %d", len(tally), maxKeys)
 	}
 	add(0)
-	if top, _ := tally.Fullest(); len(tally) != maxKeys || top.Used != 2 {
+	if top := tally.Fullest(); len(tally) != maxKeys || top.Used != 2 {
 		t.Errorf("a known key makes %d keys, want %d, and is %+v, want it used twice", len(tally), maxKeys, top)
 	}
 }

@@ -100,7 +100,6 @@ const (
 	ctaID         = 12
 	ctaZone       = 18
 	ctaTimestamp  = 20
-	ctaStatusMask = 26
 
 	ctaTimestampStart = 1
 

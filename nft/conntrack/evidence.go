@@ -31,6 +31,9 @@ type Evidence struct {
 	// Unanswered are destinations of exempt connections that show the pod's address, from which no
 	// replies come. Of a family whose uplink is silent, there is that alone.
 	Unanswered []Unanswered
+	// Fullest is the destination to which the largest share of source ports is in use. It is an estimate if only a sample
+	// of the connections was examined.
+	Fullest PortUse
 
 	Sample
 	Incomplete bool // a bound was hit: some destinations or connections were not kept
@@ -115,7 +118,7 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 	if s.Tracked == 0 {
 		return s, nil // to find that out, a dump walks the table of all namespaces
 	}
-	err = t.Dump(ctx, Filter{}, func() {
+	err = t.Dump(ctx, func() {
 		s.Examined = 0
 		begin()
 	}, func(e *Entry) error {
@@ -133,12 +136,19 @@ func (t *Tracker) dumpSample(ctx context.Context, begin func(), visit func(*Entr
 // Gather compares each connection with the policy, in one pass. It ends with the context.
 func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, queries ...Query) (Evidence, error) {
 	var g *gathering
-	s, err := t.dumpSample(ctx, func() { g = newGathering(c, h, queries) }, func(e *Entry) { g.add(e) })
+	ports := judge.SourcePorts(c.policy)
+	s, err := t.dumpSample(ctx, func() { g = newGathering(c, h, queries) }, func(e *Entry) {
+		g.add(e)
+		g.ports.Add(e, ports)
+	})
 	if err != nil {
 		return Evidence{}, err
 	}
 	found := g.evidence()
 	found.Sample = s
+	if s.Partial {
+		found.Fullest.Used = found.Fullest.Used * s.Tracked / s.Examined
+	}
 	found.Incomplete = found.Incomplete || h.Incomplete
 	return found, nil
 }
@@ -168,12 +178,13 @@ type gathering struct {
 	counts    map[judge.Entry]*Count
 	notJudged [findings]int
 	replies   *replies
+	ports     Tally
 }
 
 func newGathering(c *Comparison, h History, queries []Query) *gathering {
 	return &gathering{
 		Comparison: c, history: h, queries: queries, answers: make([]Count, len(queries)),
-		counts: map[judge.Entry]*Count{}, replies: newReplies(c.timeouts),
+		counts: map[judge.Entry]*Count{}, replies: newReplies(c.timeouts), ports: Tally{},
 	}
 }
 
@@ -262,7 +273,7 @@ func (c *Count) show(q Query, e *Entry, age Age) {
 }
 
 func (g *gathering) evidence() Evidence {
-	e := Evidence{Answers: g.answers, NotJudged: map[string]int{}}
+	e := Evidence{Answers: g.answers, NotJudged: map[string]int{}, Fullest: g.ports.Fullest()}
 	for f, n := range g.notJudged {
 		if n > 0 {
 			e.NotJudged[Finding(f).String()] = n

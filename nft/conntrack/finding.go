@@ -59,12 +59,13 @@ func (f Finding) String() string {
 // program: an entry shows what all rules together did.
 type Comparison struct {
 	*Node
+	policy   nft.Policy
 	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
 }
 
 // NewComparison returns the comparison with a policy.
 func NewComparison(p nft.Policy, n *Node) *Comparison {
-	c := &Comparison{Node: n}
+	c := &Comparison{Node: n, policy: p}
 	for i := range p.Families {
 		f := p.Families[i]
 		c.families[index(f.IPv6)] = &f

@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"context"
 	"net/netip"
 
 	"nft-masq-agent/nft/judge"
@@ -53,44 +52,16 @@ func (t Tally) Add(e *Entry, ports Ports) {
 	}
 }
 
-// Share is the part of the ports that are in use.
-func (u PortUse) Share() float64 { return float64(u.Used) / float64(u.Among.Ports) }
+// Share is the part of the ports that are in use, 0 for the zero value.
+func (u PortUse) Share() float64 { return float64(u.Used) / float64(max(1, u.Among.Ports)) }
 
-// Fullest returns the key with the largest share of ports in use, and that share; 0: there is none.
-func (t Tally) Fullest() (fullest PortUse, share float64) {
+// Fullest returns the key with the largest share of ports in use, the zero value if none is in use.
+func (t Tally) Fullest() (fullest PortUse) {
 	for k, used := range t {
 		use := PortUse{k, used}
-		if use.Share() > share {
+		if use.Share() > fullest.Share() {
 			fullest = use
-			share = use.Share()
 		}
 	}
-	return fullest, share
-}
-
-// Pressure describes how close connection tracking is to its limits.
-type Pressure struct {
-	Stats
-	// Fullest is the largest share of source ports in use.
-	Fullest float64
-}
-
-// Pressure reads the counters and all connections whose source was translated to one of the ports.
-func (t *Tracker) Pressure(ctx context.Context, ports Ports) (p Pressure, err error) {
-	p.Stats, err = t.Stats()
-	if err != nil {
-		return Pressure{}, err
-	}
-	tally, err := t.Tally(ctx, ports)
-	_, p.Fullest = tally.Fullest()
-	return p, err
-}
-
-// Tally counts the source ports that connections use.
-func (t *Tracker) Tally(ctx context.Context, ports Ports) (tally Tally, err error) {
-	err = t.Dump(ctx, Filter{Translated: true}, func() { tally = Tally{} }, func(e *Entry) error {
-		tally.Add(e, ports)
-		return nil
-	})
-	return tally, err
+	return fullest
 }

@@ -78,7 +78,7 @@ func startNode(dir string, number int, program string) *node {
 	n.config = filepath.Join(dir, n.name)
 	n.swap(first)
 	n.agent = nfttest.Must(agent.Start(n.Node, nfttest.Command(program, "run", "--config", n.config,
-		"--http-address=127.0.0.1:9717", "--conntrack-interval=5")))
+		"--http-address=127.0.0.1:9717")))
 	nfttest.Must(n.agent.Await(context.Background(), "config_applied"))
 	return n
 }

@@ -50,9 +50,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if or .Values.prometheus.enabled .Values.waitForRules }}
 - --http-address=[$(HOST_IP)]:9717
 {{- end }}
-{{- if .Values.prometheus.enabled }}
-- --conntrack-interval=60
-{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}

@@ -112,9 +112,7 @@ type StatusFacts struct {
 	// Evidence of connections; nil without a policy in force.
 	Evidence *conntrack.Evidence
 	// Recent are the last counts of entries that were overruled within the last ten minutes.
-	Recent []conntrack.Count
-	// Full is the destination with the largest share of its source ports in use, nil if all have enough.
-	Full    *conntrack.PortUse
+	Recent  []conntrack.Count
 	Verbose bool
 }
 
@@ -398,10 +396,11 @@ func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
 // ofPorts finds the destination with the largest share of source ports in use, if new connections to it fail or
 // soon will.
 func (f *StatusFacts) ofPorts() config.Problems {
-	u := f.Full
-	if u == nil {
+	const limit = 0.9
+	if f.Evidence == nil || f.Evidence.Fullest.Share() < limit {
 		return nil
 	}
+	u := f.Evidence.Fullest
 	whose := ""
 	source := u.From.String()
 	remedy := fmt.Sprintf("nft-masq-agent connections %s names the pods\n"+
@@ -417,16 +416,6 @@ func (f *StatusFacts) ofPorts() config.Problems {
 	return config.Problems{statusProblem("source-ports", fmt.Sprintf(
 		"%d of %d source ports of %s are in use there\n%s", u.Used, u.Among.Ports, source, remedy),
 		"new %s connections%s to %s fail, or will", conntrack.ProtocolName(u.Protocol), whose, u.To)}
-}
-
-// FullestPorts returns the destination with the largest share of source ports in use, nil if all have enough.
-func FullestPorts(used conntrack.Tally) *conntrack.PortUse {
-	const limit = 0.9
-	fullest, share := used.Fullest()
-	if share < limit {
-		return nil
-	}
-	return &fullest
 }
 
 // ofAddresses finds snatAddresses of which the node has none, and entries of snatRules that match a pod of the node,

@@ -264,13 +264,13 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "no free source ports", id: "source-ports",
 			first: "new tcp connections to 203.0.113.9:443 fail, or " +
-				"will", facts: func(f *StatusFacts) { f.Full = fullPorts(-1) },
+				"will", facts: func(f *StatusFacts) { f.Evidence.Fullest = fullPorts(-1) },
 		},
 		{
 			name: "a full block", id: "source-ports",
 			config: "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
 			first:  "new tcp connections of a pod to 203.0.113.9:443 fail, or will", facts: func(f *StatusFacts) {
-				f.Full = fullPorts(7)
+				f.Evidence.Fullest = fullPorts(7)
 			},
 		},
 		{
@@ -359,8 +359,8 @@ func TestEachProblemHasOneRank(t *testing.T) {
 	}
 }
 
-func fullPorts(block int) *conntrack.PortUse {
-	return &conntrack.PortUse{PortKey: conntrack.PortKey{
+func fullPorts(block int) conntrack.PortUse {
+	return conntrack.PortUse{PortKey: conntrack.PortKey{
 		Protocol: unix.IPPROTO_TCP, From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("203.0.113.9:443"),
 		Among: judge.PortScope{Block: block, Ports: 100},
 	}, Used: 95}

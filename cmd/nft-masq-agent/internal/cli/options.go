@@ -76,10 +76,8 @@ type Options struct {
 	// For run.
 	TakeOver    bool
 	HTTPAddress string // "": off
-	// ConntrackInterval is how often the connections are read; 0: never.
-	ConntrackInterval time.Duration
-	ProbeSocket       string // "": off
-	LogFormat         string
+	ProbeSocket string // "": off
+	LogFormat   string
 
 	given *flag.FlagSet // the command line
 
@@ -168,8 +166,6 @@ func AddRunFlags(fs *flag.FlagSet) *Options {
 	o := AddPolicyFlags(fs)
 	fs.BoolVar(&o.TakeOver, "takeover", false,
 		"remove the rules of iptables-based agents in the transaction that activates ours")
-	AddFlag(fs, &o.ConntrackInterval, "conntrack-interval", "0",
-		"`SECONDS` between two readings of the connections for the metrics of port pressure; 0 is off", parseInterval)
 	AddFlag(fs, &o.HTTPAddress, "http-address", "",
 		"`HOST:PORT` of /healthz, /startupz, /readyz and /metrics; off if empty", ParseHTTPAddress)
 	AddFlag(fs, &o.ProbeSocket, "probe-socket", "",
@@ -334,15 +330,6 @@ func parsePorts(s string) ([]nft.PortRange, error) {
 		return ranges, warning{fmt.Errorf("%s is used", taken)}
 	}
 	return ranges, nil
-}
-
-// parseInterval parses seconds; 0 is off.
-func parseInterval(s string) (time.Duration, error) {
-	n, err := strconv.ParseUint(s, 10, 31)
-	if err != nil {
-		return 0, errors.New("is not a number of seconds")
-	}
-	return time.Duration(n) * time.Second, nil
 }
 
 // ParseHTTPAddress checks a HOST:PORT; "" is off.

@@ -38,9 +38,6 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 		"--resync-interval=x":          "is not a whole number of seconds",
 		"--resync-interval=90s":        "is not a whole number of seconds",
 		"--resync-interval=1s":         "is not a whole number of seconds",
-		"--conntrack-interval=-1s":     "is not a number of seconds",
-		"--conntrack-interval=999ms":   "is not a number of seconds",
-		"--conntrack-interval=x":       "is not a number of seconds",
 		"--http-address=9717":          "is not a HOST:PORT",
 		"--http-address=:65536":        `has port "65536"`,
 		"--http-address=a b:1":         `has "a b", which is not a host`,
@@ -55,9 +52,7 @@ func TestWrongValuesSayWhatWouldBeRight(t *testing.T) {
 		}
 	}
 	for _, arg := range []string{
-		"--conntrack-interval=0", "--conntrack-interval=1", "--http-address=",
-		"--http-address=:0",
-		"--probe-socket=/" + long(106), "--random-fully",
+		"--http-address=", "--http-address=:0", "--probe-socket=/" + long(106), "--random-fully",
 	} {
 		if _, fs, err := parsed(arg); err != nil || cli.Warnings(fs) != nil {
 			t.Errorf("%s: %v, %q", arg, err, cli.Warnings(fs))
@@ -89,11 +84,13 @@ func parsedCheck(t *testing.T, line string) (o *cli.Options, operands []string) 
 }
 
 func TestValuesOfRunAreThoseOfItsFlags(t *testing.T) {
-	o, _, err := parsed("--takeover", "--conntrack-interval=90", "--http-address=:1", "--probe-socket=/s",
+	o, _, err := parsed("--takeover", "--http-address=:1", "--probe-socket=/s",
 		"--log-format=text")
-	nfttest.NoError(t, err)
-	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.ConntrackInterval, o.HTTPAddress, o.ProbeSocket, o.LogFormat))
-	if want := "true 1m30s :1 /s text"; got != want {
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.TrimSpace(fmt.Sprintln(o.TakeOver, o.HTTPAddress, o.ProbeSocket, o.LogFormat))
+	if want := "true :1 /s text"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

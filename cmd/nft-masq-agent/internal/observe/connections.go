@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -127,7 +129,7 @@ func (o *connections) handle(ctx context.Context, p *period, stale config.Stale)
 		}
 		if err != nil {
 			o.begin(p) // what was known may not be true any more
-			unreadable(o.Agent, err, &failed)
+			o.unreadable(err, &failed)
 		} else {
 			failed = ""
 			o.keep(p, e)
@@ -179,10 +181,22 @@ func (o *connections) serveHistory(w http.ResponseWriter, _ *http.Request) {
 
 // Collect implements [agent.Observer].
 func (o *connections) Collect(e agent.Exporter) {
+	stats, err := o.host.Stats()
+	if err == nil {
+		exportStats(e, stats)
+	}
 	o.mu.Lock()
 	last := o.last
 	o.mu.Unlock()
 	if last != nil {
 		export(e, *last)
+	}
+}
+
+// unreadable logs that connections cannot be read, once until the error changes.
+func (o *connections) unreadable(err error, failed *string) {
+	if text := err.Error(); text != *failed {
+		*failed = text
+		o.Log(zap.WarnLevel, "connections_unreadable", "cannot read connections", "error", err)
 	}
 }

@@ -105,6 +105,19 @@ func (t *told) recent() (counts []conntrack.Count) {
 	return counts
 }
 
+// exportStats exports the counters of connection tracking.
+func exportStats(e agent.Exporter, s conntrack.Stats) {
+	e.Counter("conntrack_insert_failed_total",
+		"Connections that the kernel could not track, including those without a free source port.",
+		float64(s.InsertFailed))
+	e.Counter("conntrack_drop_total", "Packets that the kernel dropped because their connection could not be tracked.",
+		float64(s.Drop))
+	e.Gauge("conntrack_entries", "Tracked connections.", float64(s.Entries))
+	if s.Limit > 0 {
+		e.Gauge("conntrack_limit", "Maximum number of tracked connections.", float64(s.Limit))
+	}
+}
+
 // A series is the labels of a metric.
 type series struct {
 	ipv6          bool
@@ -155,6 +168,9 @@ func export(e agent.Exporter, found conntrack.Evidence) {
 		e.Gauge("uplink_unanswered", "Whether nearly no masqueraded connection is answered: 1 or 0.",
 			agent.Number(uplinks[ipv6]), "family", nft.FamilyKey(ipv6))
 	}
+	e.Gauge("snat_ports_used_ratio_max",
+		"Share of source ports in use, for the source address, protocol and destination with the most; with portsPerPod, of "+
+			"the ports of a block. Connections fail from 0.9 on.", found.Fullest.Share())
 }
 
 // keyName is the label of an entry.

@@ -26,7 +26,8 @@ type Host interface {
 	Gather(context.Context, nft.Policy, conntrack.History) (conntrack.Evidence, error)
 	// Flush deletes the connections that a change of the policy outdates, in one pass. It returns how many.
 	Flush(ctx context.Context, prior, inForce nft.Policy, stale config.Stale) (deleted int, err error)
-	Pressure(context.Context, conntrack.Ports) (conntrack.Pressure, error)
+	// Stats reads the counters of connection tracking, and is fast.
+	Stats() (conntrack.Stats, error)
 }
 
 // A Kernel is the kernel of this network namespace.
@@ -35,10 +36,8 @@ type Host interface {
 // for it.
 type Kernel struct{ *kernel.Kernel }
 
-// Pressure reads how many source ports are in use.
-func (k Kernel) Pressure(ctx context.Context, ports conntrack.Ports) (conntrack.Pressure, error) {
-	return conntrack.New().Pressure(ctx, ports)
-}
+// Stats implements [Host].
+func (k Kernel) Stats() (conntrack.Stats, error) { return conntrack.New().Stats() }
 
 // Older implements [Host].
 func (k Kernel) Older(ctx context.Context, want nft.Ruleset) (found []xtables.OlderChain, err error) {

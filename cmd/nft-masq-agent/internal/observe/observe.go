@@ -1,5 +1,5 @@
 // Package observe is what the daemon reports beyond its own rules: those of older agents, the
-// connections that are evidence about the policy, source ports, and problems of the node. An observer
+// connections that are evidence about the policy, and problems of the node. An observer
 // follows the loop of package agent, which does not know of it: none is needed to keep the rules.
 package observe
 
@@ -25,6 +25,6 @@ func All(
 	evidence := &connections{Agent: a, host: h}
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
-		newOlderAgents(a, h, o), evidence, &ports{Agent: a, read: h.Pressure, o: o}, healthy,
+		newOlderAgents(a, h, o), evidence, healthy,
 	}
 }

@@ -48,9 +48,8 @@ type world struct {
 	searching int      // searches that are running
 	passes    []string // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
 	evidence  conntrack.Evidence
-	gathered  int   // times
+	gathering task  // of evidence
 	notes     int   // times
-	reading   task  // of all connections
 	unread    error // why they cannot be read
 	problems  config.Problems
 	look      task // at the node
@@ -69,10 +68,11 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	w := &world{evidence: conntrack.Evidence{
 		Counts:    []conntrack.Count{{Entry: judge.Entry{Verdict: nft.Masqueraded}, Agrees: 7}},
 		NotJudged: map[string]int{"node": 2},
+		Fullest:   conntrack.PortUse{PortKey: conntrack.PortKey{Among: judge.PortScope{Ports: 100}}, Used: 50},
 	}}
 	loop.Run(t, func(n *loop.World, log *zap.Logger) loop.Agent {
 		w.World, n.Observed = n, true
-		o := cli.Options{Mode: nft.ModeNFTables, ConntrackInterval: time.Minute}
+		o := cli.Options{Mode: nft.ModeNFTables}
 		files := make(chan agent.Files)
 		n.Options, n.Deliver = o.NFT(), func(s []config.Source, err error) { files <- agent.Files{Sources: s, Err: err} }
 		w.agent = agent.New(agent.Inputs{
@@ -91,16 +91,9 @@ func (w *world) LegacyTables() (found []xtables.LegacyTable, err error) {
 	return found, nil
 }
 
-func (w *world) Pressure(ctx context.Context, _ conntrack.Ports) (conntrack.Pressure, error) {
-	var err error
+func (w *world) Stats() (s conntrack.Stats, err error) {
 	w.Locked(func() { err = w.unread })
-	if !w.pass(ctx, &w.reading) {
-		return conntrack.Pressure{}, ctx.Err()
-	}
-	return conntrack.Pressure{
-		Stats:   conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2},
-		Fullest: 0.5,
-	}, err
+	return conntrack.Stats{Entries: 7, Limit: 1000, InsertFailed: 3, Drop: 2}, err
 }
 
 func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint32]bool, full bool, err error) {
@@ -113,10 +106,10 @@ func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint32]bool
 
 func (w *world) Gather(ctx context.Context, _ nft.Policy, _ conntrack.History) (e conntrack.Evidence, err error) {
 	w.Locked(func() {
-		w.gathered++
 		e = w.evidence
 		err = w.unread
 	})
+	w.pass(ctx, &w.gathering)
 	return e, errors.Join(ctx.Err(), err)
 }
 
@@ -210,7 +203,7 @@ func (w *world) steps() loop.Steps {
 		"observed": func(*loop.World, string) (text string) { // since the start
 			w.Locked(func() {
 				text = fmt.Sprintf("%d searches, %d checks of more than our rules, connections noted %d times, "+
-					"evidence gathered %d times", w.search.begun, w.Deep, w.notes, w.gathered)
+					"evidence gathered %d times", w.search.begun, w.Deep, w.notes, w.gathering.begun)
 			})
 			return text
 		},

@@ -26,7 +26,7 @@ func TestPassesGiveWayToAnotherPolicy(t *testing.T) {
 	for name, choose := range map[string]func(*world) *task{
 		"a search for older agents": func(w *world) *task { return &w.search },
 		"a look at the node":        func(w *world) *task { return &w.look },
-		"a reading of connections":  func(w *world) *task { return &w.reading },
+		"a reading of connections":  func(w *world) *task { return &w.gathering },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
