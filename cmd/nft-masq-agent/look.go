@@ -27,7 +27,7 @@ func lookCommands() []command {
 // observed returns the kernel for an agent's loop, and what adds observers to the agent.
 func observed(ctx context.Context, k *kernel.Kernel, o cli.Options) (agent.Kernel, func(*agent.Agent)) {
 	host := observe.Kernel{Kernel: k}
-	node := health.NewNode("/proc") // on another goroutine than the loop
+	node := health.Node{Proc: "/proc"} // on another goroutine than the loop
 	return host, func(a *agent.Agent) {
 		check := func(ctx context.Context, p nft.Policy) config.Problems {
 			facts := node.Read(ctx, o.ConfigPath)

@@ -77,7 +77,7 @@ func (s *session) gather(ctx context.Context) (answer.StatusFacts, error) {
 	if err != nil {
 		return f, err
 	}
-	node := health.NewNode(s.proc)
+	node := health.Node{Proc: s.proc}
 	f.Health = node.Read(ctx, s.ConfigPath)
 	if f.InForce {
 		s.gatherConnections(ctx, &f)

@@ -126,7 +126,7 @@ func (c *Comparison) exclusion(e *Entry) Finding {
 		return Helped
 	case src == dst:
 		return Hairpin
-	case c.delivered.Contain(src), c.delivered.Contain(dst), dst.IsMulticast():
+	case c.delivered.Contains(src), c.delivered.Contains(dst), dst.IsMulticast():
 		return OfNode
 	case c.bridged(src, dst):
 		return Bridged
@@ -163,7 +163,7 @@ func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	case len(f.SNAT) == 0:
 		return r, true
 	}
-	return r, judge.AllowsSource(*f, src, dst, seen, c.delivered.Contain(seen))
+	return r, judge.AllowsSource(*f, src, dst, seen, c.delivered.Contains(seen))
 }
 
 // translatedDestination reports whether the destination was translated, by DNAT or by IPVS.

@@ -10,13 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/routes"
 )
 
 // A Node is what connections are judged by, besides the policy. It remembers routes, so it is for one goroutine.
 type Node struct {
-	delivered  judge.Addresses           // that the node receives itself: its own, and those of broadcast and anycast
+	delivered  nft.List                  // that the node receives itself: its own, and those of broadcast and anycast
 	interfaces map[netip.Prefix][]string // by the network that packets to it leave for
 	lengths    []int                     // of the networks, the longest first
 	timeouts   []Timeout
@@ -41,11 +42,11 @@ func newNode(
 	n := &Node{
 		interfaces: map[netip.Prefix][]string{}, timeouts: timeouts, toward: toward, lookups: map[[2]netip.Addr]string{},
 	}
-	delivered := []netip.Prefix{netip.MustParsePrefix("255.255.255.255/32")}
+	delivered := []config.CIDR{{Prefix: netip.MustParsePrefix("255.255.255.255/32")}}
 	for _, network := range networks {
 		switch network.Type {
 		case unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST:
-			delivered = append(delivered, network.Prefix)
+			delivered = append(delivered, config.CIDR{Prefix: network.Prefix})
 		case unix.RTN_UNICAST:
 			// A default route says nothing about who shares a link.
 			if network.Main && network.Bits() > 0 {
@@ -53,7 +54,7 @@ func newNode(
 			}
 		}
 	}
-	n.delivered = judge.NewAddresses(delivered)
+	n.delivered = nft.NewList(delivered)
 	return n
 }
 

@@ -37,17 +37,9 @@ const (
 	Everything    = "everything-exempt" // a note
 )
 
-// A Node reads facts.
+// A Node reads facts of the node of the calling thread.
 type Node struct {
-	Proc       string // mount point of procfs
-	Pods       func(ipv6 bool) ([]routes.Pod, error)
-	Interfaces func() ([]routes.Interface, error)
-	Stats      func() (conntrack.Stats, error)
-}
-
-// NewNode returns what reads the facts of this node.
-func NewNode(proc string) Node {
-	return Node{Proc: proc, Pods: routes.Pods, Interfaces: routes.Interfaces, Stats: conntrack.New().Stats}
+	Proc string // mount point of procfs
 }
 
 // Facts are what was read of a node, besides its rules and its connections.
@@ -78,7 +70,7 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 		if ctx.Err() != nil {
 			return f
 		}
-		pods, err := n.Pods(ipv6)
+		pods, err := routes.Pods(ipv6)
 		f.unread("the pods of this node", err)
 		f.Pods = append(f.Pods, pods...)
 	}
@@ -86,8 +78,18 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 		return f
 	}
 	var err error
-	f.Links, err = n.Interfaces()
+	f.Links, err = routes.Interfaces()
 	f.unread("the interfaces", err)
+	f.Tracked, err = conntrack.New().Stats()
+	f.unread("the statistics of connection tracking", err)
+	f.Single = isMounted(path)
+	n.readProc(&f)
+	return f
+}
+
+// readProc reads the facts that are in procfs; the pods are known.
+func (n Node) readProc(f *Facts) {
+	var err error
 	f.Legacy, err = xtables.LegacyTables(filepath.Join(n.Proc, "thread-self/net"))
 	f.unread("legacy ip_tables", err)
 	f.NotForwarding = n.notForwarding(f.Pods)
@@ -95,11 +97,7 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 		_, err = os.Stat(filepath.Join(n.Proc, "sys/net/ipv4/ip_forward"))
 		f.unread("whether this node forwards packets", err)
 	}
-	f.Tracked, err = n.Stats()
-	f.unread("the statistics of connection tracking", err)
 	f.Timeouts = conntrack.ReadTimeouts(n.Proc)
-	f.Single = isMounted(path)
-	return f
 }
 
 func (f *Facts) unread(subject string, err error) {

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
-	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
@@ -67,30 +65,25 @@ func TestASingleFileThatIsMountedIsAProblem(t *testing.T) {
 // A row is a node, and a policy.
 type row struct {
 	Node
+	facts  Facts // without those in procfs
 	policy nft.Policy
 }
 
 // steps are those of testdata/nodes.txt. They return what they were asked for.
 var steps = map[string]func(n *row, words []string) string{
 	"pods": func(n *row, list []string) string { // ADDRESS, received on veth1
-		n.Pods = func(ipv6 bool) (all []routes.Pod, err error) {
-			for _, text := range list {
-				if a := netip.MustParseAddr(text); a.Is6() == ipv6 {
-					all = append(all, routes.Pod{Address: a, Interface: "veth1"})
-				}
-			}
-			return all, nil
+		n.facts.Pods = nil
+		for _, text := range list {
+			n.facts.Pods = append(n.facts.Pods, routes.Pod{Address: netip.MustParseAddr(text), Interface: "veth1"})
 		}
 		return ""
 	},
 	"links": func(n *row, list []string) string { // NAME, or NAME/MASTER=KIND of a part of another one
-		n.Interfaces = func() (all []routes.Interface, err error) {
-			for _, text := range list {
-				name, master, _ := strings.Cut(text, "/")
-				master, kind, _ := strings.Cut(master, "=")
-				all = append(all, routes.Interface{Name: name, Master: master, MasterKind: kind})
-			}
-			return all, nil
+		n.facts.Links = nil
+		for _, text := range list {
+			name, master, _ := strings.Cut(text, "/")
+			master, kind, _ := strings.Cut(master, "=")
+			n.facts.Links = append(n.facts.Links, routes.Interface{Name: name, Master: master, MasterKind: kind})
 		}
 		return ""
 	},
@@ -101,14 +94,13 @@ var steps = map[string]func(n *row, words []string) string{
 		return ""
 	},
 	"entries": func(n *row, words []string) string {
-		n.Stats = func() (s conntrack.Stats, err error) {
-			_, err = fmt.Sscan(strings.Join(words, " "), &s.Entries, &s.Limit, &s.InsertFailed)
-			return s, err
-		}
+		s := &n.facts.Tracked
+		nfttest.Must(fmt.Sscan(strings.Join(words, " "), &s.Entries, &s.Limit, &s.InsertFailed))
 		return ""
 	},
 	"check": func(n *row, _ []string) string {
-		f := n.Read(context.Background(), filepath.Join(n.Proc, "config"))
+		f := n.facts
+		n.readProc(&f)
 		return n.say(f.Problems(n.policy))
 	},
 	"not-forwarded": func(n *row, words []string) string {
@@ -155,16 +147,12 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 
 // What cannot be read is said, and claims nothing.
 func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
-	broken := errors.New("broken")
-	n := Node{
-		Proc:       t.TempDir(),
-		Pods:       func(bool) ([]routes.Pod, error) { return nil, broken },
-		Interfaces: func() ([]routes.Interface, error) { return nil, broken },
-		Stats:      func() (conntrack.Stats, error) { return conntrack.Stats{}, broken },
-	}
-	f := n.Read(context.Background(), filepath.Join(n.Proc, "config"))
+	n := Node{Proc: t.TempDir()}
+	f := Facts{Pods: []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "veth1"}}}
+	f.unread("the interfaces", errors.New("broken"))
+	n.readProc(&f) // whether the node forwards packets
 	found := f.Problems(nft.Policy{})
-	if len(found) != 4 || found.Worst() != config.Warning {
+	if len(found) != 2 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {
