@@ -151,7 +151,7 @@ func (f *connectionsFlags) behind(
 		}
 	}
 	r.Add(level, "no-match", "no connection is seen as %s: it has ended, or another node or program translates it",
-		answer.End(f.seenAs))
+		conntrack.HostPort(f.seenAs))
 	return nil
 }
 

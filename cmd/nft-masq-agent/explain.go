@@ -184,24 +184,20 @@ func (f *explainFlags) gather(ctx context.Context, s *session, dst netip.AddrPor
 	return facts, f.gatherOthers(ctx, s, &facts)
 }
 
-// choose returns the source of the packet to explain: without --from a pod of this node, of the policy's if that is
-// known. It is the zero address if there is none: then the packet is the node's own.
+// choose returns the source of the packet to explain: without --from a pod of this node, according to the policy. It is
+// the zero address if there is none: then the packet is the node's own.
 func (f *explainFlags) choose(policy *nft.Policy, dst netip.Addr) (netip.Addr, error) {
-	if f.source.IsValid() {
+	if f.source.IsValid() || policy == nil {
 		return f.source, nil
 	}
 	pods, err := routes.Pods(dst.Is6())
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	var family nft.FamilyPolicy
-	enabled := false
-	if policy != nil {
-		family, enabled = policy.Family(dst.Is6())
-	}
+	family, enabled := policy.Family(dst.Is6())
 	for _, pod := range pods {
 		packet := nft.Connection{Src: pod.Address, Dst: dst, InInterface: pod.Interface}
-		if pod.Address != dst && (policy == nil || enabled && judge.IsPod(family, packet)) {
+		if pod.Address != dst && enabled && judge.IsPod(family, packet) {
 			return pod.Address, nil
 		}
 	}

@@ -95,7 +95,6 @@ func (n *faultyNode) step(word, text string) {
 			n.d.forgive("second_agent")
 		}
 		n.d.forgive("node_problem") // it may look between two steps
-		n.d.forgive("node_problem_gone")
 		n.d.silent()
 	case "unlogged":
 		if strings.Contains(n.d.Text(), text) {

@@ -92,18 +92,16 @@ func (s *session) runningAgent() *running.Report {
 		return s.agent
 	}
 	r := running.Report{PID: running.Hidden, Alive: s.stuck}
-	holder, first := running.Holder()
-	latecomer, second := running.Announced()
-	switch {
-	case first && second:
-		r.PID = holder
-		r.SecondAgent = latecomer
-	case first:
-		r.PID = holder
-	case second: // a process of another user has the lock
-		r.PID = latecomer
-	case s.stuck == "":
+	pid, found := running.Agent()
+	if !found && s.stuck == "" {
 		return nil
+	}
+	if found {
+		r.PID = pid
+	}
+	latecomer, second := running.Announced()
+	if second && latecomer != pid {
+		r.SecondAgent = latecomer
 	}
 	return &r
 }

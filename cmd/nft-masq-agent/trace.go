@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nftrace"
 )
 
@@ -45,7 +45,7 @@ func (f *explainFlags) traceNext(ctx context.Context, dst netip.AddrPort, e envi
 	if f.source.IsValid() {
 		awaited += " from " + f.source.String()
 	}
-	awaited += " to " + answer.End(dst)
+	awaited += " to " + conntrack.HostPort(dst)
 	t, err := nftrace.Run(waiting, query, func() {
 		_, _ = fmt.Fprintf(e.stderr, "waiting up to %s for %s\n", f.trace, awaited)
 	})

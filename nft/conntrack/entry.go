@@ -56,6 +56,17 @@ func (e *Entry) Destination() netip.AddrPort { return e.Reply.Src }
 // SeenAs is the source that the destination sees.
 func (e *Entry) SeenAs() netip.AddrPort { return e.Reply.Dst }
 
+// HostPort returns an address and its port, if it has one, and "" for the zero value.
+func HostPort(a netip.AddrPort) string {
+	switch {
+	case !a.Addr().IsValid():
+		return ""
+	case a.Port() == 0:
+		return a.Addr().String()
+	}
+	return a.String()
+}
+
 // protocols maps the protocols that pods use to their names in /etc/protocols.
 var protocols = map[uint8]string{
 	unix.IPPROTO_ICMP: "icmp", unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_DCCP: "dccp",

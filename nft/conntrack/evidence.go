@@ -93,7 +93,7 @@ func (e Evidence) Entry(entry judge.Entry) Count {
 			return c
 		}
 	}
-	return Count{Entry: entry}
+	return Count{}
 }
 
 // sampleSize is the most entries examined in one dump.

@@ -59,19 +59,11 @@ func (f Finding) String() string {
 // program: an entry shows what all rules together did.
 type Comparison struct {
 	*Node
-	policy   nft.Policy
-	families [2]*nft.FamilyPolicy // IPv4 and IPv6; nil: off
+	policy nft.Policy
 }
 
 // NewComparison returns the comparison with a policy.
-func NewComparison(p nft.Policy, n *Node) *Comparison {
-	c := &Comparison{Node: n, policy: p}
-	for i := range p.Families {
-		f := p.Families[i]
-		c.families[index(f.IPv6)] = &f
-	}
-	return c
-}
+func NewComparison(p nft.Policy, n *Node) *Comparison { return &Comparison{n, p} }
 
 // ReadComparison returns that with a policy on the node of the calling thread.
 func ReadComparison(p nft.Policy) (*Comparison, error) {
@@ -80,14 +72,6 @@ func ReadComparison(p nft.Policy) (*Comparison, error) {
 		return nil, err
 	}
 	return NewComparison(p, node), nil
-}
-
-// index is the place of a family.
-func index(ipv6 bool) int {
-	if ipv6 {
-		return 1
-	}
-	return 0
 }
 
 // Compare returns the ruling of the policy for a new connection from the same source to the same
@@ -140,20 +124,20 @@ func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	src := e.Original.Src.Addr()
 	dst := e.Destination().Addr()
 	seen := e.SeenAs().Addr()
-	f := c.families[index(dst.Is6())]
-	if f == nil {
+	f, enabled := c.policy.Family(dst.Is6())
+	if !enabled {
 		entry := judge.Entry{Key: config.KeyEnableIPv6, IPv6: dst.Is6(), Verdict: nft.Exempt}
 		return judge.Ruling{Entry: entry}, seen == src
 	}
 	connection := nft.Connection{Src: src, Dst: dst}
-	r = judge.Rule(f, connection)
+	r = judge.Rule(&f, connection)
 	if r.Depends {
 		connection.InInterface = c.interfaceTo(netip.Addr{}, src)
-		r = judge.Rule(f, connection)
+		r = judge.Rule(&f, connection)
 	}
 	if r.Depends {
 		connection.OutInterface = c.interfaceTo(src, dst)
-		r = judge.Rule(f, connection)
+		r = judge.Rule(&f, connection)
 	}
 	switch {
 	case r.Verdict == nft.Exempt:
@@ -163,7 +147,7 @@ func (c *Comparison) ruling(e *Entry) (r judge.Ruling, right bool) {
 	case len(f.SNAT) == 0:
 		return r, true
 	}
-	return r, judge.AllowsSource(*f, src, dst, seen, c.delivered.Contains(seen))
+	return r, judge.AllowsSource(f, src, dst, seen, c.delivered.Contains(seen))
 }
 
 // translatedDestination reports whether the destination was translated, by DNAT or by IPVS.

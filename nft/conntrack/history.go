@@ -23,25 +23,18 @@ type History struct {
 // Age returns when an entry that contradicts the policy began. It is "" for one that is closed and did not certainly
 // begin under the policy: that is no evidence.
 func (h History) Age(e *Entry) Age {
-	age := h.age(e)
-	if age != AgeOverruled && !e.Open() {
-		return ""
-	}
-	return age
-}
-
-func (h History) age(e *Entry) Age {
 	earlier := h.Earlier[e.ID]
-	switch {
-	case !e.Started.IsZero() && !h.Since.IsZero():
+	known := h.Earlier != nil && (earlier || !h.Incomplete)
+	if !e.Started.IsZero() && !h.Since.IsZero() {
 		earlier = e.Started.Before(h.Since)
-	case h.Earlier == nil, h.Incomplete && !earlier:
-		return AgeUndated
+		known = true
 	}
 	switch {
-	case !earlier:
+	case known && !earlier:
 		return AgeOverruled
-	case h.AtStart:
+	case !e.Open():
+		return ""
+	case !known || h.AtStart:
 		return AgeUndated
 	}
 	return AgeStale

@@ -16,21 +16,6 @@ type PortKey struct {
 	Among    judge.PortScope // the port is one of these
 }
 
-// Ports returns the ports among which the policy chose that of a connection which is seen as an address and port; false:
-// the policy did not choose it. [judge.SourcePorts] returns one.
-type Ports func(seenAs netip.AddrPort) (judge.PortScope, bool)
-
-// Key returns the key of an entry; false if its source was not translated to one of the ports.
-func (p Ports) Key(e *Entry) (k PortKey, ok bool) {
-	switch e.Original.Protocol {
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
-		among, chosen := p(e.SeenAs())
-		k = PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination(), among}
-		return k, chosen && e.Status&SrcNAT != 0
-	}
-	return k, false
-}
-
 // PortUse is the number of ports in use for a key.
 type PortUse struct {
 	PortKey
@@ -44,10 +29,20 @@ const maxKeys = 1 << 14
 // random, so the keys with the most ports are among the first ones.
 type Tally map[PortKey]int
 
-// Add counts an entry whose source was translated to one of the ports.
-func (t Tally) Add(e *Entry, ports Ports) {
-	k, ok := ports.Key(e)
-	if ok && (t[k] > 0 || len(t) < maxKeys) {
+// Add counts an entry whose source was translated to a port that the policy chose. [judge.SourcePorts] returns the ports
+// among which it did that.
+func (t Tally) Add(e *Entry, ports func(seenAs netip.AddrPort) (among judge.PortScope, chosen bool)) {
+	switch e.Original.Protocol {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	default:
+		return
+	}
+	among, chosen := ports(e.SeenAs())
+	if !chosen || e.Status&SrcNAT == 0 {
+		return
+	}
+	k := PortKey{e.Original.Protocol, e.SeenAs().Addr(), e.Destination(), among}
+	if t[k] > 0 || len(t) < maxKeys {
 		t[k]++
 	}
 }

@@ -134,12 +134,12 @@ func (r *replies) isSilent(e *Entry) bool {
 // unanswered returns the families whose uplinks are silent, and the destinations of others that do not answer.
 func (r *replies) unanswered() (list []Unanswered) {
 	sums := r.byAddress()
-	var silentUplink [2]bool
-	for i := range silentUplink {
-		uplink := Unanswered{Entry: judge.Entry{IPv6: i == 1, Verdict: nft.Masqueraded}}
+	silentUplink := map[bool]bool{} // by IPv6
+	for _, ipv6 := range []bool{false, true} {
+		uplink := Unanswered{Entry: judge.Entry{IPv6: ipv6, Verdict: nft.Masqueraded}}
 		silent := 0
 		for _, u := range sums {
-			if u.Entry.Verdict != nft.Masqueraded || u.Entry.IPv6 != uplink.Entry.IPv6 {
+			if u.Entry.Verdict != nft.Masqueraded || u.Entry.IPv6 != ipv6 {
 				continue
 			}
 			uplink.Answered += u.Answered
@@ -149,12 +149,12 @@ func (r *replies) unanswered() (list []Unanswered) {
 			}
 		}
 		if silent >= fewestDestinations && uplink.silent() {
-			silentUplink[i] = true
+			silentUplink[ipv6] = true
 			list = append(list, uplink)
 		}
 	}
 	for _, u := range sums {
-		if u.Entry.Verdict == nft.Exempt && u.silent() && !silentUplink[index(u.Entry.IPv6)] {
+		if u.Entry.Verdict == nft.Exempt && u.silent() && !silentUplink[u.Entry.IPv6] {
 			list = append(list, u)
 		}
 	}

@@ -7,12 +7,6 @@ import (
 	"nft-masq-agent/nft"
 )
 
-// MasqueradesNode reports whether the node's own connections from an address can be masqueraded.
-func MasqueradesNode(f nft.FamilyPolicy, a netip.Addr) bool {
-	dst, found := MasqueradedDestination(f)
-	return found && Rule(&f, nft.Connection{Src: a, Dst: dst, FromNode: true}).Verdict == nft.Masqueraded
-}
-
 // A PortScope is the ports among which that of a connection is chosen.
 type PortScope struct {
 	Block int // number of the block; -1: it is in none

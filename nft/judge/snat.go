@@ -21,21 +21,17 @@ func leaves(r nft.SNATRule, name string) bool {
 	return len(r.Interfaces) == 0 || slices.ContainsFunc(r.Interfaces, matches)
 }
 
-// SourceAddress returns the address that a masqueraded connection of a pod leaves from, not a valid
-// one if that is the address of its interface, and the entries that match it, up to the first of which
-// the node has an address.
-func SourceAddress(p nft.Policy, c nft.Connection) (address netip.Addr, entries []nft.SNATRule) {
+// SourceAddress returns the address from which a masqueraded connection of a pod leaves, and the entry that names it:
+// the first one that matches and of which the node has an address. Without one, the address is not valid: then it is
+// that of the interface.
+func SourceAddress(p nft.Policy, c nft.Connection) (netip.Addr, nft.SNATRule) {
 	f, _ := p.Family(c.Dst.Is6())
 	for _, r := range f.SNAT {
-		if !matches(r, c.Src, c.Dst) || !leaves(r, c.OutInterface) {
-			continue
-		}
-		entries = append(entries, r)
-		if len(r.Present) > 0 {
-			return r.Address(c.Src), entries
+		if len(r.Present) > 0 && matches(r, c.Src, c.Dst) && leaves(r, c.OutInterface) {
+			return r.Address(c.Src), r
 		}
 	}
-	return netip.Addr{}, entries
+	return netip.Addr{}, nft.SNATRule{}
 }
 
 // AllowsSource reports whether a masqueraded connection between two addresses may have left
@@ -76,7 +72,6 @@ func MissesAddress(p nft.Policy, r nft.SNATRule, src netip.Addr) bool {
 	if c.Dst.Is6() != src.Is6() || !matches(r, c.Src, c.Dst) {
 		return false
 	}
-	_, entries := SourceAddress(p, c)
-	last := entries[len(entries)-1]
-	return len(last.Present) == 0 || last.Number == 0
+	address, rule := SourceAddress(p, c)
+	return !address.IsValid() || rule.Number == 0
 }

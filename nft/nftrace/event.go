@@ -115,13 +115,11 @@ func parseHead(network, transport []byte) *head {
 	return &h
 }
 
-// A listener receives the events of all traced packets in a network namespace.
-type listener struct{ nl *netlink.Conn }
-
 // listenBuffer fits the events of a few packets that meet some thousand rules each.
 const listenBuffer = 4 << 20
 
-func listen() (*listener, error) {
+// listen returns a connection that receives the events of all traced packets in the network namespace.
+func listen() (*netlink.Conn, error) {
 	nl, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: nfnetlink.PageSize})
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket: %w", err)
@@ -131,15 +129,15 @@ func listen() (*listener, error) {
 		_ = nl.Close()
 		return nil, fmt.Errorf("listen for traced packets: %w", err)
 	}
-	return &listener{nl}, nil
+	return nl, nil
 }
 
 // receive waits for events until a time. There are none if the kernel had to drop some.
-func (l *listener) receive(deadline time.Time) ([]event, error) {
-	if err := l.nl.SetReadDeadline(deadline); err != nil {
+func receive(nl *netlink.Conn, deadline time.Time) ([]event, error) {
+	if err := nl.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
-	msgs, err := l.nl.Receive()
+	msgs, err := nl.Receive()
 	if errors.Is(err, unix.ENOBUFS) {
 		return nil, nil
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/kernel"
@@ -45,17 +46,17 @@ func Run(ctx context.Context, q Query, ready func()) (t Trace, err error) {
 	defer func() { _ = lock.Close() }()
 	c := nfnetlink.Dial()
 	defer func() { _ = c.Close() }()
-	l, err := listen()
+	nl, err := listen()
 	if err != nil {
 		return Trace{}, unsupported(err)
 	}
-	defer func() { _ = l.nl.Close() }()
+	defer func() { _ = nl.Close() }()
 	if err := create(c, q); err != nil {
 		return Trace{}, unsupported(err)
 	}
 	defer func() { err = errors.Join(err, remove(c)) }()
 	ready()
-	events, err := await(ctx, l)
+	events, err := await(ctx, nl)
 	if err != nil {
 		return Trace{}, err
 	}
@@ -114,14 +115,14 @@ type packet struct {
 
 // await returns the events of the first packet of a new connection that was dropped, left the node, was
 // received by it, or went no further.
-func await(ctx context.Context, l *listener) ([]event, error) {
+func await(ctx context.Context, nl *netlink.Conn) ([]event, error) {
 	packets := map[uint32]*packet{}
 	for {
 		deadline := time.Now().Add(egressTime)
 		if end, ok := ctx.Deadline(); ok && end.Before(deadline) {
 			deadline = end
 		}
-		events, err := l.receive(deadline)
+		events, err := receive(nl, deadline)
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil, fmt.Errorf("trace packets: %w", err)
 		}

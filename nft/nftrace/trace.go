@@ -1,7 +1,6 @@
 package nftrace
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -117,8 +116,8 @@ func describe(c *nfnetlink.Conn, events []event) Trace {
 		first = &head{}
 	}
 	t := Trace{
-		Protocol: conntrack.ProtocolName(first.protocol), Source: endpointName(first.src),
-		Destination: endpointName(first.dst),
+		Protocol: conntrack.ProtocolName(first.protocol), Source: conntrack.HostPort(first.src),
+		Destination: conntrack.HostPort(first.dst),
 		Outcome:     Lost, Chains: []Chain{},
 	}
 	r := reader{conn: c, ipv6: first.src.Addr().Is6()}
@@ -172,13 +171,13 @@ func (t *Trace) arrive(e event, sent *head) {
 		return
 	}
 	t.Local = hook == "input"
-	t.SeenAs = endpointName(e.head.src)
+	t.SeenAs = conntrack.HostPort(e.head.src)
 	t.Outcome = Kept
 	if e.head.src != sent.src {
 		t.Outcome = Translated
 	}
 	if e.head.dst != sent.dst {
-		t.Endpoint = endpointName(e.head.dst)
+		t.Endpoint = conntrack.HostPort(e.head.dst)
 	}
 }
 
@@ -221,15 +220,4 @@ func (t *Trace) decide() {
 	if t.Outcome == Dropped || t.Outcome == Rejected {
 		t.SeenAs = ""
 	}
-}
-
-// endpointName returns an address with its port, if it has one.
-func endpointName(a netip.AddrPort) string {
-	switch {
-	case !a.Addr().IsValid():
-		return ""
-	case a.Port() == 0:
-		return a.Addr().String()
-	}
-	return a.String()
 }

@@ -45,7 +45,7 @@ type Query struct {
 }
 
 // Lookup asks the kernel for the route of a packet without a mark, once, and for the one to its source. If
-// there is no interface of the name, the error wraps ENODEV, and the route is as if there were.
+// there is no interface of the name, the error wraps ENODEV.
 func Lookup(q Query) (Route, error) {
 	return read("routes", func(r reader) Route { return r.lookup(q) })
 }
@@ -58,6 +58,10 @@ func (r reader) lookup(q Query) Route {
 		if link.Name == q.Interface {
 			request.oif = link.Index
 		}
+	}
+	if q.Interface != "" && request.oif == 0 {
+		r.Err = cmp.Or(r.Err, fmt.Errorf("interface %q: %w", q.Interface, unix.ENODEV))
+		return Route{}
 	}
 	own := r.route(request)
 	reverse := r.route(query{dst: q.Src})
@@ -79,11 +83,6 @@ func (r reader) lookup(q Query) Route {
 	next := hopOf(forward)
 	route.Type = routeType(forward)
 	route.Egress = links[next.index]
-	if q.Interface != "" && request.oif == 0 {
-		r.Err = cmp.Or(r.Err, fmt.Errorf("interface %q: %w", q.Interface, unix.ENODEV))
-		route.Egress = Interface{Name: q.Interface}
-		return route
-	}
 	if route.Type != unix.RTN_UNSPEC {
 		route.Address = r.masquerade(dst, next)
 	}

@@ -277,15 +277,14 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 func TestInterfaceThatDoesNotExistIsAnErrorWithItsName(t *testing.T) {
 	t.Parallel()
 	ns := newRouter(t, both(defaults))
-	var got Route
-	err := ns.Do(func() (err error) {
-		got, err = Lookup(Query{
+	err := ns.Do(func() error {
+		_, err := Lookup(Query{
 			Src: netip.MustParseAddr("10.244.1.2"), Dst: netip.MustParseAddr("203.0.113.9"), Interface: "eth7",
 		})
 		return err
 	})
-	if text := way(got); !errors.Is(err, unix.ENODEV) || text != "eth7" || got.Ingress.Name != "pod0" {
-		t.Errorf("%+v, %v", got, err)
+	if !errors.Is(err, unix.ENODEV) || !strings.Contains(err.Error(), "eth7") {
+		t.Error(err)
 	}
 }
 

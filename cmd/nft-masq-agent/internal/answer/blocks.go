@@ -59,8 +59,7 @@ func (c *Connections) SetBlock(p nft.Policy, seenAs netip.AddrPort, pods []route
 			c.Block.Pods = append(c.Block.Pods, pod.Address.String())
 		}
 	}
-	c.Add(config.Note, "own-traffic", "%sa client of a NodePort can have this port, too",
-		choose(judge.MasqueradesNode(family, seenAs.Addr()), "", "the node itself or "))
+	c.Add(config.Note, "own-traffic", "the node itself or a client of a NodePort can have this port, too")
 	return true
 }
 

@@ -60,12 +60,12 @@ type Connection struct {
 // NewConnection returns an entry for output, without a verdict.
 func NewConnection(e *conntrack.Entry) Connection {
 	c := Connection{
-		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: End(e.Original.Src),
-		Destination: End(e.Destination()), SeenAs: End(e.SeenAs()),
+		Protocol: conntrack.ProtocolName(e.Original.Protocol), Source: conntrack.HostPort(e.Original.Src),
+		Destination: conntrack.HostPort(e.Destination()), SeenAs: conntrack.HostPort(e.SeenAs()),
 		State: e.State, Timeout: e.Timeout, Zone: e.Zone,
 	}
 	if e.Original.Dst != e.Destination() {
-		c.Requested = End(e.Original.Dst)
+		c.Requested = conntrack.HostPort(e.Original.Dst)
 	}
 	return c
 }
@@ -98,15 +98,7 @@ func (c *Connections) Behind(seenAs netip.AddrPort, found []conntrack.Entry) {
 	for i := range found {
 		sources = append(sources, found[i].Original.Src.Addr())
 	}
-	c.behind = fmt.Sprintf("behind %s: %s", End(seenAs), listed(cli.Texts(slices.Compact(sources))))
-}
-
-// End returns an address without the port if there is none.
-func End(a netip.AddrPort) string {
-	if a.Port() == 0 {
-		return a.Addr().String()
-	}
-	return a.String()
+	c.behind = fmt.Sprintf("behind %s: %s", conntrack.HostPort(seenAs), listed(cli.Texts(slices.Compact(sources))))
 }
 
 // Print writes the answer as text: errors first, and notes last.

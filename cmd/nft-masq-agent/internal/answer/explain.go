@@ -212,7 +212,7 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head, Config: f.Config, Destination: End(f.Packet.Dst), Source: f.Packet.Src, Answers: []Answer{},
+		Head: f.Head, Config: f.Config, Destination: conntrack.HostPort(f.Packet.Dst), Source: f.Packet.Src, Answers: []Answer{},
 		Others: f.Others,
 		Open: OpenConnections{
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
@@ -240,7 +240,7 @@ func Explain(f ExplainFacts) Explanation {
 		problem.Details = strings.Join(found.details, "\n")
 		x.Take(config.Problems{problem})
 	}
-	x.Take(f.notes(e))
+	x.Take(f.notes())
 	return x
 }
 
@@ -256,7 +256,7 @@ type conclusion struct {
 
 // conclude chooses the first headline that applies.
 func (f *ExplainFacts) conclude(e expectation) conclusion {
-	destination := End(f.Packet.Dst)
+	destination := conntrack.HostPort(f.Packet.Dst)
 	if !f.Config.Accepted {
 		headline := "the config is rejected; " + cmp.Or(f.Why, "none of our rules are installed")
 		fix := "fix " + placeOf(f.Files, f.Config.Path)
@@ -284,12 +284,12 @@ func (f *ExplainFacts) conclude(e expectation) conclusion {
 		}
 		return c
 	}
-	if !f.Packet.Src.IsValid() {
-		return conclusion{code: NoRoute, headline: fmt.Sprintf("This node has no route to %s.", destination)}
-	}
-	if f.Route.Type == unix.RTN_UNSPEC {
-		headline := fmt.Sprintf("This node has no route to %s for a packet from %s.", destination, f.Packet.Src)
-		return conclusion{code: NoRoute, headline: headline}
+	if !f.Packet.Src.IsValid() || f.Route.Type == unix.RTN_UNSPEC {
+		headline := "This node has no route to " + destination
+		if f.Packet.Src.IsValid() {
+			headline += " for a packet from " + f.Packet.Src.String()
+		}
+		return conclusion{code: NoRoute, headline: headline + "."}
 	}
 	if f.connection().ToNode {
 		headline := fmt.Sprintf("%s is an address of this node: this agent does not masquerade a connection from %s.",
@@ -307,7 +307,7 @@ func (f *ExplainFacts) inForce(e expectation) []string {
 	if e.words == "" {
 		return nil
 	}
-	return []string{fmt.Sprintf("by the policy in force, %s should see %s: %s", End(f.Packet.Dst), e.words, e.policy)}
+	return []string{fmt.Sprintf("by the policy in force, %s should see %s: %s", conntrack.HostPort(f.Packet.Dst), e.words, e.policy)}
 }
 
 // contradicted is about connections that contradict the policy.
@@ -323,7 +323,7 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 			seen = append(seen, x.SeenAs().Addr())
 		}
 		c.details = append(c.details, fmt.Sprintf("%s %s to %s is seen as %s", conntrack.ProtocolName(x.Original.Protocol),
-			End(x.Original.Src), End(x.Destination()), End(x.SeenAs())))
+			conntrack.HostPort(x.Original.Src), conntrack.HostPort(x.Destination()), conntrack.HostPort(x.SeenAs())))
 	}
 	expected := e.words
 	if len(evidence.Endpoints) > 0 {
@@ -332,7 +332,7 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 		c.sees = seen[0]
 	}
 	n := contradicting(evidence)
-	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "connection"), End(f.Packet.Dst),
+	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "connection"), conntrack.HostPort(f.Packet.Dst),
 		verb(n, "show"), listed(cli.Texts(seen)), expected, choose(evidence.Overruled == 0,
 			"they began before the policy, or another program decides", "another program decides"))
 	if evidence.Agrees > 0 {
@@ -348,7 +348,7 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 func (f *ExplainFacts) shown(e expectation) conclusion {
 	c := conclusion{code: Shown}
 	evidence := f.ToAddress
-	destination := End(f.Packet.Dst)
+	destination := conntrack.HostPort(f.Packet.Dst)
 	n := evidence.Agrees
 	counted := Plural(n, "open connection") + " to it"
 	if len(evidence.Endpoints) == 0 && len(evidence.Seen) == 1 {
@@ -373,7 +373,7 @@ func (f *ExplainFacts) shown(e expectation) conclusion {
 // should is the answer of the policy, which no connection to the address shows.
 func (f *ExplainFacts) should(e expectation) conclusion {
 	c := conclusion{code: Should, details: f.others()}
-	destination := End(f.Packet.Dst)
+	destination := conntrack.HostPort(f.Packet.Dst)
 	if e.words == "" {
 		c.headline = fmt.Sprintf("What %s should see is unknown: the policy in the kernel is not that of a config that is "+
 			"known.", destination)
@@ -400,7 +400,6 @@ type expectation struct {
 	address netip.Addr
 	words   string // the address, and what it is
 	policy  string // what the policy does
-	notes   config.Problems
 }
 
 // expect asks the policy.
@@ -443,15 +442,10 @@ func (e *expectation) masquerade(p nft.Policy, c nft.Connection, route routes.Ro
 	if c.FromNode {
 		return
 	}
-	chosen, entries := judge.SourceAddress(p, c)
-	for _, entry := range entries {
-		if len(entry.Present) > 0 {
-			e.address = chosen
-			e.words = chosen.String() + ", " + choose(entry.Number == 0, "one of ", "by ") + entryName(entry)
-			continue
-		}
-		e.notes = append(e.notes, cli.Problem(config.Note, "snat-rule-absent",
-			"This node has no address of %s, which is for this connection.", entryName(entry)))
+	address, rule := judge.SourceAddress(p, c)
+	if address.IsValid() {
+		e.address = address
+		e.words = address.String() + ", " + choose(rule.Number == 0, "one of ", "by ") + entryName(rule)
 	}
 }
 
@@ -485,7 +479,7 @@ func (f *ExplainFacts) others() (lines []string) {
 	for _, table := range f.Legacy {
 		lines = append(lines, fmt.Sprintf("legacy ip_tables (%s) may decide, too: %s shows it", table, table.Command()))
 	}
-	trace := "nft-masq-agent explain " + End(f.Packet.Dst)
+	trace := "nft-masq-agent explain " + conntrack.HostPort(f.Packet.Dst)
 	if f.Packet.Src.IsValid() {
 		trace += " --from " + f.Packet.Src.String()
 	}
@@ -496,7 +490,7 @@ func (f *ExplainFacts) others() (lines []string) {
 }
 
 // notes are about the packet, and surprising answers.
-func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
+func (f *ExplainFacts) notes() (notes config.Problems) {
 	add := func(level config.Level, id, format string, args ...any) {
 		notes = append(notes, cli.Problem(level, id, format, args...))
 	}
@@ -507,7 +501,6 @@ func (f *ExplainFacts) notes(e expectation) (notes config.Problems) {
 	if f.Packet.Chosen && c.FromNode && c.Src.IsValid() {
 		add(config.Note, "packet", "The packet is from %s, this node itself: --from asks about another.", c.Src)
 	}
-	notes = append(notes, e.notes...)
 	if n := f.ToAddress.Stale; n > 0 {
 		add(config.Note, "stale-connections", "%s to it %s from an earlier policy.", Plural(n, "connection"),
 			verb(n, "date"))

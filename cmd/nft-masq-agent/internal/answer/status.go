@@ -383,8 +383,8 @@ func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
 			if details == "" && x.Age == conntrack.AgeOverruled {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
 					"nft-masq-agent explain %s --from %s --trace names the rule of that program: turn off its masquerading, or set "+
-					"enforceNonMasquerade", conntrack.ProtocolName(x.Original.Protocol), End(x.Original.Src),
-					End(x.Destination()), End(x.SeenAs()), c.Entry, x.Destination().Addr(), x.Original.Src.Addr())
+					"enforceNonMasquerade", conntrack.ProtocolName(x.Original.Protocol), conntrack.HostPort(x.Original.Src),
+					conntrack.HostPort(x.Destination()), conntrack.HostPort(x.SeenAs()), c.Entry, x.Destination().Addr(), x.Original.Src.Addr())
 			}
 		}
 	}
@@ -486,21 +486,16 @@ func (e EntryEvidence) String() string {
 }
 
 func (s *Status) printCounters(t cli.Text) {
-	if len(s.Counters) == 0 || s.Kernel.Hash == "" {
-		return
-	}
-	counted := slices.ContainsFunc(s.Counters, func(c Counter) bool { return c.Count > 0 })
-	if !counted && !s.verbose {
+	shown := slices.DeleteFunc(slices.Clone(s.Counters), func(c Counter) bool { return c.Count == 0 && !s.verbose })
+	if len(shown) == 0 || s.Kernel.Hash == "" {
 		return
 	}
 	t.Line("\nConnections since the counters were created:")
-	for _, c := range s.Counters {
+	for _, c := range shown {
 		text := ""
 		if c.Verdict == nft.Invalid {
 			text = " packets of pods without a connection, dropped (" + config.KeyDropInvalid + ")"
 		}
-		if c.Count > 0 || s.verbose {
-			t.Line("  %-5s %-12s %12d%s", c.Family, c.Verdict, c.Count, text)
-		}
+		t.Line("  %-5s %-12s %12d%s", c.Family, c.Verdict, c.Count, text)
 	}
 }

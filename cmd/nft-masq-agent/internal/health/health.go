@@ -51,7 +51,8 @@ type Facts struct {
 	NotForwarding []NotForwarded
 	Tracked       conntrack.Stats
 	Timeouts      []conntrack.Timeout
-	// Single is set if the config is mounted as a single file.
+	// Single is set if the config is mounted as a single file. Whoever writes such a file replaces it (the kubelet,
+	// kubectl, editors), and the mount keeps the old one.
 	Single bool
 	// Unread are the facts that could not be read.
 	Unread []Unread
@@ -123,7 +124,10 @@ func (f *Facts) Problems(p nft.Policy) (found config.Problems) {
 				config.Printable(off.Interface)))
 		}
 	}
-	found = append(found, f.files()...)
+	if f.Single {
+		found = append(found, problem(config.Error, SingleFile, "mount the directory instead of the file, and restart the "+
+			"pod", "the config does not follow its source when that is replaced: it is mounted as a single file (subPath)"))
+	}
 	return append(found, f.conntrack()...)
 }
 
@@ -206,14 +210,8 @@ func Exempt(family nft.FamilyPolicy) config.Problems {
 	if _, found := judge.MasqueradedDestination(family); found {
 		return nil
 	}
-	reason := ""
-	for _, c := range family.List(config.KeyNonMasqueradeCIDRs).CIDRs {
-		if c.Bits() == 0 {
-			reason = fmt.Sprintf(" (%s has %s, %s)", config.KeyNonMasqueradeCIDRs, c, c.Pos)
-		}
-	}
 	return config.Problems{problem(config.Note, Everything, "",
-		"the config exempts every %s connection%s: nothing is masqueraded", nft.FamilyName(family.IPv6), reason)}
+		"the config exempts every %s connection: nothing is masqueraded", nft.FamilyName(family.IPv6))}
 }
 
 // notExempt warns of pods of the node that are not exempt as a destination: pods of other nodes that connect to them

@@ -54,7 +54,7 @@ func TestASingleFileThatIsMountedIsAProblem(t *testing.T) {
 				return
 			}
 			f := Facts{Single: isMounted(path)}
-			if found := f.files(); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
+			if found := f.Problems(nft.Policy{}); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
 				t.Errorf("%s: %v, want %s", s.name, found, s.want)
 			}
 		}

@@ -82,20 +82,17 @@ func (o *nodeHealth) checkNode(ctx context.Context, v agent.View) {
 	o.found = found
 	o.checked = true
 	o.mu.Unlock()
-	contains := func(problems config.Problems, id string) bool {
-		return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.ID == id })
-	}
 	for _, p := range found.Faults() {
 		if !contains(earlier, p.ID) {
 			o.Log(zap.WarnLevel, "node_problem", "the policy may have no effect on this node", "problem", p.ID, "why",
 				p.Error())
 		}
 	}
-	for _, p := range earlier.Faults() {
-		if !contains(found, p.ID) {
-			o.Log(zap.InfoLevel, "node_problem_gone", "a problem of this node is gone", "problem", p.ID)
-		}
-	}
+}
+
+// contains reports whether problems have one with an ID.
+func contains(problems config.Problems, id string) bool {
+	return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.ID == id })
 }
 
 // recentProblems returns the problem that a command cannot find, because it is about the last minute.
@@ -112,8 +109,7 @@ func (o *nodeHealth) Collect(e agent.Exporter) {
 		return
 	}
 	for _, id := range health.IDs {
-		present := slices.ContainsFunc(o.found, func(p config.Problem) bool { return p.ID == id })
 		e.Gauge("node_problem", "Whether something keeps the policy from having an effect on this node, by problem: 1 or 0. "+
-			"status says what to do.", agent.Number(present), "problem", id)
+			"status says what to do.", agent.Number(contains(o.found, id)), "problem", id)
 	}
 }

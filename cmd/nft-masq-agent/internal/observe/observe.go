@@ -25,6 +25,6 @@ func All(
 	evidence := &connections{Agent: a, host: h}
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
-		newOlderAgents(a, h, o), evidence, healthy,
+		&olderAgents{Agent: a, host: h, o: o}, evidence, healthy,
 	}
 }

@@ -28,12 +28,8 @@ type olderAgents struct {
 	duration time.Duration
 	count    atomic.Pointer[int]
 
-	// What was found, so that it is logged once.
-	chains, tables []string
-}
-
-func newOlderAgents(a *agent.Agent, h Host, o cli.Options) *olderAgents {
-	return &olderAgents{Agent: a, host: h, o: o}
+	tables []xtables.LegacyTable // that were found
+	found  []string              // what was logged last
 }
 
 // Run implements [agent.Observer].
@@ -56,7 +52,7 @@ func (s *olderAgents) due(v agent.View, checked bool) bool {
 	}
 	if checked { // changes of legacy ip_tables lead to no other generation
 		tables, err := s.host.LegacyTables()
-		if err == nil && !slices.Equal(cli.Texts(tables), s.tables) {
+		if err == nil && !slices.Equal(tables, s.tables) {
 			return true
 		}
 	}
@@ -87,8 +83,8 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 	}
 	n := len(chains) + len(tables)
 	s.count.Store(&n)
-	s.logChains(chains)
-	s.logTables(tables)
+	s.tables = tables
+	s.tell(chains, tables)
 	s.Log(zap.DebugLevel, "legacy_rules_checked", "searched for rules of iptables-based agents", "duration_ms",
 		float64(s.duration.Microseconds())/1000)
 }
@@ -101,33 +97,24 @@ func (s *olderAgents) Collect(e agent.Exporter) {
 	}
 }
 
-// logTables logs what --takeover cannot remove.
-func (s *olderAgents) logTables(tables []xtables.LegacyTable) {
-	found := cli.Texts(tables)
-	if slices.Equal(found, s.tables) {
-		return
-	}
-	s.tables = found
-	if len(found) == 0 {
-		s.Log(zap.InfoLevel, "xtables_rules_gone", "the rules of iptables-based agents in legacy ip_tables are gone")
-		return
-	}
-	s.Log(zap.WarnLevel, "xtables_rules_found",
-		"rules of an iptables-based agent are in legacy ip_tables, where --takeover "+
-			"and cleanup cannot remove them: stop that agent; iptables-legacy -t nat -S shows them", "found", found)
-}
-
-func (s *olderAgents) logChains(chains []xtables.OlderChain) {
+// tell logs what was found, unless it was found before. Rules that are about to be removed are not logged.
+func (s *olderAgents) tell(chains []xtables.OlderChain, tables []xtables.LegacyTable) {
 	found := cli.Texts(chains)
-	if slices.Equal(found, s.chains) {
+	for _, table := range tables {
+		found = append(found, "legacy ip_tables: table "+table.String())
+	}
+	if slices.Equal(found, s.found) {
 		return
 	}
-	s.chains = found
+	s.found = found
 	text := "rules of an iptables-based agent are also active: "
 	switch {
 	case len(found) == 0:
 		s.Log(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 		return
+	case len(tables) > 0:
+		text += "--takeover and cleanup cannot remove those in legacy ip_tables: stop that agent; iptables-legacy -t nat -S " +
+			"shows them"
 	case !s.o.TakeOver:
 		text += "stop it, and run with --takeover or cleanup --legacy-only"
 	case len(xtables.Removable(chains)) == 0:
