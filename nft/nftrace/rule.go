@@ -115,23 +115,19 @@ var statements = map[string]struct {
 	"NOTRACK": {unix.NFT_CONTINUE, "notrack"}, "MARK": {unix.NFT_CONTINUE, "mark"},
 }
 
-// verdictName returns a verdict as nft names it, "" for that to go on with the next rule.
+// verdictNames are the verdicts as nft names them; "" is to go on with the next rule.
+var verdictNames = map[int32]string{
+	drop: "drop", accept: "accept", unix.NFT_RETURN: "return", unix.NFT_JUMP: "jump", unix.NFT_GOTO: "goto",
+	unix.NFT_CONTINUE: "",
+}
+
+// verdictName returns the name of a verdict, or its number.
 func verdictName(code int32) string {
-	switch code {
-	case drop:
-		return "drop"
-	case accept:
-		return "accept"
-	case unix.NFT_RETURN:
-		return "return"
-	case unix.NFT_JUMP:
-		return "jump"
-	case unix.NFT_GOTO:
-		return "goto"
-	case unix.NFT_CONTINUE:
-		return ""
-	}
-	if code&0xff == queue {
+	name, known := verdictNames[code]
+	switch {
+	case known:
+		return name
+	case code&0xff == queue:
 		return "queue"
 	}
 	return fmt.Sprintf("verdict %d", code)

@@ -277,12 +277,8 @@ func (f *ExplainFacts) conclude(e expectation) conclusion {
 		return f.contradicted(e)
 	}
 	if f.Kept != "" && !f.Route.FromNode() {
-		c := conclusion{code: NotForwarded}
-		c.headline = fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
-		if f.Remedy != "" {
-			c.details = []string{f.Remedy}
-		}
-		return c
+		headline := fmt.Sprintf("%s sees nothing: this node forwards no %s.", destination, f.Kept)
+		return conclusion{code: NotForwarded, headline: headline, details: []string{f.Remedy}}
 	}
 	if !f.Packet.Src.IsValid() || f.Route.Type == unix.RTN_UNSPEC {
 		headline := "This node has no route to " + destination

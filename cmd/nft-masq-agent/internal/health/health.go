@@ -288,7 +288,7 @@ func (n Node) Forwards(in string, dst netip.Addr, kind int) (kept, remedy string
 			return "multicast", "a multicast router would do that"
 		}
 	case kind == unix.RTN_BROADCAST:
-		return "broadcasts", ""
+		return "broadcasts", "name the address of a host"
 	case kind == unix.RTN_UNICAST, kind == unix.RTN_UNSPEC: // the latter if the kernel finds no route because of it
 		remedy = n.forwardingOff(in, dst.Is6())
 		if remedy != "" {

@@ -29,9 +29,6 @@ type nodeHealth struct {
 	checked  bool
 }
 
-// rulesRestored is the ID of a problem that only the agent can know.
-const rulesRestored = "rules-restored"
-
 func (o *nodeHealth) Run(ctx context.Context) {
 	o.EachView(ctx, func(v agent.View, checked bool) {
 		o.countRepairs(v)
@@ -49,22 +46,6 @@ func (o *nodeHealth) countRepairs(v agent.View) {
 	for ; o.repairs < v.Repairs; o.repairs++ {
 		o.restored = append(o.restored, time.Now())
 	}
-}
-
-// frequentRepairs returns a problem if rules were restored more than twice within a minute. The caller
-// has the lock.
-func (o *nodeHealth) frequentRepairs() config.Problems {
-	const limit, window = 2, time.Minute
-	o.restored = slices.DeleteFunc(o.restored, func(moment time.Time) bool { return time.Since(moment) > window })
-	n := len(o.restored)
-	if n <= limit {
-		return nil
-	}
-	return config.Problems{{
-		ID: rulesRestored, Level: config.Error,
-		Msg:     fmt.Sprintf("another program keeps changing the rules: restored %d times in the last minute", n),
-		Details: "nft monitor shows which program it is",
-	}}
 }
 
 // checkNode checks the node, and logs what is new. If another policy is
@@ -95,11 +76,21 @@ func contains(problems config.Problems, id string) bool {
 	return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.ID == id })
 }
 
-// recentProblems returns the problem that a command cannot find, because it is about the last minute.
+// recentProblems returns a problem if rules were restored more than twice within a minute. A command cannot find it.
 func (o *nodeHealth) recentProblems() config.Problems {
+	const limit, window = 2, time.Minute
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.frequentRepairs()
+	o.restored = slices.DeleteFunc(o.restored, func(moment time.Time) bool { return time.Since(moment) > window })
+	n := len(o.restored)
+	if n <= limit {
+		return nil
+	}
+	return config.Problems{{
+		ID: "rules-restored", Level: config.Error,
+		Msg:     fmt.Sprintf("another program keeps changing the rules: restored %d times in the last minute", n),
+		Details: "nft monitor shows which program it is",
+	}}
 }
 
 func (o *nodeHealth) Collect(e agent.Exporter) {
