@@ -7,21 +7,17 @@ import (
 	"strings"
 )
 
-// parseAddress parses an address, or a CIDR for all those within. The message is as
-// that of [parseCIDR].
+// parseAddress parses an address, or a CIDR that stands for all addresses in it. The message is as that of [parseCIDR].
 func parseAddress(s string) (netip.Prefix, string) {
-	if len(s) > maxQuoted {
-		return netip.Prefix{}, fmt.Sprintf(notAddress, quote(s))
+	if len(s) > maxQuoted { // there may be many aliases of a long text
+		return parsePrefix(s, notAddress)
 	}
 	a, err := netip.ParseAddr(s)
 	if err == nil && a.Zone() == "" && !a.Is4In6() {
 		return netip.PrefixFrom(a, a.BitLen()), ""
 	}
-	p, msg := parseCIDR(s)
-	switch {
-	case msg == fmt.Sprintf(notCIDR, quote(s)):
-		msg = fmt.Sprintf(notAddress, quote(s))
-	case p != p.Masked() && !p.Addr().Is4In6():
+	p, msg := parsePrefix(s, notAddress)
+	if p != p.Masked() && !p.Addr().Is4In6() {
 		msg = fmt.Sprintf("%q has host bits set: write %q for the address, or %q for all addresses of the node in it",
 			s, p.Addr(), p.Masked())
 	}
@@ -54,11 +50,13 @@ func severalCIDRs(s string) bool {
 	return strings.Contains(s, ",") || err == nil && strings.Contains(s[end:], "/")
 }
 
-// parseCIDR parses a CIDR. The message explains what is wrong and what to write
-// instead; it is empty if the CIDR is valid.
-func parseCIDR(s string) (netip.Prefix, string) {
+// parseCIDR parses a CIDR. The message explains what is wrong and what to write instead; it is empty if the CIDR is valid.
+func parseCIDR(s string) (netip.Prefix, string) { return parsePrefix(s, notCIDR) }
+
+// parsePrefix is like parseCIDR. invalid is the format of the message about a text that looks like nothing known.
+func parsePrefix(s, invalid string) (netip.Prefix, string) {
 	if len(s) > maxQuoted { // the errors of netip have a copy of it, and there may be many aliases of a long text
-		return netip.Prefix{}, fmt.Sprintf(notCIDR, quote(s))
+		return netip.Prefix{}, fmt.Sprintf(invalid, quote(s))
 	}
 	p, err := netip.ParsePrefix(s)
 	if err == nil && !p.Addr().Is4In6() && p == p.Masked() {
@@ -74,11 +72,11 @@ func parseCIDR(s string) (netip.Prefix, string) {
 	case abbreviated.MatchString(s):
 		full, err := complete(s)
 		if err != nil {
-			return p, fmt.Sprintf(notCIDR, quote(s))
+			return p, fmt.Sprintf(invalid, quote(s))
 		}
 		return p, fmt.Sprintf("%q is abbreviated: write %q", s, full)
 	case !quotable(s), addressErr != nil, a.Zone() != "", strings.Trim(length, "0123456789") != "":
-		return p, fmt.Sprintf(notCIDR, quote(s))
+		return p, fmt.Sprintf(invalid, quote(s))
 	case a.Is4In6():
 		return p, fmt.Sprintf("%q is IPv4-mapped: write it as IPv4", s)
 	case !network:

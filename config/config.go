@@ -15,7 +15,7 @@ type CIDR struct {
 	Pos Position
 }
 
-// Text is the CIDR, or the address alone if it holds just one.
+// Text returns the CIDR, or the address alone if it holds just one.
 func (c CIDR) Text() string {
 	if c.IsSingleIP() {
 		return c.Addr().String()
@@ -80,14 +80,14 @@ const (
 type Row struct {
 	Key   string
 	Means string // description in check, and the comment of its set
-	Set   string // name of the nftables set for its list, without the family suffix
+	Set   string // name of the nftables set for its list, without the family suffix; "": it has no set
 
 	Asks       Subject // "": it is not a condition
 	Outside    bool    // matches whatever is not in the list
 	Masquerade bool    // the verdict if it matches; false: exempt
 	WinBridge  bool    // win-bridge can express it
-	// BothModes means that the older agents have the key, or as a flag toPorts and randomFully. All others need
-	// mode nftables.
+	// BothModes means that the older agents have the key or, for toPorts and randomFully, the flag. All others need mode
+	// nftables.
 	BothModes bool
 
 	// field is the name of its field in a Config, of type []CIDR, []Interface, []SNATRule,

@@ -31,6 +31,7 @@ type setting struct {
 	key, value *yaml.Node
 }
 
+// read reads the settings of a source, unless it is ignored or no config.
 func (p *parser) read(s Source) {
 	f := &file{text: newText(s), parser: p}
 	p.files = append(p.files, f)
@@ -44,7 +45,7 @@ func (p *parser) read(s Source) {
 	if root == nil {
 		return
 	}
-	if empty := isNull(root) || root.Kind == yaml.MappingNode && len(root.Content) == 0; empty {
+	if isNull(root) || root.Kind == yaml.MappingNode && len(root.Content) == 0 {
 		if len(p.kept) > reported { // such as a second document
 			return
 		}
@@ -77,7 +78,8 @@ func (f *file) mapping(m *yaml.Node) {
 	for i := 0; i < len(m.Content) && f.expand(m, 1); i += 2 {
 		k := m.Content[i]
 		v := target(m.Content[i+1])
-		switch name := target(k); {
+		name := target(k)
+		switch {
 		case k.Tag == "!!merge":
 			f.merge(v)
 		case name.Kind != yaml.ScalarNode, name.Tag == "!!binary":
@@ -113,6 +115,7 @@ func (f *file) merge(v *yaml.Node) {
 	}
 }
 
+// key reads a key of a mapping: seen has those before it, by the known key, or else by the name in lower case.
 func (f *file) key(name string, k, v *yaml.Node, seen map[string]*yaml.Node) {
 	row := knownKey(name)
 	key := strings.ToLower(name)

@@ -35,14 +35,14 @@ const (
 // parseInterface returns what is wrong with a name, or "": what the kernel
 // forbids (dev_valid_name), and what cannot be written in a rule.
 func parseInterface(s string) (_ netip.Prefix, msg string) {
-	switch name := strings.TrimSuffix(s, "*"); {
+	switch {
 	case s == "*":
 		msg = `"*" means every interface: leave the key out`
 	case len(s) > maxInterface:
 		msg = fmt.Sprintf("%s has %d bytes, the name of an interface has at most %d", quote(s), len(s), maxInterface)
 	case s == "", s == ".", s == "..", !quotable(s), strings.ContainsAny(s, `/:"\ `):
 		msg = quote(s) + ` is not the name of an interface: no "/", ":", quotes, backslashes, spaces or control characters`
-	case strings.Contains(name, "*"):
+	case strings.Contains(strings.TrimSuffix(s, "*"), "*"):
 		msg = quote(s) + `: a "*" can only be the last character, for all names that begin so`
 	}
 	return netip.Prefix{}, msg

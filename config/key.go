@@ -54,9 +54,8 @@ func knownKey(name string) *Row {
 	return nil
 }
 
-// ofForks are keys of other programs that read the same file, in lower case, and
-// the keys that do the same here.
-var ofForks = map[string]string{
+// forkKeys are keys of other programs that read the same file, in lower case, and the keys that do the same here.
+var forkKeys = map[string]string{
 	"masqueradecidrs":          KeyForceMasqueradeCIDRs,
 	"masqueradeexceptioncidrs": KeyForceMasqueradeCIDRs,
 	"outputinterface":          keyMasqueradeOutInterfaces,
@@ -74,14 +73,15 @@ func likelyKey(name string) string {
 		return ""
 	}
 	name = strings.ToLower(name)
-	if key := ofForks[name]; key != "" {
+	if key := forkKeys[name]; key != "" {
 		return key
 	}
 	shortName := abbreviations.Replace(name)
 	for edits := range 3 {
 		for i, key := range lowerKeys {
-			meant := name == "no"+key || strings.Contains(name, "4") || strings.Contains(name, "6") != strings.Contains(key, "6")
-			if meant || edits == 2 && len(key) < 10 {
+			intended := name == "no"+key || strings.Contains(name, "4") ||
+				strings.Contains(name, "6") != strings.Contains(key, "6")
+			if intended || edits == 2 && len(key) < 10 {
 				continue
 			}
 			if similar(edits, name, key) || similar(edits, shortName, shortKeys[i]) {
@@ -108,7 +108,8 @@ var abbreviations = strings.NewReplacer("-", "", "_", "", ".", "", " ", "", "mas
 // inserts or replaces one character, or swaps two adjacent ones.
 func similar(edits int, a, b string) bool {
 	for a != "" && b != "" && a[0] == b[0] {
-		a, b = a[1:], b[1:]
+		a = a[1:]
+		b = b[1:]
 	}
 	if a == "" || b == "" || edits == 0 {
 		return len(a)+len(b) <= edits

@@ -56,7 +56,7 @@ type parser struct {
 	set      map[string]Position // of the values that apply, by key; not of defaults
 }
 
-// merge reads the values of a key in all files.
+// merge reads the values of a key in all files into its field of the config.
 func (p *parser) merge(row *Row) {
 	if row.Key == keyLinkLocal {
 		p.linkLocal(row)
@@ -66,7 +66,7 @@ func (p *parser) merge(row *Row) {
 	case *[]CIDR, *[]Interface, *[]SNATRule:
 		p.mergeLists(row)
 	case *bool:
-		value := *field != row.inverse
+		value := *field != row.inverse // the value of the key, which may be the inverse of the field
 		scalar(p, row, &value, (*file).bool, yes)
 		*field = value != row.inverse
 	case **bool:
@@ -95,6 +95,7 @@ func (p *parser) merge(row *Row) {
 	}
 }
 
+// mergeLists is the part of merge for lists, which are concatenated.
 func (p *parser) mergeLists(row *Row) {
 	switch field := row.in(&p.config).(type) {
 	case *[]CIDR:
@@ -131,6 +132,7 @@ func (p *parser) mergeLists(row *Row) {
 	}
 }
 
+// yes makes true win over false.
 func yes(value, _ bool) bool { return value }
 
 // The names of non-masquerade-daemon, ip-masq-agent's predecessor.
@@ -169,9 +171,8 @@ func (p *parser) linkLocal(row *Row) {
 	}
 }
 
-// scalar reads a value like encoding/json: all that a file has must be valid, the
-// last one applies, and null leaves what is there, except a duration. Of several
-// files, that applies which wins over the others.
+// scalar reads the value of a key like encoding/json: all values in a file must be valid, the last one applies, and null
+// leaves what is there, except for a duration. Of several files, the value applies that wins over the others.
 func scalar[T comparable](
 	p *parser, row *Row, field *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
 ) {
@@ -192,8 +193,8 @@ func scalar[T comparable](
 	}
 }
 
-// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2 would read it
-// otherwise: it has no default list once there is a file, whose name begins with ip-masq.
+// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2 would read it otherwise: for that there is
+// no default list once there is a file whose name begins with ip-masq.
 func (p *parser) checkDirectory(sources []Source) {
 	read := slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored })
 	if p.joined && !read {

@@ -91,8 +91,7 @@ func (p Problem) Error() string {
 	return text
 }
 
-// Problems are ordered by file and position. As an error they are those of which
-// at least one is a fault.
+// Problems are ordered by file and position. As an error, they have at least one fault.
 type Problems []Problem
 
 // Error returns the problems, one per line.

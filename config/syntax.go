@@ -17,7 +17,6 @@ const maxSearched = 64 << 10
 // the line with which the text first has it; the column is that of its first character.
 func (t *text) syntaxError(err error, source string) (Position, string) {
 	msg := messageOf(err)
-	line := 0
 	if strings.Contains(msg, "UTF-8") || strings.Contains(msg, "control characters") {
 		return t.forbidden()
 	}
@@ -29,6 +28,7 @@ func (t *text) syntaxError(err error, source string) (Position, string) {
 	first := func(end string) int {
 		return sort.Search(len(lines)-1, func(n int) bool { return broken(n+1, end) })
 	}
+	line := 0
 	_, _ = fmt.Sscanf(err.Error(), "yaml: line %d", &line) // from 0 in the parser, from 1 in the scanner
 	line = min(line, len(lines)-1)
 	if len(source) <= maxSearched {

@@ -9,8 +9,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// bool reads what is a boolean to the older agents, including yes and on, which are
-// booleans in YAML 1.1. In quotes they are texts, which yaml.v3 decodes all the same.
+// bool reads what is a boolean to the older agents, including yes and on, which are booleans in YAML 1.1. In quotes these
+// are texts, but yaml.v3 decodes them all the same.
 func (f *file) bool(key string, n *yaml.Node, value *bool) bool {
 	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 || n.Tag == "!!bool")
 	switch {
@@ -81,7 +81,8 @@ func (f *file) duration(key string, n *yaml.Node, value *time.Duration) bool {
 // ignored there, and returns false.
 func (f *file) wrong(level Level, key string, n *yaml.Node, want string) bool {
 	if f.joined && (key == keyResyncInterval || key == keyCIDRLimit) {
-		level, want = Warning, want+"; this is ignored in a directory"
+		level = Warning
+		want += "; this is ignored in a directory"
 	}
 	f.report(level, "wrongValue", n, "%s is %s, %s", key, describe(n), want)
 	return false

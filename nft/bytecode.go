@@ -10,9 +10,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// Bytecode returns the rules of the chain in the kernel's form. The sides map the
-// table's sets to their names in the kernel.
-func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
+// Bytecode returns the rules of the chain in the kernel's form, in which sets have the names of sides.
+func (c Chain) Bytecode(t Table, sides Sides) []nfnetlink.Rule {
 	rules := make([]nfnetlink.Rule, len(c.Rules))
 	for i, r := range c.Rules {
 		size := 0
@@ -22,7 +21,7 @@ func (c Chain) Bytecode(t Table, s Sides) []nfnetlink.Rule {
 		rules[i] = nfnetlink.Rule{Family: t.Family, Table: t.Name, Chain: c.Name, Exprs: make([]nfnetlink.Expr, 0, size)}
 		for _, n := range r.Statements {
 			for _, e := range n.Exprs {
-				if name, ok := s[strings.TrimSuffix(e.Set(), SideA)]; ok {
+				if name, ok := sides[strings.TrimSuffix(e.Set(), SideA)]; ok {
 					e = e.WithSet(name)
 				}
 				rules[i].Exprs = append(rules[i].Exprs, e)
@@ -48,10 +47,11 @@ const (
 	bitsOfType   = 6 // of each type of a concatenation
 )
 
-// nft reads the byte order of a set's keys in host byte order.
+// networkOrder is nft's number of network byte order (BYTEORDER_BIG_ENDIAN), which the user data of a set has in host
+// byte order.
 const networkOrder = 2
 
-// KernelSet returns the set in the kernel's form, under one of its two names.
+// KernelSet returns the set in the kernel's form, with one of its two names there.
 func (s Set) KernelSet(t Table, name string) nfnetlink.Set {
 	set := nfnetlink.Set{
 		Family: t.Family, Table: t.Name, Name: name,

@@ -15,14 +15,12 @@ const (
 	ModeIPTables Mode = "iptables-nft" // the chain that iptables lists
 )
 
-// A Layout is a mode with what it needs to write a policy into the kernel. Equal layouts
-// write a policy alike.
+// A Layout is a mode with what it needs to write a policy into the kernel. Equal layouts write a policy alike.
 type Layout interface {
 	Mode() Mode
 	// Chain returns the name that the operator chose for its chain, "" if it cannot be chosen.
 	Chain() string
-	// Check returns an error if the layout cannot express a config, otherwise
-	// warnings.
+	// Check returns why the layout cannot express a config, nil if it can.
 	Check(c config.Config) config.Problems
 	// Compile returns the tables for a policy with this hash.
 	Compile(p Policy, hash string) []Table

@@ -142,12 +142,12 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 		if row.Key == config.KeyNonMasqueradeCIDRs {
 			cidrs = withExemptions(c, cidrs, ipv6)
 		}
-		q := Condition{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
+		condition := Condition{Row: row, List: NewList(cidrs), Interfaces: uncovered(row.Interfaces(c))}
 		if row.On(c) {
-			q.Pos = c.Given(row.Key)
+			condition.Pos = c.Given(row.Key)
 		}
-		if row.On(c) || len(q.CIDRs)+len(q.Interfaces) > 0 {
-			f.Conditions = append(f.Conditions, q)
+		if row.On(c) || len(condition.CIDRs)+len(condition.Interfaces) > 0 {
+			f.Conditions = append(f.Conditions, condition)
 		}
 	}
 	return f

@@ -12,8 +12,8 @@ import (
 // TableName is the name of our table in mode nftables.
 const TableName = "nft-masq-agent"
 
-// A Ruleset is a compiled policy: exactly what the kernel should have. [Compile]
-// and [CompilePolicy] create it.
+// A Ruleset is a compiled policy: exactly what the kernel should have. [Compile] and [CompilePolicy] create it. With the
+// zero value no rules are wanted.
 type Ruleset struct {
 	Policy Policy
 	Layout Layout // nil: no rules are wanted
@@ -54,9 +54,8 @@ func (r Ruleset) Chain() string {
 	return r.Layout.Chain()
 }
 
-// String returns the ruleset as a file for the program of its mode: for `nft -f`,
-// which then replaces our table with exactly this, or for `iptables-restore
-// --noflush`.
+// String returns the ruleset as a file for the program of its mode: for `nft -f`, which then replaces our table with
+// exactly this, or for `iptables-restore --noflush`. It panics without a Layout.
 func (r Ruleset) String() string { return r.Layout.Text(r.Tables) }
 
 // CIDRs returns the number of effective entries of each family.
@@ -95,8 +94,7 @@ type Table struct {
 	Chains   []Chain
 }
 
-// Chain returns the chain with a name, one without rules if the table does not
-// have it.
+// Chain returns the chain with a name; if the table does not have it, one without rules.
 func (t Table) Chain(name string) Chain {
 	i := slices.IndexFunc(t.Chains, func(c Chain) bool { return c.Name == name })
 	if i < 0 {
@@ -105,9 +103,8 @@ func (t Table) Chain(name string) Chain {
 	return t.Chains[i]
 }
 
-// Owns reports whether a chain is ours by its name: all of our table, whatever is wanted, and
-// the chains of the ruleset in tables that other programs use, too. What we once wrote there
-// besides has our signature.
+// Owns reports whether a chain is ours by its name: any in our table, whatever is wanted, and in tables that other programs
+// use, too, the chains of the ruleset. Other rules that we once wrote there have our signature.
 func (r Ruleset) Owns(c nfnetlink.Chain) bool {
 	if c.Family == nfnetlink.Inet && c.Table == TableName {
 		return true
@@ -131,13 +128,13 @@ type Set struct {
 	IPv6     bool
 	Comment  string
 	Prefixes []netip.Prefix      // sorted, none covers another
-	Mappings []nfnetlink.Mapping // by their keys
-	Verdicts bool                // they are to chains
+	Mappings []nfnetlink.Mapping // sorted by their keys; not nil: the set is a map
+	Verdicts bool                // the mappings lead to chains
 	// Learned means that rules add its elements: pairs of an address and itself.
 	Learned bool
 }
 
-// Set returns the set with a name, one without elements if the table does not have it.
+// Set returns the set with a name; if the table does not have it, one without elements.
 func (t Table) Set(name string) Set {
 	i := slices.IndexFunc(t.Sets, func(s Set) bool { return s.Name == name })
 	if i < 0 {
@@ -151,10 +148,10 @@ func (s Set) SameElements(o Set) bool {
 	return slices.Equal(s.Prefixes, o.Prefixes) && slices.Equal(s.Mappings, o.Mappings)
 }
 
-// LearnedSize is the most elements that a set which rules fill can have; that of nft.
+// LearnedSize is how many elements a set can have that rules add, as nft has it by default.
 const LearnedSize = 65535
 
-// Len is how many elements it has.
+// Len returns the number of elements; of those that rules add, none count.
 func (s Set) Len() int { return len(s.Prefixes) + len(s.Mappings) }
 
 // A Chain is a chain; with a hook it is a base chain.
@@ -162,7 +159,7 @@ type Chain struct {
 	Name     string
 	Hook     *nfnetlink.Hook
 	Rules    []Rule
-	Elements int // of maps, which lead to it if nothing else does
+	Elements int // number of elements of maps that lead to it; 0: rules lead to it, or a hook
 }
 
 // A Rule is a list of statements, each with text and bytecode.

@@ -15,9 +15,8 @@ const (
 	Masqueraded Verdict = "masqueraded" // masqueraded as the node's address
 )
 
-// A Connection is what a policy gives a verdict about: the addresses of a connection's
-// first packet as it leaves, whether they are addresses of this node, and the
-// names of its input and output interface. The node's own traffic has no input
+// A Connection is a connection as a policy sees it, by its first packet as that leaves: the addresses, whether they are
+// addresses of this node, and the names of the input and the output interface. The node's own traffic has no input
 // interface.
 type Connection struct {
 	Src, Dst                  netip.Addr

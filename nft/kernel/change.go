@@ -12,7 +12,7 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// write removes differences.
+// write makes the kernel have what is wanted, and adds to a what that did.
 func (k *Kernel) write(ctx context.Context, s *State, found []nft.Difference, a *Applied) error {
 	c := change{kernel: k, state: s, found: found}
 	err := nfnetlink.Again(ctx, func() error { return c.try(ctx) })
@@ -31,7 +31,7 @@ type change struct {
 	tries      int
 	rejected   []string // the differences of the last try, if the kernel rejected it
 	recreated  bool
-	generation uint32 // at which everything is right; 0: unknown, because the last try compared only a part
+	generation uint32 // at which everything was right; 0: unknown, because the last try compared only a part
 }
 
 // try plans and writes once. It returns [nfnetlink.ErrReadAgain] if it is to be called again.
@@ -110,7 +110,8 @@ func (s *State) commit(b *nfnetlink.Batch) error {
 // retryIfOthersWrote returns [nfnetlink.ErrReadAgain] for a rejection if that may be due to what another program has
 // written since the state was read, also if the generation of the state is unknown.
 func (s *State) retryIfOthersWrote(err error) error {
-	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) { // intervals that overlap: ENOTEMPTY
+	// ENOTEMPTY is the errno for intervals that overlap.
+	if nfnetlink.IsAny(err, unix.ENOENT, unix.EEXIST, unix.ENOTEMPTY, unix.EBUSY) {
 		if current, _ := s.conn.Generation(); current != s.generation {
 			return nfnetlink.ErrReadAgain
 		}
@@ -140,7 +141,7 @@ func (s *State) stageAndSwitch(ctx context.Context) error {
 	err := s.commit(first)
 	s.findAgain = err != nil && !errors.Is(err, unix.ERESTART)
 	if s.findAgain && len(s.leftover) > 0 && nfnetlink.IsAny(err, unix.ENOENT, unix.EBUSY) {
-		return nfnetlink.ErrReadAgain // of what goes, something has gone, or has come
+		return nfnetlink.ErrReadAgain // a leftover has gone, or something refers to it now
 	}
 	if err != nil || second.Len() == 0 {
 		return err

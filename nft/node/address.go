@@ -32,7 +32,7 @@ func (r *Reader) usable() (found []netip.Addr) {
 	return slices.Compact(found)
 }
 
-// Links lists the interfaces: messages that begin with struct ifinfomsg.
+// Links lists the interfaces, as messages that begin with struct ifinfomsg; see [Message.Link].
 func (r *Reader) Links() []Message {
 	const skipStatistics = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 	head := make([]byte, unix.SizeofIfInfomsg)
@@ -50,12 +50,12 @@ func (m Message) Link() (index uint32, set bool) {
 type Address struct {
 	Index   uint32 // of the interface
 	Local   netip.Addr
-	Network netip.Prefix // of the other end, if the link is point-to-point
+	Network netip.Prefix // the network on the link; that of the other end, if the link is point-to-point
 	Scope   byte
 	Flags   uint32 // IFA_F_…
 }
 
-// Addresses returns the addresses of a family that can be used by now.
+// Addresses returns the addresses of a family, without those whose duplicate address detection has not succeeded.
 func (r *Reader) Addresses(family byte) (addresses []Address) {
 	const bitsAt, flagsAt, scopeAt, indexAt = 1, 2, 3, 4 // struct ifaddrmsg
 	head := make([]byte, unix.SizeofIfAddrmsg)

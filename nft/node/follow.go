@@ -10,11 +10,10 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Change is the list of a node's addresses, as by [Addresses], or the reason why they
-// are currently unknown.
+// A Change is the list of a node's addresses, as [Addresses] returns it, or the reason why they are currently unknown.
 type Change struct {
 	Addresses []netip.Addr
-	At        time.Time // when the list began
+	At        time.Time // when the kernel was asked for the list
 	Err       error     // from the kernel; the request is retried
 }
 
@@ -47,13 +46,12 @@ func follow(ctx context.Context, d Dialer, shortest time.Duration) <-chan Change
 	return changes
 }
 
-// listen delivers a list, and returns after the first event since then, with the least time
-// from this list to the next. Until that is over there is no socket: each event would wake
-// the program.
+// listen delivers a list, and returns after the first event since then, with the least time from this list to the next.
+// Until that has passed there is no socket: each event would wake the program.
 func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time, shortest time.Duration) (
 	pause time.Duration, err error,
 ) {
-	const share = 200 // lists take one part in it, while there are events all the time
+	const share = 200 // next to events without end, the pause is that many times as long as a list takes
 	afterError := 4 * shortest
 	longest := 8 * shortest
 	nl, err := d(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
@@ -61,7 +59,8 @@ func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time,
 		return afterError, err
 	}
 	defer func() { _ = nl.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = nl.SetReadDeadline(time.Unix(1, 0)) })()
+	stop := context.AfterFunc(ctx, func() { _ = nl.SetReadDeadline(time.Unix(1, 0)) }) // ends Receive
+	defer stop()
 	listed := time.Now()
 	addresses, err := addressesOf(d)
 	pause = min(max(shortest, share*time.Since(begun)), longest)
@@ -69,7 +68,7 @@ func listen(ctx context.Context, d Dialer, changes chan Change, begun time.Time,
 		deliver(changes, Change{Addresses: addresses, At: listed})
 		_, err = nl.Receive()
 	}
-	if err == nil || nfnetlink.IsAny(err, unix.ENOBUFS, nfnetlink.ErrBusy) { // those mean events
+	if err == nil || nfnetlink.IsAny(err, unix.ENOBUFS, nfnetlink.ErrBusy) { // these errors mean many events
 		return pause, nil
 	}
 	return afterError, err

@@ -13,22 +13,22 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Dialer opens an rtnetlink socket that has joined groups (RTMGRP_…).
+// A Dialer opens an rtnetlink socket that receives the events of groups (RTMGRP_…), or none.
 type Dialer func(groups uint32) (*netlink.Conn, error)
 
-// Dial opens one in the network namespace of the calling thread.
+// Dial opens an rtnetlink socket in the network namespace of the calling thread.
 func Dial(groups uint32) (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups, Strict: true})
 }
 
-// A Reader asks the kernel about the namespace of its socket. After an error it has no
-// more replies.
+// A Reader asks the kernel about the network namespace of its socket. After an error, which Err has, it asks no more, and
+// returns nothing.
 type Reader struct {
 	conn *nfnetlink.Conn
 	Err  error
 }
 
-// Read opens a socket and calls fn.
+// Read calls fn with a reader, and returns its result, or the reader's error about a subject.
 func Read[T any](d Dialer, subject string, fn func(*Reader) T) (T, error) {
 	r := Reader{conn: nfnetlink.New(func() (*netlink.Conn, error) { return d(0) })}
 	defer func() { _ = r.conn.Close() }()
@@ -46,7 +46,7 @@ type Message struct {
 	nfnetlink.Attrs
 }
 
-// Request sends a request. The fixed part of the replies is as long as its own.
+// Request sends a request and returns the replies. Their fixed part is as long as head.
 func (r *Reader) Request(
 	kind netlink.HeaderType, flags netlink.HeaderFlags, head []byte, attrs ...netlink.Attribute,
 ) (replies []Message) {

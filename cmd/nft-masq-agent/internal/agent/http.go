@@ -13,9 +13,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Limits of the HTTP server, so that a client can neither occupy its connections
-// nor its memory. A connection serves one request: probes and scrapes are too
-// rare to benefit from more, and none can be idle.
+// Limits of the HTTP server, so that a client can occupy neither its connections nor its memory. A connection serves one
+// request: probes and scrapes are too rare to benefit from more, and so no connection is idle after its request.
 const (
 	readTimeout     = 5 * time.Second
 	writeTimeout    = 15 * time.Second
@@ -96,7 +95,7 @@ func Serve(ctx context.Context, listen func(address string) (net.Listener, error
 	return ended
 }
 
-// OnTCP listens on HOST:PORT.
+// ListenTCP listens on HOST:PORT. It fails if the address is invalid or in use.
 func ListenTCP(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
 // serve serves one listener until it fails or ctx is done.
@@ -132,8 +131,8 @@ func serve(ctx context.Context, l net.Listener, handler http.Handler, log *zap.L
 	return err
 }
 
-// A waitingRoom has at most maxConnections connections that wait for their client's request.
-// A new one replaces the oldest, so that idle clients lock no one out.
+// A waitingRoom has at most maxConnections connections that wait for their client's request. A new one replaces the
+// oldest, so that idle clients lock no one out.
 type waitingRoom struct {
 	mu      sync.Mutex
 	waiting []net.Conn // oldest first
@@ -141,7 +140,7 @@ type waitingRoom struct {
 
 type connKey struct{}
 
-// enter adds a new connection.
+// enter adds a new connection, and closes the oldest one if there are too many.
 func (w *waitingRoom) enter(ctx context.Context, c net.Conn) context.Context {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,7 +152,7 @@ func (w *waitingRoom) enter(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// answering keeps a connection whose request has arrived.
+// leaving removes a connection from the room when its request has arrived, so that it is not closed.
 func (w *waitingRoom) leaving(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()

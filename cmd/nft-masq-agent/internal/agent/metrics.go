@@ -13,9 +13,8 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// metrics are the counters of the loop and, at each scrape, its reported state
-// and the kernel's counters. Names, labels and meaning are stable;
-// manifests/README.md lists them.
+// metrics are the counters of the loop. At each scrape, the current view, the kernel's counters and those of the observers
+// are added. Names, labels and meaning are stable; manifests/README.md lists them.
 type metrics struct {
 	registry *prometheus.Registry
 	applies  *prometheus.CounterVec
@@ -60,6 +59,7 @@ func newMetrics(a *Agent) *metrics {
 	return m
 }
 
+// count counts an attempt by its reason and result.
 func (m *metrics) count(v view) {
 	result := inSyncResult
 	switch {
@@ -76,7 +76,7 @@ func (m *metrics) count(v view) {
 	m.applies.WithLabelValues(v.attempt.reason, result).Inc()
 }
 
-// A stateCollector exports the view and what the observers found, without what is still
+// A stateCollector exports the view, the kernel's counters and what the observers found. It exports nothing that is still
 // unknown.
 type stateCollector struct{ *Agent }
 
@@ -193,7 +193,7 @@ func (e Exporter) view(v view) {
 	}
 }
 
-// Number returns 1 for true, as metrics have it.
+// Number returns 1 for true and 0 for false, as metrics have it.
 func Number(b bool) float64 {
 	if b {
 		return 1

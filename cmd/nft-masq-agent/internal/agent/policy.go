@@ -73,7 +73,7 @@ func (p policy) same(want *nft.Ruleset) bool {
 	return p.want == want || p.want.SamePolicy(*want)
 }
 
-// hash returns the hash of what is enforced, "" for nothing of ours.
+// hash returns the hash of the enforced policy, "" if none of ours is.
 func (p policy) hash() string {
 	switch {
 	case p.inherited != nil:
