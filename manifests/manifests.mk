@@ -55,7 +55,8 @@ image: content-$(HOST_ARCH) ## use: Write the image into the archive bin/image.t
 	@go run ./manifests/release -dist bin/oci -version '$(TAG)' -image '$(IMAGE)' -commit '$(COMMIT)' \
 		-time '$(or $(shell git log -1 --format=%ct 2>/dev/null),0)' image $(HOST_ARCH)=bin/image_$(HOST_ARCH) >/dev/null
 	@tar --directory bin/oci/image --create --file bin/image.tar .
-	@echo '$(IMAGE):$(TAG)' | tee $(PUSHED)
+	@echo '$(IMAGE):$(TAG)' >$(PUSHED)
+	@echo 'wrote bin/image.tar, of $(IMAGE):$(TAG)'
 
 # What push or image made last, by which manifest, install and uninstall then name the image, also when edited files have
 # another version: NAME:TAG, and the digest if it was pushed. docker prints the digest, the others write it.
@@ -214,6 +215,8 @@ uninstall: ## use: Remove the agent, its rules on all nodes, and everything that
 	$(call kustomization,overlays/removal)
 	$(BUILD_INSTALL) | $(KUBECTL) apply -f -
 	$(KUBECTL) -n $(NAMESPACE) rollout status daemonset/nft-masq-agent --timeout=10m
+	@echo 'What cleanup removed from each node:'
+	-@$(KUBECTL) -n $(NAMESPACE) logs --prefix $(OURS)
 	$(KUBECTL) -n $(NAMESPACE) delete daemonset,service,serviceaccount $(OURS)
 	@# Objects of the Prometheus Operator, which the cluster may not have.
 	@for kind in podmonitor prometheusrule; do \

@@ -104,6 +104,12 @@ c     11111111  2026-01-02T03:04:05Z  yes   -
 NODE    HASH      SINCE                 SYNC  WRONG
 node-1  3f9a2c71  2026-01-02T03:04:05Z  yes   -
 `, 1},
+		"a rejected config": {1, map[string]string{"a": strings.ReplaceAll(rejected, `"id":"cidr"`,
+			`"id":"config-rejected","severity":"error","message":"config rejected; none of our rules are installed"},
+  {"id":"cidr","file":"/etc/config/ip-masq-agent"`)}, `something is wrong on 1 of 1 nodes; kubectl masq status NODE says what to do
+NODE  HASH      SINCE                 SYNC  WRONG
+a     -         -                     no    config rejected: /etc/config/ip-masq-agent:1: "10.0.0.0/33" has an invalid prefix length (and 1 more)
+`, 1},
 		"faults": {3, map[string]string{"a": rejected, "b": "", "c": "ImagePullBackOff"}, `something is wrong on 3 of 3 nodes; kubectl masq status NODE says what to do
 NODE  HASH      SINCE                 SYNC  WRONG
 a     -         -                     no    "10.0.0.0/33" has an invalid prefix length (and 1 more)
@@ -162,7 +168,8 @@ case "$*" in
 "-n default get pods only-v6 "*) echo "node-1 POD6" ;;
 "-n  get pods --all-namespaces "*"spec.nodeName=node-1 "*)
 	printf '%s\n' "NODE4 kube-system agent-1 true" "POD4,POD6 default web <none>" ;;
-"-n kube-system exec agent-1 -- /nft-masq-agent "*) shift 6 && exec nft-masq-agent "$@" ;;
+"-n kube-system exec agent-1 -- /nft-masq-agent "*) shift 6 && exec nft-masq-agent "$@" </dev/null ;;
+"-n kube-system exec -i agent-1 -- /nft-masq-agent "*) shift 7 && exec nft-masq-agent "$@" ;;
 *) echo "unexpected: $*" >&2; exit 64 ;;
 esac
 `
@@ -175,6 +182,7 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 	kubectl := strings.NewReplacer("NODE4", top.NodeV4.String(), "NODE6", top.NodeV6.String(), "POD4",
 		top.PodV4.String(), "POD6", top.PodV6.String()).Replace(theKubectl)
 	writeFile(t, filepath.Join(n.dir, "kubectl"), kubectl)
+	writeFile(t, filepath.Join(n.dir, "proposed.yaml"), "nonMasqueradeCIDRs: [10.0.0.0/8, 203.0.113.0/24]\n")
 	for _, name := range []string{"udp_timeout", "udp_timeout_stream"} { // a user namespace may lack them
 		_ = top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "3600")
 	}
@@ -197,7 +205,9 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"status --pod default/web", 0, []string{"in sync: "}},
 		{"-n kube-system -l app.kubernetes.io/name=nft-masq-agent status node-1", 0, []string{"in sync: "}},
 		{"explain --pod default/web 203.0.113.9", 0, []string{"203.0.113.9 should see " + top.NodeV4.String(), web4}},
-		{"explain 10.9.0.9 --pod=default/web", 0, []string{"10.9.0.9 should see 10.244.1.2", web4}},
+		{"explain 10.9.0.9 --pod=default/web", 0, []string{
+			"10.9.0.9 should see 10.244.1.2", web4, "  kubectl masq explain node-1 10.9.0.9 --from 10.244.1.2 --trace names ",
+		}},
 		{"explain 2001:db8:1::1 --pod default/web", 0, []string{"2001:db8:1::1 should see " + top.NodeV6.String(), web6}},
 		{"explain 203.0.113.9 --pod default/web -o json", 0, []string{`"command":"explain"`}},
 		{
@@ -209,8 +219,9 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"connections --seen-as 198.51.100.77:1", 1, []string{"node-1: ", "198.51.100.77 is not an address of this node"}},
 		{"connections --pod default/web", 0, []string{web4}},
 		{"check node-1", 0, []string{"valid"}},
+		{"diff node-1 - <proposed.yaml", 1, []string{"nonMasqueradeCIDRs: added 203.0.113.0/24"}},
 		{"--help", 0, []string{"kubectl masq explain --pod"}},
-		{"status node-2", 1, []string{"no pod with app.kubernetes.io/name=nft-masq-agent runs on the node node-2\n"}},
+		{"status node-2", 1, []string{"no pod with app.kubernetes.io/name=nft-masq-agent runs on the node node-2 (kubectl masq COMMAND NODE)\n"}},
 		{"explain 10.9.0.9 --pod default/pending", 1, []string{"the pod default/pending is on no node yet\n"}},
 		{"explain 10.9.0.9 --pod default/gone", 1, []string{`Error from server (NotFound): pods "gone" not found`}},
 		{"explain 10.9.0.9 --pod default/only-v6", 1, []string{"has no address of the same family as 10.9.0.9\n"}},

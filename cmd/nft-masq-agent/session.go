@@ -83,7 +83,7 @@ func (s *session) follow() {
 // load reads the config, and completes the ruleset by the addresses of this node, if it has snatAddresses.
 func (s *session) load() error {
 	s.Loaded, s.rejected = answer.Load(*s.Options)
-	if s.Missing && s.isAwaited() {
+	if len(s.Files) == 0 && s.isAwaited() {
 		s.Loaded = answer.Build(*s.Options, s.agent.Files)
 	}
 	if s.Ruleset == nil || !s.Ruleset.Policy.HasSNAT() {

@@ -110,8 +110,8 @@ func (s *session) runningAgent() *running.Report {
 func (s *session) gatherConnections(ctx context.Context, f *answer.StatusFacts) {
 	history := s.history(f.Policy)
 	evidence, err := conntrack.ReadEvidence(ctx, f.Policy, history)
+	f.Health.CannotRead("connections", err)
 	if err != nil {
-		f.Health.Unread = append(f.Health.Unread, health.Unread{What: "connections", Err: err})
 		return
 	}
 	f.Evidence = &evidence

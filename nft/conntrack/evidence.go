@@ -55,6 +55,8 @@ type Count struct {
 	// Examples are up to three examples of those that contradict: overruled ones first, then undated, then stale
 	// ones.
 	Examples []Example
+	// Closed are those that agree and are closed: only of a [Query].
+	Closed int
 	// Seen are up to three addresses as which answered ones of Agrees are seen: only of a [Query].
 	Seen []netip.Addr
 	// Endpoints are up to three destinations, of connections to the address that was asked for, which lead elsewhere:
@@ -191,6 +193,11 @@ func newGathering(c *Comparison, h History, queries []Query) *gathering {
 func (g *gathering) add(e *Entry) {
 	ruling, found := g.Compare(e)
 	g.replies.see(e, ruling.Entry, found)
+	for i, q := range g.queries {
+		if found == Closed && q.matches(e) {
+			g.answers[i].Closed++
+		}
+	}
 	var age Age
 	if found == Contradicts {
 		age = g.history.Age(e)

@@ -166,8 +166,9 @@ func TestRoutesAreReadOnceAndAreBounded(t *testing.T) {
 }
 
 // gather returns the evidence of entries.
+// gather asks about 10.9.0.9.
 func gather(change func(*config.Config), h History, all ...Entry) Evidence {
-	g := newGathering(comparisonOf(change), h, nil)
+	g := newGathering(comparisonOf(change), h, []Query{{To: netip.MustParseAddrPort("10.9.0.9:0")}})
 	for i := range all {
 		g.add(&all[i])
 	}
@@ -243,8 +244,8 @@ func TestOfClosedConnectionsOnlyOverruledOnesAreEvidence(t *testing.T) {
 			got = found.Counts[0]
 		}
 		if got.Open() != tt.want.Open() || got.Overruled != tt.want.Overruled || len(got.Examples) != got.Overruled ||
-			found.NotJudged["closed"] != 3-got.Overruled {
-			t.Errorf("%s: %+v, not judged %v", name, got, found.NotJudged)
+			found.NotJudged["closed"] != 3-got.Overruled || found.Answers[0].Closed != 1 {
+			t.Errorf("%s: %+v, not judged %v, %+v", name, got, found.NotJudged, found.Answers)
 		}
 	}
 }

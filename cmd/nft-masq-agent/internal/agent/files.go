@@ -37,5 +37,5 @@ func (f Files) missing(path string) error {
 	if slices.ContainsFunc(f.Sources, func(s config.Source) bool { return !s.Ignored }) {
 		reason = "the file is empty"
 	}
-	return fmt.Errorf("%w at %s: %s", config.ErrMissing, config.Printable(path), reason)
+	return fmt.Errorf("%s: %s", config.Printable(path), reason)
 }

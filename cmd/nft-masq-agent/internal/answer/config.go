@@ -11,8 +11,7 @@ import (
 // Loaded is the content of the files, and the resulting ruleset.
 type Loaded struct {
 	nft.Built
-	Files   []string // none: the built-in defaults apply
-	Missing bool     // no file has content: the built-in defaults apply
+	Files []string // that are not empty; none: the built-in defaults apply
 }
 
 // Load reads, parses and compiles the config. If the files are rejected, the error is of type [config.Problems]: all
@@ -32,9 +31,9 @@ func Load(o cli.Options) (l Loaded, err error) {
 
 // Build parses and compiles the content of files.
 func Build(o cli.Options, sources []config.Source) Loaded {
-	l := Loaded{Missing: config.Count(sources) == 0}
+	var l Loaded
 	for i := range sources {
-		if !sources[i].Ignored {
+		if config.Count(sources[i:i+1]) > 0 {
 			l.Files = append(l.Files, sources[i].Name)
 		}
 	}

@@ -331,9 +331,8 @@ func (f *ExplainFacts) contradicted(e expectation) conclusion {
 	c.headline = fmt.Sprintf("%s to %s %s %s, not %s: %s.", Plural(n, "connection"), conntrack.HostPort(f.Packet.Dst),
 		verb(n, "show"), listed(cli.Texts(seen)), expected, choose(evidence.Overruled == 0,
 			"they began before the policy, or another program decides", "another program decides"))
-	if evidence.Agrees > 0 {
-		c.details = append(c.details, Plural(evidence.Agrees, "open connection")+" to it "+verb(evidence.Agrees, "agree")+
-			" with the policy")
+	if right := evidence.Agrees + evidence.Closed; right > 0 {
+		c.details = append(c.details, Plural(right, "connection")+" to it "+verb(right, "agree")+" with the policy")
 	}
 	c.details = append(c.details, f.others()...)
 	return c
@@ -469,7 +468,7 @@ func (f *ExplainFacts) others() (lines []string) {
 				o.Command))
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("rule %s %s handle %d of another program names it: %s", o.Table, o.Chain, o.Handle,
+		lines = append(lines, fmt.Sprintf("rule %s %s handle %d of another program names one of the addresses: %s", o.Table, o.Chain, o.Handle,
 			o.Command))
 	}
 	for _, table := range f.Legacy {

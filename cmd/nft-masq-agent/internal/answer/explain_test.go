@@ -145,7 +145,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 				f.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 			},
 			headline: "203.0.113.9:443 should see",
-			details: "rule ip nat x handle 7 of another program names it: nft -a list\n" +
+			details: "rule ip nat x handle 7 of another program names one of the addresses: nft -a list\n" +
 				"chain ip t;touch post of another program may translate sources: nft -a list 't;touch'\n" +
 				"legacy ip_tables (ip filter) may decide, too: iptables-legacy -t filter -S shows it\nnft-masq-agent explain",
 		},
@@ -198,7 +198,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			facts: func(f *ExplainFacts) { f.evidenceOf(overruled, agree) },
 			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
 				"program decides.",
-			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 open connection to it agrees with",
+			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 connection to it agrees with",
 		},
 		{
 			name: "they contradict, and it is not known when they began", code: Contradicted,

@@ -173,7 +173,7 @@ func (f *StatusFacts) summary() [][2]string {
 			open += c.Open()
 			agreeing += c.Agrees
 		}
-		connections = fmt.Sprintf("%d tracked; %d of %d open ones that the policy concerns agree with it", f.Evidence.Tracked,
+		connections = fmt.Sprintf("%d tracked; %d of %d that the policy concerns agree with it", f.Evidence.Tracked,
 			agreeing, open)
 	}
 	var addresses []netip.Addr
@@ -185,7 +185,7 @@ func (f *StatusFacts) summary() [][2]string {
 		{"config", cmp.Or(f.Config.Hash, "rejected") + ", from " + f.source()},
 		{"connections", connections},
 		{"addresses", cmp.Or(listed(cli.Texts(addresses)), "those of the interfaces")},
-		{"pods", fmt.Sprintf("%d on this node", len(f.Health.Pods))},
+		{"pods", fmt.Sprintf("%d addresses on this node", len(f.Health.Pods))},
 	}
 }
 
@@ -334,13 +334,13 @@ func (f *StatusFacts) ofConnections() (found config.Problems) {
 		stale += c.Stale
 		undated += c.Undated
 	}
-	// Recent ones have ended within the last ten minutes.
-	for _, counts := range [][]conntrack.Count{f.Evidence.Counts, f.Recent} {
-		problem, overruled := overruledProblem(counts)
-		if overruled {
-			found = append(found, problem)
-			break
-		}
+	problem, overruled := overruledProblem(f.Evidence.Counts)
+	if !overruled {
+		problem, overruled = overruledProblem(f.Recent)
+		problem.Msg += ", or did: none is left, and this is said for ten minutes"
+	}
+	if overruled {
+		found = append(found, problem)
 	}
 	for _, u := range f.Evidence.Unanswered {
 		id := "uplink-silent"

@@ -64,7 +64,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			name: "connections cannot be read", first: "in sync: ", note: health.Unchecked,
 			facts: func(f *StatusFacts) {
 				f.Evidence = nil
-				f.Health.Unread = []health.Unread{{What: "connections", Err: errors.New("no module")}}
+				f.Health.CannotRead("connections", errors.New("no module"))
 			},
 		},
 		{name: "no pods are known", first: "in sync: ", facts: func(f *StatusFacts) {
@@ -88,7 +88,7 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			f.Health.Legacy = []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: "filter"}}
 		}},
 		{name: "something cannot be read", first: "in sync: ", note: health.Unchecked, facts: func(f *StatusFacts) {
-			f.Health.Unread = []health.Unread{{What: "the interfaces", Err: unix.EPERM}}
+			f.Health.CannotRead("the interfaces", unix.EPERM)
 		}},
 		{name: "no agent", id: "no-agent", first: "no agent runs on this node", facts: func(f *StatusFacts) {
 			f.Agent = nil
@@ -187,7 +187,8 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		},
 		{
 			name: "overruled connections that have ended", id: "connections-overruled",
-			first: "2 connections that began under this policy contradict it", facts: func(f *StatusFacts) {
+			first: "2 connections that began under this policy contradict it: another program decides, or did: none is left, " +
+				"and this is said for ten minutes", facts: func(f *StatusFacts) {
 				f.Recent = []conntrack.Count{{Entry: anything, Overruled: 2}}
 			},
 		},

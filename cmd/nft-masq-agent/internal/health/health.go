@@ -54,14 +54,8 @@ type Facts struct {
 	// Single is set if the config is mounted as a single file. Whoever writes such a file replaces it (the kubelet,
 	// kubectl, editors), and the mount keeps the old one.
 	Single bool
-	// Unread are the facts that could not be read.
-	Unread []Unread
-}
 
-// Unread is a fact that could not be read.
-type Unread struct {
-	What string
-	Err  error
+	unread config.Problems // what could not be read
 }
 
 // Read reads the facts of the node. The config is at a path. When ctx is done, the rest is not read.
@@ -72,7 +66,7 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 			return f
 		}
 		pods, err := routes.Pods(ipv6)
-		f.unread("the pods of this node", err)
+		f.CannotRead("the pods of this node", err)
 		f.Pods = append(f.Pods, pods...)
 	}
 	if ctx.Err() != nil {
@@ -80,9 +74,9 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 	}
 	var err error
 	f.Links, err = routes.Interfaces()
-	f.unread("the interfaces", err)
+	f.CannotRead("the interfaces", err)
 	f.Tracked, err = conntrack.New().Stats()
-	f.unread("the statistics of connection tracking", err)
+	f.CannotRead("the statistics of connection tracking", err)
 	f.Single = isMounted(path)
 	n.readProc(&f)
 	return f
@@ -92,26 +86,25 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 func (n Node) readProc(f *Facts) {
 	var err error
 	f.Legacy, err = xtables.LegacyTables(filepath.Join(n.Proc, "thread-self/net"))
-	f.unread("legacy ip_tables", err)
+	f.CannotRead("legacy ip_tables", err)
 	f.NotForwarding = n.notForwarding(f.Pods)
 	if len(f.Pods) > 0 {
 		_, err = os.Stat(filepath.Join(n.Proc, "sys/net/ipv4/ip_forward"))
-		f.unread("whether this node forwards packets", err)
+		f.CannotRead("whether this node forwards packets", err)
 	}
 	f.Timeouts = conntrack.ReadTimeouts(n.Proc)
 }
 
-func (f *Facts) unread(subject string, err error) {
+// CannotRead adds a warning that something could not be read, if there is an error.
+func (f *Facts) CannotRead(subject string, err error) {
 	if err != nil {
-		f.Unread = append(f.Unread, Unread{subject, err})
+		f.unread = append(f.unread, problem(config.Warning, Unchecked, "", "cannot read %s: %v", subject, err))
 	}
 }
 
 // Problems returns what is wrong with a node on which a policy is in force.
 func (f *Facts) Problems(p nft.Policy) (found config.Problems) {
-	for _, u := range f.Unread {
-		found = append(found, problem(config.Warning, Unchecked, "", "cannot read %s: %v", u.What, u.Err))
-	}
+	found = append(found, f.unread...)
 	found = append(found, f.interfaces(p)...)
 	found = append(found, f.legacy()...)
 	for _, family := range p.Families {

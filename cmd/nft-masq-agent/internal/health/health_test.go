@@ -149,7 +149,7 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	n := Node{Proc: t.TempDir()}
 	f := Facts{Pods: []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "veth1"}}}
-	f.unread("the interfaces", errors.New("broken"))
+	f.CannotRead("the interfaces", errors.New("broken"))
 	n.readProc(&f) // whether the node forwards packets
 	found := f.Problems(nft.Policy{})
 	if len(found) != 2 || found.Worst() != config.Warning {
