@@ -235,7 +235,7 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"status node-1 --unknown", 2, []string{"--unknown"}},
 	}
 	examples := strings.NewReplacer("NAMESPACE/NAME", "default/web", "NODE", "node-1", "ADDRESS:PORT", seen4, "ADDRESS",
-		"203.0.113.9", "COMMAND", "status")
+		"203.0.113.9", "COMMAND", "status", "FILE", "/etc/config/ip-masq-agent")
 	for _, d := range by(t, "plugin") {
 		line := examples.Replace(strings.TrimPrefix(d.line, "kubectl masq "))
 		if trace, ok := strings.CutSuffix(line, " --trace"); ok { // nobody sends a packet
