@@ -169,6 +169,7 @@ func TestNumbersOfEntriesAreBounded(t *testing.T) {
 		says                 string
 	}{
 		{"snatRules: [{addresses: [198.51.100.21], out: [", "eth0, ", "]}]", 50, "out has 51 names, at most 50 are possible"},
+		{"masqueradeSrcInterfaces: [", "eth0, ", "]", 50, "masqueradeSrcInterfaces has 51 names, at most 50 are possible"},
 		{"snatRules: [", rule, "]", 64, "snatRules has 65 entries, at most 64 are possible"},
 	} {
 		_, problems := parse(tt.before + strings.Repeat(tt.entry, tt.most) + tt.after)
