@@ -156,7 +156,7 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 // If another mode is wanted, our table goes a transaction later.
 func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 	t.Parallel()
-	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{ChainName: "IP-MASQ-AGENT"}})
+	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: xtables.Layout{ChainName: "IP-MASQ"}})
 	for _, tt := range []struct {
 		want       nft.Ruleset
 		now, after int

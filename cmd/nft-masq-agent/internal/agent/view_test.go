@@ -64,8 +64,9 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		if !got.inForce() || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
-		if why := got.history.Reason; tt.what != "" && (why == "changed by another program") != (tt.effect == changedByOthers) {
-			t.Errorf("%s: because of %s", name, why)
+		byOthers := got.history.Reason == "changed by another program"
+		if tt.what != "" && byOthers != (tt.effect == changedByOthers) {
+			t.Errorf("%s: because of %s", name, got.history.Reason)
 		}
 		since := start
 		if v.hash() != tt.want.Hash() {
