@@ -87,6 +87,9 @@ func hostileAliases() map[string]func(n int) string {
 		"aliases of a long text": func(n int) string {
 			return "a: &a " + strings.Repeat("/", n/2) + "\nnonMasqueradeCIDRs:\n" + strings.Repeat("- *a\n", n/10)
 		},
+		"aliases of a long address": func(n int) string {
+			return "a: &a " + strings.Repeat("a", n/2) + "\nsnatAddresses:\n" + strings.Repeat("- *a\n", n/80)
+		},
 		"aliases of a long binary": func(n int) string {
 			return "a: &a !!binary " + strings.Repeat("AAAA", n/8) + "\nnonMasqueradeCIDRs:\n" + strings.Repeat("- *a\n", n/10)
 		},
