@@ -2,15 +2,12 @@ package config
 
 import "strings"
 
-// yaml.v3 allocates up to half a kilobyte per node, and a node can be as little
-// as one byte of text. So nodes are counted before the tree is built.
+// yaml.v3 allocates up to half a kilobyte per node, and a node can be as little as one byte of text. So nodes are counted
+// before the tree is built. A CIDR is at least one.
 const (
 	maxNodes = 122_000 // of one Parse
 	maxLines = 700_000 // of one file
 )
-
-// MaxCIDRs is the most CIDRs that Parse accepts.
-const MaxCIDRs = maxNodes
 
 // countNodes returns an upper bound of the nodes in a YAML text; it stops
 // counting above the limit. Each node needs an indicator, or is a key with one.

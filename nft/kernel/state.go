@@ -9,16 +9,16 @@ import (
 	"nft-masq-agent/nft/xtables"
 )
 
-// A State is what the kernel has at one generation: our rules, compared with the wanted
-// ones.
+// A State is what the kernel has at one generation: our rules, compared with the wanted ones, and the chains of agents
+// that are to go.
 type State struct {
 	Want       nft.Ruleset
 	depth      nft.Depth
 	conn       *nfnetlink.Conn
 	generation uint32
-	modes      []nft.KernelState    // those of the readers, nil if not read
+	modes      []nft.KernelState    // by reader; nil if that mode was not read
 	wanted     nft.KernelState      // nil: no rules are wanted
-	leftover   []xtables.OlderChain // chains that go: ours that are not wanted, and with [nft.TakeOver] older agents'
+	leftover   []xtables.OlderChain // to be removed: ours that are not wanted, and with [nft.TakeOver] older agents'
 	findAgain  bool                 // a transaction failed, so leftover may have changed since it was read
 }
 
@@ -30,12 +30,13 @@ type reader struct {
 		nft.KernelState, error)
 }
 
+// readers returns the readers of all modes, in the order in which their changes are in a transaction.
 func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With the one of an earlier attempt to write, it reads no rules and no elements: they
-// were compared then, or written; and what goes is not looked for again, unless it may have changed.
+// read reads the kernel's state. With that of an earlier attempt to write, it reads no elements, because they were compared
+// or written then, and it looks for leftovers again only if they may have changed.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation() // first, because a state is as old as its oldest part

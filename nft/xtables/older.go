@@ -50,8 +50,8 @@ type OlderChain struct {
 	table nfnetlink.Table
 	rules []uint64 // the handles of its rules
 	jumps []uint64 // those of the agent's rules in POSTROUTING that lead to it
-	// removesTable means that without the chain the table has nothing but POSTROUTING, so that only we can have created the
-	// table. It goes with the chain.
+	// removesTable means that without the chain the table has nothing but POSTROUTING: only we can have created the table,
+	// and it goes with the chain.
 	removesTable bool
 }
 

@@ -105,11 +105,11 @@ func New(in Inputs, k Kernel, s Settings, log *zap.Logger) *Agent {
 	return a
 }
 
-// Reasons for checking the kernel, as the log and the metrics name them.
+// Reasons for comparing the kernel, as the log and the metrics name them.
 const (
 	onStart  = "start"
 	onConfig = "config"
-	onDrift  = "drift"
+	onDrift  = "drift" // other programs may have changed something
 	onResync = "resync"
 	onHangup = "sighup"
 	onRetry  = "retry"
@@ -120,8 +120,8 @@ const (
 // An event is why the loop does something.
 type event struct {
 	reason string
-	files  *Files       // a new content of the config
-	moved  *node.Change // a change of the addresses of the node
+	files  *Files       // a new content of the config, nil: none
+	moved  *node.Change // a change of the addresses of the node, nil: none
 	depth  nft.Depth    // what to compare
 }
 
@@ -164,7 +164,7 @@ func (a *Agent) wait(ctx context.Context, v view) (event, bool) {
 	for {
 		moves := a.moves
 		if !a.schedule.addresses.ready(time.Now()) {
-			moves = nil // a later change replaces it
+			moves = nil // the change waits in the channel, where a later one replaces it
 		}
 		select {
 		case <-ctx.Done():

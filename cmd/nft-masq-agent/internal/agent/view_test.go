@@ -30,7 +30,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		before  view
 		want    *nft.Ruleset
 		applied kernel.Applied
-		effect  cause
+		cause   cause
 		what    string
 	}{
 		"nothing differs":     {view{installed: one}, one, differences(0), noCause, ""},
@@ -58,21 +58,21 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		v := tt.before
 		v.policy.want, v.history.Since, v.attempt.reason = tt.want, start, onResync
 		got := v.withApplied(tt.applied, start.Add(time.Second))
-		if got.attempt.cause != tt.effect || got.history.Change != tt.what {
-			t.Errorf("%s: effect %d, %q", name, got.attempt.cause, got.history.Change)
+		if got.attempt.cause != tt.cause || got.history.Change != tt.what {
+			t.Errorf("%s: cause %d, %q", name, got.attempt.cause, got.history.Change)
 		}
 		if !got.inForce() || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
 		byOthers := got.history.Reason == "changed by another program"
-		if tt.what != "" && byOthers != (tt.effect == changedByOthers) {
+		if tt.what != "" && byOthers != (tt.cause == changedByOthers) {
 			t.Errorf("%s: because of %s", name, got.history.Reason)
 		}
 		since := start
 		if v.hash() != tt.want.Hash() {
 			since = start.Add(time.Second)
 		}
-		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.effect == changedByOthers) ||
+		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.cause == changedByOthers) ||
 			(got.changes == 1) != (tt.what != "") {
 			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.history.Since.Sub(start), got.repairs, got.changes)
 		}
