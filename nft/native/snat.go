@@ -27,8 +27,8 @@ func podMap(r nft.SNATRule, f nft.FamilyPolicy) string {
 	return ruleName(r, "-by-pod", f)
 }
 
-// masquerades reports whether any traffic of the family is masqueraded with the address of the interface: that of pods
-// without an address of snatAddresses on the node, or the node's own.
+// masquerades reports whether any traffic of the family is masqueraded with the address of the interface: that of pods, if
+// the node has none of snatAddresses, or the node's own.
 func masquerades(f nft.FamilyPolicy) bool {
 	return len(f.SNATAddresses().Present) == 0 || !exemptsNode(f)
 }

@@ -235,7 +235,7 @@ func (b *Batch) DelSet(family Family, table, set string) {
 // attribute: an IPv6 prefix takes 64 bytes.
 const elementsPerMessage = 1000
 
-// AddElements adds prefixes to an interval set. The kernel rejects those that overlap, also with elements of the set.
+// AddElements adds prefixes, which must not overlap, to an interval set.
 func (b *Batch) AddElements(family Family, table, set string, prefixes []netip.Prefix) {
 	for chunk := range slices.Chunk(prefixes, elementsPerMessage) {
 		size := 2 * (16 + chunk[0].Addr().BitLen()/8) // two bounds with their headers, in bytes
@@ -270,7 +270,7 @@ func (m Mapping) String() string {
 	return m.Key.String() + " : " + m.Value.String()
 }
 
-// AddMappings adds elements to a map, which must not have their keys yet.
+// AddMappings adds elements, whose keys must be different, to a map.
 func (b *Batch) AddMappings(family Family, table, set string, mappings []Mapping) {
 	for chunk := range slices.Chunk(mappings, elementsPerMessage/2) { // they have a value, too
 		a := in(table, unix.NFTA_SET_ELEM_LIST_SET, set)
