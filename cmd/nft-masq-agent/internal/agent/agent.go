@@ -139,7 +139,6 @@ func (a *Agent) Run(ctx context.Context) {
 		group.Go(func() { o.Run(ctx) })
 	}
 	defer group.Wait()
-	defer a.schedule.stop()
 	defer a.busySince.Store(-1)
 	for v := (view{}); ; {
 		a.busySince.Store(0)

@@ -62,10 +62,6 @@ type check struct {
 }
 
 // due reports whether the generation is another one, and the pace allows a check.
-func (c *check) due(generation uint32, now time.Time) bool {
-	return generation != c.seen && c.ready(now)
-}
-
 func newSchedule(resync time.Duration) schedule {
 	return schedule{
 		rules:     check{pace: pace{share: rulesShare, maxPause: rulesPause}},
@@ -75,11 +71,6 @@ func newSchedule(resync time.Duration) schedule {
 		timer:     time.NewTimer(resync),
 		resync:    resync,
 	}
-}
-
-func (s *schedule) stop() {
-	s.ticker.Stop()
-	s.timer.Stop()
 }
 
 // dueCheck returns the check that is due, or false. While the wanted rules are in force, that of rules comes first.
@@ -116,7 +107,7 @@ func (a *Agent) dueCheck(v view) (e event, due bool) {
 func (a *Agent) dueElements(v view, generation uint32) (e event, due bool) {
 	s := &a.schedule
 	now := time.Now()
-	if !s.elements.due(generation, now) {
+	if generation == s.elements.seen || !s.elements.ready(now) {
 		return e, false
 	}
 	many := v.policy.want != nil && v.policy.want.Elements() > fewElements

@@ -1,9 +1,9 @@
 package running
 
 import (
-	"context"
 	"io"
 	"net"
+	"time"
 )
 
 // Names of abstract unix sockets, of which each network namespace has its own: the lock of the agent that came first, and
@@ -60,15 +60,13 @@ func Agent() (pid int, found bool) {
 }
 
 func listener(name string) (pid int, found bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-	defer cancel()
-	c, holder, err := dial(ctx, name)
+	c, pid, err := dial("unix", name, time.Now().Add(probeTimeout))
 	if err != nil {
 		return 0, false
 	}
 	_ = c.Close()
-	if holder.Pid == 0 {
+	if pid == 0 {
 		return Hidden, true
 	}
-	return int(holder.Pid), true
+	return pid, true
 }
