@@ -45,7 +45,7 @@ var elsewhere = map[string]string{
 	"kubectl -n kube-system edit configmap ip-masq-agent": "opens an editor",
 	"kubectl exec POD -- nc -z -w 3 10.9.0.9 80":          "needs a kubelet",
 	"make fleet":  "runs kubectl masq fleet",
-	"nft monitor": "does not end by itself, and is another program's",
+	"nft monitor": "does not end by itself: TestNFTMonitorAnswersWhoDeletesOurRules runs it",
 	"git tag --sign --message 'First release' v1.0.0": "needs the maintainer's " +
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",

@@ -184,3 +184,25 @@ func TestAListOfConnectionsIsBounded(t *testing.T) {
 		t.Errorf("%d connections of %d: %v", len(r.Connections), r.Total, r.Notes)
 	}
 }
+
+func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.enforce("nonMasqueradeCIDRs: []", "--enable-ipv6")
+	for _, flow := range []nfttest.Flow{
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("10.9.0.9:5001")},
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("10.9.0.9:5002"), Src: netip.AddrPortFrom(n.top.GatewayV4, 0)},
+		{From: n.top.Pod, Dst: netip.AddrPortFrom(n.top.NodeV4, 5003)},
+		{From: n.top.Pod, Dst: netip.AddrPortFrom(n.top.GatewayV6, 5004)},
+		{From: n.top.Node, Dst: netip.MustParseAddrPort("224.0.0.251:5353"), Dev: "eth0"},
+	} {
+		flow.Proto = nfttest.UDP
+		nfttest.MustSend(t, n.top, flow)
+	}
+	for _, text := range []string{"nonMasqueradeCIDRs: [0.0.0.0/0, '::/0']", "forceMasqueradeCIDRs: [0.0.0.0/0, '::/0']"} {
+		n.enforce(text, "--enable-ipv6")
+		if got := n.connections("--stale"); len(got) > 0 {
+			t.Errorf("%s: %+v", text, got)
+		}
+	}
+}

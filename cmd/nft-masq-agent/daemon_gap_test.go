@@ -78,11 +78,11 @@ func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 				status := n.run("status", "-o", "json")
 				text := n.run("status")
 				code, ready := n.get("/readyz")
-				const vanished = "the config vanished (no config file at "
+				const vanished = "the config vanished ("
 				for what, wrong := range map[string]bool{
 					"status":          status.code != exitFailed || !strings.Contains(status.stdout, `"id":"config-vanished"`),
 					"the first line":  text.code != exitFailed || !strings.Contains(firstLine(text.stdout), vanished),
-					"/readyz":         code != 503 || !strings.HasPrefix(ready, "the config vanished ("),
+					"/readyz":         code != 503 || !strings.HasPrefix(ready, vanished),
 					"ready":           n.run("ready", "--probe-socket", n.socket).code != exitFailed,
 					"config_vanished": n.metric("nft_masq_agent_config_vanished") != "1",
 				} {
@@ -114,6 +114,16 @@ func TestNothingChangesWhileTheConfigIsReplacedInSteps(t *testing.T) {
 	const gap = 400 * time.Millisecond // the agent looks within 50 ms
 	good, bad := exempting("10.1.0.0/16"), exempting("10.1.0.1/16")
 	for name, replace := range map[string]func(n *testNode, text string){
+		"removed and written": func(n *testNode, text string) {
+			n.check(os.Remove(n.path))
+			time.Sleep(gap)
+			n.write(text)
+		},
+		"moved away": func(n *testNode, text string) {
+			n.check(os.Rename(n.path, n.path+".old"))
+			time.Sleep(gap)
+			n.write(text)
+		},
 		"truncated and written": func(n *testNode, text string) {
 			n.write("")
 			time.Sleep(gap)
@@ -133,6 +143,13 @@ func TestNothingChangesWhileTheConfigIsReplacedInSteps(t *testing.T) {
 			time.Sleep(gap)
 			n.check(os.Mkdir(filepath.Dir(n.path), 0o755))
 			time.Sleep(gap)
+			n.write(text)
+		},
+		"a directory for a moment": func(n *testNode, text string) {
+			n.check(os.Remove(n.path))
+			n.check(os.Mkdir(n.path, 0o755))
+			time.Sleep(gap)
+			n.check(os.Remove(n.path))
 			n.write(text)
 		},
 	} {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
@@ -128,5 +130,38 @@ func (n *testNode) neighbor(every time.Duration) {
 		ticker.Stop()
 		close(done)
 		ended.Wait()
+	})
+}
+
+func TestBusyNeighborCausesNoWritesAndHidesNothing(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+		n := newNode(t)
+		n.swap(slash24s(100))
+		d := n.start(flag, "--enable-ipv6", "--resync-interval=3600", "--http-address", httpAddress)
+		want := wants(t, slash24s(100), flag, "--enable-ipv6")
+		d.began(want)
+		c := n.connect()
+		defer c.Close()
+		const commits = 200
+		before := n.generation()
+		for i := range commits {
+			b := &nfnetlink.Batch{}
+			b.AddTable(nfnetlink.IPv4, "neighbour")
+			b.AddCounter(nfnetlink.IPv4, "neighbour", fmt.Sprintf("c%d", i))
+			n.check(c.Commit(b))
+		}
+		looks := n.checks("sighup")
+		d.signal(unix.SIGHUP)
+		d.until("a full check", func() bool { return n.checks("sighup") != looks })
+		if total := n.generation() - before; total != commits {
+			t.Errorf("%d transactions, want %d", total, commits)
+		}
+		d.silent()
+		n.flush()
+		d.await("rules_restored")
+		n.holds(want)
+		d.stop()
 	})
 }

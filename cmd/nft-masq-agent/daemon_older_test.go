@@ -175,3 +175,38 @@ func TestRejectedFileIsNeverWorseThanTheOlderAgent(t *testing.T) {
 		})
 	}
 }
+
+func TestTakeoverAndWayBackCauseNoWrongSource(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	rounds := nfttest.FullRounds(1, 20)
+	for _, version := range olderVersions[:nfttest.FullRounds(2, len(olderVersions))] {
+		inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
+			nfttest.Require(t, "nft", "iptables-nft-restore", "iptables-nft-save", "iptables-legacy-restore",
+				"iptables-legacy-save")
+			top := nfttest.NewTopology(t)
+			n, older := nodeIn(t, top.Node), loadOlder(t, version)
+			older.install(n)
+			n.swap(older.config)
+			h := nfttest.StartHammer(t, top, older.targets()...)
+			h.Ease()
+			for range rounds {
+				d := n.start(flag, "--takeover")
+				d.await("config_applied")
+				flows(t, h, 5)
+				d.stop()
+				older.install(n)
+				flows(t, h, 5)
+				n.cleanup()
+				flows(t, h, 5)
+				if listing := n.kernelText(); strings.Contains(listing, "table inet") {
+					t.Errorf("%s: left of ours:\n%s", version, listing)
+				}
+				if tally := h.SoFar(); tally.Leaked()+tally.Wronged() > 0 {
+					t.Fatalf("%s: %s", version, tally)
+				}
+			}
+			noneWrong(t, h)
+		})
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
+	"nft-masq-agent/nft/nfttest/netns"
 )
 
 // compared calls a task with the comparison of connections with a policy, in the namespace of the node.
@@ -355,5 +357,35 @@ func TestAnUplinkWithoutRepliesIsOneLine(t *testing.T) {
 				t.Errorf("%v", e.Unanswered)
 			}
 		})
+	}
+}
+
+// Whether what a bridge passes on meets chains that translate depends on the kernel: with br_netfilter it does, with
+// nf_conntrack_bridge not, which the kernel of this test may lack.
+func TestConnectionsThatABridgePassesOnAreNoEvidence(t *testing.T) {
+	t.Parallel()
+	n := newBridgeNode(t)
+	other := nfttest.NewNS(t, "pod2")
+	here := netns.End{NS: n.NS, Dev: "pod1", MAC: net.HardwareAddr{2, 0, 0, 0, 4, 1}}
+	there := netns.End{NS: other, Dev: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 4, 2}}
+	n.check(netns.AddVeth(here, there))
+	nfttest.Run(t, n.NS, "", "ip", "link", "set", "pod1", "master", "cni0")
+	nfttest.Run(t, n.NS, "", "ip", "route", "add", "10.244.1.3/32", "dev", "cni0")
+	n.check(n.NS.LinkUp("pod1"))
+	n.check(other.LinkUp("eth0"))
+	n.check(other.AwaitCarrier("eth0"))
+	n.check(other.AddAddr("eth0", netip.MustParsePrefix("10.244.1.3/24")))
+	nfttest.Run(t, n.top.Pod, "", "ip", "route", "add", "10.244.1.3/32", "dev", "eth0")
+	n.check(n.top.Pod.AddNeighbour("eth0", netip.MustParseAddr("10.244.1.3"), there.MAC))
+	if err := n.NS.Sysctl("net.bridge.bridge-nf-call-iptables", "1"); err != nil {
+		t.Skip("the kernel has no br_netfilter")
+	}
+	want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
+	nfttest.MustSend(t, n.top, nfttest.Flow{
+		Proto: nfttest.UDP, From: n.top.Pod, To: other, Dst: netip.MustParseAddrPort("10.244.1.3:5001"),
+	})
+	e := n.gathered(want.Policy, conntrack.History{})
+	if e.NotJudged["bridge"] == 0 || len(e.Counts) > 0 {
+		t.Errorf("%+v", e)
 	}
 }

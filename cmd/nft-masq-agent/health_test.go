@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -485,4 +486,50 @@ func (n trafficNode) documented(asked string, args []string, first string) {
 	if text := readDocument(n.test(), "manifests/TROUBLESHOOTING.md"); !strings.Contains(text, row) {
 		n.t.Errorf("not in TROUBLESHOOTING.md:\n%s", row)
 	}
+}
+
+func TestNFTMonitorAnswersWhoDeletesOurRules(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.start().await("config_applied")
+	cmd := nfttest.Command("nft", "monitor")
+	out, err := cmd.StdoutPipe()
+	n.check(err)
+	p, err := n.Start(cmd)
+	n.check(err)
+	n.t.Cleanup(func() { _ = p.Kill() })
+	lines := bufio.NewScanner(out)
+	// A change shows that it listens.
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		lines.Scan()
+	}()
+	for listens := false; !listens; {
+		nfttest.NFT(t, n.NS, "", "add", "table", "ip", "other")
+		nfttest.NFT(t, n.NS, "", "delete", "table", "ip", "other")
+		select {
+		case <-listening:
+			listens = true
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	deleter, err := n.Start(nfttest.Command("nft", "delete", "table", "inet", "nft-masq-agent"))
+	n.check(err)
+	n.check(deleter.Wait())
+	deleted := false
+	for lines.Scan() {
+		line := lines.Text()
+		deleted = deleted || line == "delete table inet nft-masq-agent"
+		if deleted && strings.HasPrefix(line, "# new generation ") {
+			const row = "# new generation NUMBER by process PID (nft)"
+			got := regexp.MustCompile(`generation \d+ by process \d+`).ReplaceAllString(line, "generation NUMBER by process PID")
+			if got != row {
+				t.Errorf("%q, want %q", got, row)
+			}
+			n.documented("Who deletes our rules?", []string{"nft monitor"}, row)
+			return
+		}
+	}
+	t.Errorf("nft monitor ended without the deletion: %v", lines.Err())
 }

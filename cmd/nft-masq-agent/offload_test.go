@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"regexp"
@@ -10,14 +11,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"nft-masq-agent/nft/nfttest"
 )
 
-// What a node does with packets beside the chains: a flowtable passes them on without any. seesAll is a rule that sees
-// each packet that a chain sees.
+// What a node does with packets beside the chains: a flowtable passes them on without any, and
+// a queue keeps them for a program. seesAll is a rule that sees each packet that a chain sees.
 const (
 	seesAll   = "table inet aside {\nchain forward {\ntype filter hook forward priority 0\ncounter\n"
 	flowtable = "table inet aside {\nflowtable f {\nhook ingress priority 0\ndevices = { pod0, eth0 }\n}\n}\n"
+	queue     = "ip daddr 192.0.2.100 udp dport 5000 queue num 0\n"
 )
 
 // knows reports whether this kernel has what is loaded: the machine of the tests may lack both
@@ -170,6 +175,76 @@ func TestAChangedPolicyReachesConnectionsInAFlowtable(t *testing.T) {
 					t.Errorf("after the change outside sees %s, want %s", from, want)
 				}
 			})
+		}
+	}
+}
+
+// waiting is how many packets a queue holds.
+func waiting(t *testing.T, ns *nfttest.NS) (n int) {
+	t.Helper()
+	text := nfttest.Run(t, ns, "", "cat", "/proc/thread-self/net/netfilter/nfnetlink_queue")
+	if fields := strings.Fields(text); len(fields) > 2 {
+		n, _ = strconv.Atoi(fields[2])
+	}
+	return n
+}
+
+// Linux drops all packets that wait in queues of a network namespace when any base chain of it
+// is deleted: a change of the policy deletes none.
+func TestAChangedPolicyLosesNoPacketsThatWaitInAQueue(t *testing.T) {
+	t.Parallel()
+	nfttest.SkipIfShort(t)
+	n := newTrafficNode(t)
+	const lists = "masqueradeSrcCIDRs: [10.244.0.0/16]\nnonMasqueradeCIDRs: "
+	const keys = "dropInvalid: true\nenforceNonMasquerade: true\n"
+	text := seesAll + "}\n}\n"
+	queues := knows(t, seesAll+queue+"}\n}\n")
+	if queues {
+		text = seesAll + queue + "}\n}\n"
+	}
+	nfttest.NFT(t, n.top.Node, text, "-f", "-")
+	n.enforce(keys + lists + "[10.0.0.0/8]")
+	x := n.exchange()
+	if !queues {
+		t.Log("this kernel has no queues: make test-kernels")
+		x.seen()
+		return
+	}
+	nl, err := nfttest.DialNetfilter(n.top.Node)
+	n.check(err)
+	defer nl.Close()
+	for _, attr := range [][]byte{
+		{8, 0, 1, 0, 1, 0, 0, 0},             // NFQA_CFG_CMD: bind
+		{9, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0}, // NFQA_CFG_PARAMS: copy nothing but the meta data
+	} {
+		if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+			attr[0], attr[1], attr[2], attr[3] = attr[1], attr[0], attr[3], attr[2]
+		}
+		_, err := nl.Execute(netlink.Message{
+			Header: netlink.Header{
+				Type:  unix.NFNL_SUBSYS_QUEUE<<8 | 2, // NFQNL_MSG_CONFIG
+				Flags: netlink.Request | netlink.Acknowledge,
+			},
+			Data: append([]byte{unix.AF_INET, 0, 0, 0}, attr...),
+		})
+		n.check(err)
+	}
+	const sent = 8
+	for _, change := range []string{
+		keys + lists + "[10.0.0.0/8, 203.0.113.0/24]", keys + lists + "[]", lists + "[]", "", "cleanup",
+	} {
+		for waiting(t, n.top.Node) < sent {
+			x.send()
+		}
+		if change == "cleanup" {
+			n.run("cleanup")
+		} else {
+			n.enforce(change)
+		}
+		left := waiting(t, n.top.Node)
+		t.Logf("%q: of %d packets in the queue %d are left", change, sent, left)
+		if strings.HasPrefix(change, keys) && left < sent {
+			t.Errorf("%q: %d of %d packets in the queue are lost", change, sent-left, sent)
 		}
 	}
 }

@@ -11,10 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -225,5 +228,35 @@ func TestATraceSaysWhyThereIsNone(t *testing.T) {
 	const want = "another trace is running on this node"
 	if len(answer.Errors) != 1 || answer.Errors[0].Message != want || got.code != exitFailed {
 		t.Errorf("a second trace: %+v", got)
+	}
+}
+
+func TestATraceDoesNotPrintNamesRaw(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := nodeIn(t, top.Node)
+	b := &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.IPv4, evil)
+	b.AddChain(nfnetlink.Chain{
+		Family: nfnetlink.IPv4, Table: evil, Name: evil, Policy: nfnetlink.Accept,
+		Hook: &nfnetlink.Hook{Type: "nat", Number: unix.NF_INET_POST_ROUTING, Priority: 100},
+	})
+	b.AddRule(nfnetlink.Rule{
+		Family: nfnetlink.IPv4, Table: evil, Chain: evil, Exprs: nfnetlink.Marshal(nfnetlink.IPv4, &expr.Masq{}),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, evil),
+	})
+	c := n.connect()
+	defer c.Close()
+	n.check(c.Commit(b))
+	for _, format := range []string{outputText, outputJSON} {
+		p := startTrace(t, n, "10.9.0.9", "--trace", "10m", "-o", format)
+		nfttest.MustSend(t, top, nfttest.Flow{
+			Proto: nfttest.UDP, From: top.Pod, Dst: netip.MustParseAddrPort("10.9.0.9:53"),
+		})
+		n.check(p.Wait())
+		got := p.stdout.String()
+		if obeyed(got) != "" || strings.Contains(got, "\nin sync") || !strings.Contains(got, "[2J") {
+			t.Errorf("%s: %q in\n%q", format, obeyed(got), got)
+		}
 	}
 }

@@ -305,3 +305,29 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 		}
 	}
 }
+
+// A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
+func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	before := notOurs(t, ns, cases.DefaultChain)
+	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
+	for _, restarts := range []bool{true, true, false} {
+		k := open(t, ns)
+		if !restarts {
+			apply(t, k, want, nft.Contents)
+		}
+		iptables(t, ns, nfnetlink.IPv6, "-N", "X") // which may exist
+		nfttest.NFT(t, ns, "add chain ip6 nat "+cases.DefaultChain+"; flush chain ip6 nat "+cases.DefaultChain, "-f", "-")
+		iptables(t, ns, nfnetlink.IPv6, "-X", "X")
+		iptables(t, ns, nfnetlink.IPv6, "-A", cases.DefaultChain, "-d", "2001:db8::/32", "-j", "ACCEPT")
+		a, err := k.Apply(t.Context(), want, nft.Contents)
+		says := []string{"table ip6 nat: chain IP-MASQ-AGENT has 1 rules, none of which this agent wrote"}
+		nfttest.NoError(t, err)
+		nfttest.Same(t, "replaced (-want +got)", says, a.Overwritten)
+		inSync(t, ns, want)
+		nfttest.Same(t, "what is not ours (-before +after)", before, notOurs(t, ns, cases.DefaultChain))
+	}
+}

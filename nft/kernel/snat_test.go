@@ -134,3 +134,30 @@ func TestBlocksAreRightAfterEachChange(t *testing.T) {
 		}
 	}
 }
+
+// The most entries with port ranges are more rules than are read of another program's.
+func TestMostEntriesAreInSyncOnceApplied(t *testing.T) {
+	nfttest.SkipIfShort(t)
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	c := config.Default(config.Defaults{EnableIPv6: true})
+	for i := range 64 {
+		r := config.SNATRule{
+			From:      cases.CIDRs(fmt.Sprintf("10.%d.0.0/16", i), fmt.Sprintf("fd00:%x::/32", i+1)),
+			Addresses: cases.CIDRs("198.51.100.211/32", "2001:db8:5::/64"),
+		}
+		r.Out = []config.Interface{{Name: "eth1"}, {Name: "wan*"}}
+		c.SNATRules = append(c.SNATRules, r)
+	}
+	o := nft.Options{Layout: native.Layout{}, RandomFully: true}
+	for i := range uint16(4) {
+		o.Ports = append(o.Ports, nft.PortRange{Min: 10_000 * (i + 1), Max: 10_000*(i+1) + 999})
+	}
+	k := open(t, ns)
+	want := nft.Compile(c, o).WithAddresses(cases.Addrs("198.51.100.211", "2001:db8:5::2"))
+	apply(t, k, want, everything)
+	inSync(t, ns, want)
+	want = want.WithAddresses(nil)
+	apply(t, k, want, everything)
+	inSync(t, ns, want)
+}
