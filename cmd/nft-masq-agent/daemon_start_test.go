@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/cmd/nft-masq-agent/internal/running"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/nfttest"
 )
@@ -280,3 +281,26 @@ func (n *testNode) status(args ...string) (r answer.Status, code int) {
 
 // unwrap joins wrapped lines.
 func unwrap(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// A policy is enforced since it was applied, whatever was restored after that.
+func TestStatusSaysSinceWhenAPolicyIsEnforced(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	d := n.start()
+	d.await("config_applied")
+	policy := func() running.Policy {
+		r, _ := n.status()
+		return *r.Agent.Policy
+	}
+	started := policy()
+	n.swap(exempting("10.2.0.0/16"))
+	d.await("config_applied")
+	changed := policy()
+	tamper(n, nft.ModeNFTables)
+	d.await("rules_restored")
+	restored := policy()
+	if !changed.Since.After(started.Since) || !restored.Since.Equal(changed.Since) ||
+		!restored.Changed.After(changed.Changed) {
+		t.Errorf("%+v, then %+v, then %+v", started, changed, restored)
+	}
+}

@@ -306,3 +306,32 @@ func TestOlderAgentsChainInADisabledFamilyStaysAndIsReported(t *testing.T) {
 		}
 	}
 }
+
+// Rules that iptables-restore wrote have our text, but not our signature: cleanup leaves them, and an agent writes its
+// own again. Those to which nothing leads any more are not those of a previous run that decide.
+func TestRestoredRulesAreSignedAgain(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft-restore", "iptables-nft-save")
+	ns := nfttest.NewNS(t, "node")
+	loadForeign(t, ns)
+	want, k := xtOf(config.Default(config.Defaults{})), open(t, ns)
+	apply(t, k, want, nft.Contents)
+	nfttest.Run(t, ns, nfttest.Save(t, ns, "iptables-nft-save", "nat"), "iptables-nft-restore")
+	saved := nfttest.Save(t, ns, "iptables-nft-save", "nat")
+	if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) > 0 {
+		t.Errorf("unsigned rules were removed: %q, %v", removed, err)
+	}
+	if diffs := apply(t, k, want, everything); len(diffs) == 0 {
+		t.Error("they were not signed")
+	}
+	inSync(t, ns, want)
+	if diff := cmp.Diff(saved, nfttest.Save(t, ns, "iptables-nft-save", "nat")); diff != "" {
+		t.Errorf("rules (-saved +signed):\n%s", diff)
+	}
+	for _, jump := range []bool{true, false} {
+		if got, is, err := k.Installed(t.Context()); err != nil || is != jump || is && got.Hash != want.Hash() {
+			t.Errorf("with a jump %t: installed %t, %+v, %v", jump, is, got, err)
+		}
+		iptables(t, ns, nfnetlink.IPv4, "-F", xtables.Postrouting)
+	}
+}
