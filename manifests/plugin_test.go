@@ -221,7 +221,9 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 		{"check node-1", 0, []string{"valid"}},
 		{"diff node-1 - <proposed.yaml", 1, []string{"nonMasqueradeCIDRs: added 203.0.113.0/24"}},
 		{"--help", 0, []string{"kubectl masq explain --pod"}},
-		{"status node-2", 1, []string{"no pod with app.kubernetes.io/name=nft-masq-agent runs on the node node-2 (kubectl masq COMMAND NODE)\n"}},
+		{"status node-2", 1, []string{
+			"no pod with app.kubernetes.io/name=nft-masq-agent runs on the node node-2 (kubectl masq COMMAND NODE)\n",
+		}},
 		{"explain 10.9.0.9 --pod default/pending", 1, []string{"the pod default/pending is on no node yet\n"}},
 		{"explain 10.9.0.9 --pod default/gone", 1, []string{`Error from server (NotFound): pods "gone" not found`}},
 		{"explain 10.9.0.9 --pod default/only-v6", 1, []string{"has no address of the same family as 10.9.0.9\n"}},

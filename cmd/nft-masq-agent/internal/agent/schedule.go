@@ -61,7 +61,6 @@ type check struct {
 	seen uint32 // generation at the last one; 0: unknown
 }
 
-// due reports whether the generation is another one, and the pace allows a check.
 func newSchedule(resync time.Duration) schedule {
 	return schedule{
 		rules:     check{pace: pace{share: rulesShare, maxPause: rulesPause}},

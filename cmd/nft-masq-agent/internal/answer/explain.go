@@ -212,8 +212,8 @@ func (f *ExplainFacts) connection() nft.Connection {
 // Explain chooses one headline, and then writes the answer.
 func Explain(f ExplainFacts) Explanation {
 	x := Explanation{
-		Head: f.Head, Config: f.Config, Destination: conntrack.HostPort(f.Packet.Dst), Source: f.Packet.Src, Answers: []Answer{},
-		Others: f.Others,
+		Head: f.Head, Config: f.Config, Destination: conntrack.HostPort(f.Packet.Dst), Source: f.Packet.Src,
+		Answers: []Answer{}, Others: f.Others,
 		Open: OpenConnections{
 			f.ToAddress.Agrees, f.ToAddress.Answered, contradicting(f.ToAddress), f.ToAddress.Stale,
 		},
@@ -303,7 +303,9 @@ func (f *ExplainFacts) inForce(e expectation) []string {
 	if e.words == "" {
 		return nil
 	}
-	return []string{fmt.Sprintf("by the policy in force, %s should see %s: %s", conntrack.HostPort(f.Packet.Dst), e.words, e.policy)}
+	return []string{
+		fmt.Sprintf("by the policy in force, %s should see %s: %s", conntrack.HostPort(f.Packet.Dst), e.words, e.policy),
+	}
 }
 
 // contradicted is about connections that contradict the policy.
@@ -468,8 +470,8 @@ func (f *ExplainFacts) others() (lines []string) {
 				o.Command))
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("rule %s %s handle %d of another program names one of the addresses: %s", o.Table, o.Chain, o.Handle,
-			o.Command))
+		lines = append(lines, fmt.Sprintf("rule %s %s handle %d of another program names one of the addresses: %s", o.Table,
+			o.Chain, o.Handle, o.Command))
 	}
 	for _, table := range f.Legacy {
 		lines = append(lines, fmt.Sprintf("legacy ip_tables (%s) may decide, too: %s shows it", table, table.Command()))

@@ -384,7 +384,8 @@ func overruledProblem(counts []conntrack.Count) (p config.Problem, found bool) {
 				details = fmt.Sprintf("such as %s %s to %s, which is seen as %s: %s says otherwise\n"+
 					"nft-masq-agent explain %s --from %s --trace names the rule of that program: turn off its masquerading, or set "+
 					"enforceNonMasquerade", conntrack.ProtocolName(x.Original.Protocol), conntrack.HostPort(x.Original.Src),
-					conntrack.HostPort(x.Destination()), conntrack.HostPort(x.SeenAs()), c.Entry, x.Destination().Addr(), x.Original.Src.Addr())
+					conntrack.HostPort(x.Destination()), conntrack.HostPort(x.SeenAs()), c.Entry, x.Destination().Addr(),
+					x.Original.Src.Addr())
 			}
 		}
 	}

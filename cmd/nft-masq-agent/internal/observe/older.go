@@ -113,8 +113,8 @@ func (s *olderAgents) tell(chains []xtables.OlderChain, tables []xtables.LegacyT
 		s.Log(zap.InfoLevel, "legacy_rules_gone", "the rules of iptables-based agents are gone")
 		return
 	case len(tables) > 0:
-		text += "--takeover and cleanup cannot remove those in legacy ip_tables: stop that agent; iptables-legacy -t nat -S " +
-			"shows them"
+		text += "--takeover and cleanup cannot remove those in legacy ip_tables: stop that agent; iptables-legacy -t nat " +
+			"-S shows them"
 	case !s.o.TakeOver:
 		text += "stop it, and run with --takeover or cleanup --legacy-only"
 	case len(xtables.Removable(chains)) == 0:

@@ -113,10 +113,15 @@ func exchange(network, address, path string, deadline time.Time) (pid, status in
 		return 0, 0, nil, err
 	}
 	defer c.Close()
-	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n", path); err != nil {
+	request, err := http.NewRequest(http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
 		return 0, 0, nil, err
 	}
-	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	request.Close = true
+	if err := request.Write(c); err != nil {
+		return 0, 0, nil, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), request)
 	if err != nil {
 		return 0, 0, nil, err
 	}
