@@ -175,6 +175,7 @@ func faults(t testing.TB) (all []fault) {
 	t.Helper()
 	for _, c := range script.Read(t, corpusFile("mistakes")) {
 		for _, s := range c.Steps {
+			s.IsDocumented(t)
 			level, quoted := s.Words()
 			text, err := strconv.Unquote(quoted)
 			if err != nil {

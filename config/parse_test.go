@@ -198,8 +198,8 @@ func TestRowsAreThoseOfTheKeys(t *testing.T) {
 		"snatRules dropInvalid portsPerPod"
 	nfttest.Same(t, "(-want +got)", want, strings.Join(got, " "))
 	if n := len(Keys()); n != 22 || SNATAddresses().Key != KeySNATAddresses {
-		t.Errorf("%d keys, want 22 (a new one needs a row here, in the schema and in README.md): %q; snatAddresses is %q",
-			n, Keys(), SNATAddresses().Key)
+		t.Errorf("%d keys, want 22 (a new one needs a place here, in manifests/schema_test.go and in config/README.md): %q; "+
+			"snatAddresses is %q", n, Keys(), SNATAddresses().Key)
 	}
 }
 

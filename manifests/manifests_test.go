@@ -210,7 +210,7 @@ func TestPrometheusRuleHasTheAlerts(t *testing.T) {
 	var want any
 	readYAML(t, "prometheus/rules.yaml", &want)
 	if diff := cmp.Diff(want, at(r.objects["PrometheusRule nft-masq-agent"], "spec")); diff != "" {
-		t.Errorf("-rules.yaml +PrometheusRule:\n%s", diff)
+		t.Errorf("make manifests (-rules.yaml +PrometheusRule):\n%s", diff)
 	}
 }
 

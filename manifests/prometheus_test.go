@@ -100,7 +100,8 @@ func TestAlertsHaveFiringAndSilentCases(t *testing.T) {
 	}
 	for _, a := range readAlerts(t) {
 		if !fires[a.Alert] || !silent[a.Alert] {
-			t.Errorf("%s: fires in a case: %t, is silent in one: %t", a.Alert, fires[a.Alert], silent[a.Alert])
+			t.Errorf("prometheus/rules_test.yaml: %s fires in a case: %t, is silent in one: %t", a.Alert, fires[a.Alert],
+				silent[a.Alert])
 		}
 		if a.Labels["severity"] == "" {
 			t.Errorf("%s has no severity", a.Alert)

@@ -152,7 +152,7 @@ func schema(t *testing.T) []byte {
 			continue
 		}
 		if otherKeys[key] == nil {
-			t.Fatalf("%s is not in otherKeys", key)
+			t.Fatalf("%s is not in otherKeys of manifests/schema_test.go", key)
 		}
 		properties[key] = otherKeys[key]
 	}

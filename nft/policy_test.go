@@ -281,6 +281,21 @@ func TestEachKeyOfThePolicyChangesHashAndRuleset(t *testing.T) {
 	})
 }
 
+// Its rules are golden, and its packets are sent.
+func TestEachKeyOfThePolicyHasACase(t *testing.T) {
+	given := map[string]bool{}
+	cases.Each(t, func(_ *testing.T, c cases.Case) {
+		for _, key := range config.Keys() {
+			given[key] = given[key] || c.Config.Given(key) != (config.Position{})
+		}
+	})
+	cases.EachKey(t, func(t *testing.T, k cases.Key) {
+		if !k.NoPolicy && !given[k.Name] {
+			t.Errorf("%s is in no config of testdata/cases: add a directory with config.yaml, packets.txt and flags", k.Name)
+		}
+	})
+}
+
 // neverSet returns the fields that no value of a random type has, also those of the entries of
 // its lists.
 func neverSet(random func() any) []string {

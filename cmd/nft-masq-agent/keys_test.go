@@ -77,7 +77,7 @@ func TestCheckAndDiffNameEachKey(t *testing.T) {
 		}
 		for form, of := range answers {
 			if of[0] == of[1] {
-				t.Errorf("check -o %s does not tell %q from %q: Meaning and Check.SetMeaning of package answer\n%s", form,
+				t.Errorf("check -o %s does not tell %q from %q: newMeaning in internal/answer/check.go\n%s", form,
 					k.Values[0], k.Values[1], of[0])
 			}
 			same, differ := run("diff", paths[0], paths[0], "-o", form), run("diff", paths[0], paths[1], "-o", form)
@@ -88,7 +88,8 @@ func TestCheckAndDiffNameEachKey(t *testing.T) {
 				}
 			}
 			if strings.ReplaceAll(differ, paths[1], paths[0]) == same || !named {
-				t.Errorf("diff -o %s does not name %q or %q: NewDiff of package answer\n%s", form, k.Values[0], k.Values[1], differ)
+				t.Errorf("diff -o %s does not name %q or %q: NewDiff in internal/answer/diff.go\n%s", form, k.Values[0],
+					k.Values[1], differ)
 			}
 		}
 	})

@@ -123,7 +123,7 @@ func TestDocumentsListTheKeys(t *testing.T) {
 	want, got := config.Keys(), firstColumn(section(t, "keys"))
 	slices.Sort(want)
 	slices.Sort(got)
-	nfttest.Same(t, "-program +documents", want, got)
+	nfttest.Same(t, "keys (-program +config/README.md)", want, got)
 }
 
 func TestTestsNamedInDocumentsExist(t *testing.T) {

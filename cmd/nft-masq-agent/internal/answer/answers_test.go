@@ -96,6 +96,9 @@ func TestAnswersAreThoseOfTheirRows(t *testing.T) {
 			file += asked[0].Line + "\n"
 			asked = asked[1:]
 		}
+		if len(asked) == 0 {
+			c.Last().Unknown(t)
+		}
 		r := &row{T: t, Options: *cli.AddRunFlags(flag.NewFlagSet("status", flag.ContinueOnError))}
 		r.ConfigPath, r.Input = "-", strings.NewReader(file)
 		if r.Loaded, r.err = Load(r.Options); r.Ruleset != nil {

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -310,8 +311,17 @@ func TestReadmeOfTheManifestsListsTheMetrics(t *testing.T) {
 		}
 		listed[row[1]] = labels
 	}
+	files := append(nfttest.Must(filepath.Glob("*.go")), nfttest.Must(filepath.Glob("../agent/*.go"))...)
+	for _, file := range files { // also what is exported only at times
+		source := string(nfttest.Must(os.ReadFile(file)))
+		for _, m := range regexp.MustCompile(`\.(?:Gauge|Counter)\("([a-z_]+)"`).FindAllStringSubmatch(source, -1) {
+			if _, found := listed[loop.MetricPrefix+m[1]]; !found {
+				t.Errorf("the section metrics of manifests/README.md does not list %s of %s", loop.MetricPrefix+m[1], file)
+			}
+		}
+	}
 	inBubble(t, func(t *testing.T, w *world) {
 		w.Gets("10.0.0.0/8")
-		nfttest.Same(t, "metrics (-program +README)", own(w), listed)
+		nfttest.Same(t, "metrics of this node (-program +manifests/README.md)", own(w), listed)
 	})
 }
