@@ -151,7 +151,6 @@ func (t *Tracker) Gather(ctx context.Context, c *Comparison, h History, queries 
 	if s.Partial {
 		found.Fullest.Used = found.Fullest.Used * s.Tracked / s.Examined
 	}
-	found.Incomplete = found.Incomplete || h.Incomplete
 	return found, nil
 }
 
@@ -291,7 +290,7 @@ func (g *gathering) evidence() Evidence {
 	}
 	slices.SortFunc(e.Counts, compareCounts)
 	e.Unanswered = g.replies.unanswered()
-	e.Incomplete = g.replies.full
+	e.Incomplete = g.replies.full || g.history.Incomplete
 	return e
 }
 

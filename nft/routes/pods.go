@@ -50,12 +50,7 @@ func (r reader) pods(ipv6 bool) (pods []Pod) {
 			add(n.Addr(), n.Interface)
 		}
 	}
-	head := make([]byte, unix.SizeofNdMsg)
-	head[0] = unix.AF_INET
-	if ipv6 {
-		head[0] = unix.AF_INET6
-	}
-	for _, m := range r.Request(unix.RTM_GETNEIGH, netlink.Dump, head) {
+	for _, m := range r.Request(unix.RTM_GETNEIGH, netlink.Dump, make([]byte, unix.SizeofNdMsg)) {
 		if binary.NativeEndian.Uint16(m.Head[stateAt:])&known != 0 {
 			add(m.Address(unix.NDA_DST), links[node.Number(m.Head[indexAt:])].Name)
 		}

@@ -58,7 +58,7 @@ type Facts struct {
 	unread config.Problems // what could not be read
 }
 
-// Read reads the facts of the node. The config is at a path. When ctx is done, the rest is not read.
+// Read reads the facts of the node. The config is at a path. When ctx is done, no more pods are read.
 func (n Node) Read(ctx context.Context, path string) Facts {
 	var f Facts
 	for _, ipv6 := range []bool{false, true} {
@@ -68,9 +68,6 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 		pods, err := routes.Pods(ipv6)
 		f.CannotRead("the pods of this node", err)
 		f.Pods = append(f.Pods, pods...)
-	}
-	if ctx.Err() != nil {
-		return f
 	}
 	var err error
 	f.Links, err = routes.Interfaces()
