@@ -78,7 +78,10 @@ func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 				status := n.run("status", "-o", "json")
 				text := n.run("status")
 				code, ready := n.get("/readyz")
-				const vanished = "the config vanished ("
+				vanished := "the config vanished (no config file at "
+				if strings.HasSuffix(absence.name, " file") && name != "the directory of the file" {
+					vanished = "the config vanished (" + flag + ": the file is empty)"
+				}
 				for what, wrong := range map[string]bool{
 					"status":          status.code != exitFailed || !strings.Contains(status.stdout, `"id":"config-vanished"`),
 					"the first line":  text.code != exitFailed || !strings.Contains(firstLine(text.stdout), vanished),

@@ -192,9 +192,11 @@ func newGathering(c *Comparison, h History, queries []Query) *gathering {
 func (g *gathering) add(e *Entry) {
 	ruling, found := g.Compare(e)
 	g.replies.see(e, ruling.Entry, found)
-	for i, q := range g.queries {
-		if found == Closed && q.matches(e) {
-			g.answers[i].Closed++
+	if found == Closed { // it agrees
+		for i, q := range g.queries {
+			if q.matches(e) {
+				g.answers[i].Closed++
+			}
 		}
 	}
 	var age Age
