@@ -2,8 +2,8 @@ package config
 
 import "strings"
 
-// yaml.v3 allocates up to half a kilobyte per node, and a node can be as little as one byte of text. So nodes are counted
-// before the tree is built. A CIDR is at least one.
+// yaml.v3 allocates up to half a kilobyte per node, and a node can be as little as one byte of text. So nodes are
+// counted before the tree is built. A CIDR is at least one node.
 const (
 	maxNodes = 122_000 // of one Parse
 	maxLines = 700_000 // of one file

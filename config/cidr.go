@@ -50,7 +50,8 @@ func severalCIDRs(s string) bool {
 	return strings.Contains(s, ",") || err == nil && strings.Contains(s[end:], "/")
 }
 
-// parseCIDR parses a CIDR. The message explains what is wrong and what to write instead; it is empty if the CIDR is valid.
+// parseCIDR parses a CIDR. The message explains what is wrong and what to write instead; it is empty if the CIDR is
+// valid.
 func parseCIDR(s string) (netip.Prefix, string) { return parsePrefix(s, notCIDR) }
 
 // parsePrefix is like parseCIDR. invalid is the format of the message about a text that looks like nothing known.

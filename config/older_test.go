@@ -169,8 +169,8 @@ func FuzzFilesOfOlderAgentsKeepTheirMeaning(f *testing.F) {
 // A fault is the text of a file, and how severe its problems are.
 type fault struct{ level, text string }
 
-// faults are texts that Parse rejects, or does not. The older agents accept those that have mistakes, and those that are
-// valid mean the same to them.
+// faults are texts that Parse rejects, or does not. The older agents accept those that have mistakes, and those that
+// are valid mean the same to them.
 func faults(t testing.TB) (all []fault) {
 	t.Helper()
 	for _, c := range script.Read(t, corpusFile("mistakes")) {

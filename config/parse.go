@@ -171,8 +171,8 @@ func (p *parser) linkLocal(row *Row) {
 	}
 }
 
-// scalar reads the value of a key like encoding/json: all values in a file must be valid, the last one applies, and null
-// leaves what is there, except for a duration. Of several files, the value applies that wins over the others.
+// scalar reads the value of a key like encoding/json: all values in a file must be valid, the last one applies, and
+// null leaves what is there, except for a duration. Of several files, the value applies that wins over the others.
 func scalar[T comparable](
 	p *parser, row *Row, field *T, read func(*file, string, *yaml.Node, *T) bool, wins func(a, b T) bool,
 ) {
@@ -193,8 +193,8 @@ func scalar[T comparable](
 	}
 }
 
-// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2 would read it otherwise: for that there is
-// no default list once there is a file whose name begins with ip-masq.
+// checkDirectory warns if nothing in a directory is read, and if ip-masq-agent-v2 would read it otherwise: for that
+// there is no default list once there is a file whose name begins with ip-masq.
 func (p *parser) checkDirectory(sources []Source) {
 	read := slices.ContainsFunc(sources, func(s Source) bool { return !s.Ignored })
 	if p.joined && !read {

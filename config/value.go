@@ -9,8 +9,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// bool reads what is a boolean to the older agents, including yes and on, which are booleans in YAML 1.1. In quotes these
-// are texts, but yaml.v3 decodes them all the same.
+// bool reads what is a boolean to the older agents, including yes and on, which are booleans in YAML 1.1. In quotes
+// these are texts, but yaml.v3 decodes them all the same.
 func (f *file) bool(key string, n *yaml.Node, value *bool) bool {
 	valid := n.Kind == yaml.ScalarNode && (n.Style == 0 || n.Tag == "!!bool")
 	switch {

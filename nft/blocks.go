@@ -8,18 +8,18 @@ import (
 	"nft-masq-agent/config"
 )
 
-// PortBlocks are the source ports of pods with portsPerPod: connections of a pod get them from the block that the low bits
-// of its IP select. The blocks depend on portsPerPod and toPorts alone, and must be the same in all versions, so that all
-// nodes agree for ever.
+// PortBlocks are the source ports of pods with portsPerPod: connections of a pod get them from the block that the low
+// bits of its IP select. The blocks depend on portsPerPod and toPorts alone, and must be the same in all versions, so
+// that all nodes agree for ever.
 type PortBlocks struct {
 	Size      int         // ports of each block
 	NodePorts []PortRange // for the node's own connections: those after the last block, at least as many as it has
 	first     []uint16    // the first port of each block; their number is a power of two
 }
 
-// NewPortBlocks returns the blocks of a size in some port ranges or, if there are none, in 1024 to 65535. From the first
-// port on, a block follows another; one that is not in the ranges as a whole is left out. Their number is the largest
-// power of two, at most 256, that leaves one more block. If that is less than two, there are no blocks.
+// NewPortBlocks returns the blocks of a size in some port ranges or, if there are none, in 1024 to 65535. From the
+// first port on, a block follows another; one that is not in the ranges as a whole is left out. Their number is the
+// largest power of two, at most 256, that leaves one more block. If that is less than two, there are no blocks.
 func NewPortBlocks(size int, ranges []PortRange) PortBlocks {
 	if len(ranges) == 0 {
 		ranges = []PortRange{AnyPort()}

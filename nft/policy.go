@@ -13,8 +13,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A Policy is the meaning of a config, without what has no effect: the format of the file, covered CIDRs, and families that
-// are off.
+// A Policy is the meaning of a config, without what has no effect: the format of the file, covered CIDRs, and families
+// that are off.
 type Policy struct {
 	Families    []FamilyPolicy // IPv4, then IPv6 if it is on
 	RandomFully bool
@@ -105,8 +105,8 @@ func Exemptions() []Exemption {
 	}
 }
 
-// NewPolicy returns the policy of a config and options. It always succeeds: a condition that the layout cannot express is
-// left out, and [Build] rejects it.
+// NewPolicy returns the policy of a config and options. It always succeeds: a condition that the layout cannot express
+// is left out, and [Build] rejects it.
 func NewPolicy(c config.Config, o Options) Policy {
 	p := Policy{RandomFully: o.RandomFully, Ports: o.Ports}
 	if c.RandomFully != nil {
@@ -153,8 +153,8 @@ func newFamilyPolicy(c config.Config, m Mode, ipv6 bool) FamilyPolicy {
 	return f
 }
 
-// withExemptions inserts a family's exemptions at the front of its list. If the file lists one of them, too, that has the
-// position in the file.
+// withExemptions inserts a family's exemptions at the front of its list. If the file lists one of them, too, that has
+// the position in the file.
 func withExemptions(c config.Config, cidrs []config.CIDR, ipv6 bool) []config.CIDR {
 	masqueraded := map[string]bool{
 		config.KeyMasqLinkLocal: c.MasqLinkLocal, config.KeyMasqLinkLocalIPv6: c.MasqLinkLocalIPv6,
@@ -264,8 +264,8 @@ type digest [sha256.Size]byte
 // String returns the eight hex digits that users see.
 func (d digest) String() string { return hex.EncodeToString(d[:4]) }
 
-// Hash returns eight hex digits that identify the policy: policies with the same digits mean the same, regardless of the
-// order and format of their files.
+// Hash returns eight hex digits that identify the policy: policies with the same digits mean the same, regardless of
+// the order and format of their files.
 func (p Policy) Hash() string { return p.digest().String() }
 
 func (p Policy) digest() digest {

@@ -12,8 +12,8 @@ import (
 // TableName is the name of our table in mode nftables.
 const TableName = "nft-masq-agent"
 
-// A Ruleset is a compiled policy: exactly what the kernel should have. [Compile] and [CompilePolicy] create it. With the
-// zero value no rules are wanted.
+// A Ruleset is a compiled policy: exactly what the kernel should have. [Compile] and [CompilePolicy] create it. With
+// the zero value no rules are wanted.
 type Ruleset struct {
 	Policy Policy
 	Layout Layout // nil: no rules are wanted
@@ -103,8 +103,8 @@ func (t Table) Chain(name string) Chain {
 	return t.Chains[i]
 }
 
-// Owns reports whether a chain is ours by its name: any in our table, whatever is wanted, and in tables that other programs
-// use, too, the chains of the ruleset. Other rules that we once wrote there have our signature.
+// Owns reports whether a chain is ours by its name: any in our table, whatever is wanted, and in tables that other
+// programs use, too, the chains of the ruleset. Other rules that we once wrote there have our signature.
 func (r Ruleset) Owns(c nfnetlink.Chain) bool {
 	if c.Family == nfnetlink.Inet && c.Table == TableName {
 		return true

@@ -10,8 +10,8 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// A SNATRule is the part of an entry of snatRules that concerns one family. snatAddresses is one, too: the last, without
-// conditions, and with Number 0.
+// A SNATRule is the part of an entry of snatRules that concerns one family. snatAddresses is one, too: the last,
+// without conditions, and with Number 0.
 type SNATRule struct {
 	Addresses List
 	// Present are those of Addresses that the node has, sorted. They are no part of the policy: the same config serves all
@@ -190,9 +190,9 @@ func (r SNATRule) Mappings() []nfnetlink.Mapping {
 	return mappings
 }
 
-// assign returns the address of each bucket: the one that draws the highest number for it (rendezvous hashing). So if an
-// address goes, only its own pods get another one, and if an address comes, pods change only to that. The numbers that an
-// address draws must be the same in all versions and on all nodes.
+// assign returns the address of each bucket: the one that draws the highest number for it (rendezvous hashing). So if
+// an address goes, only its own pods get another one, and if an address comes, pods change only to that. The numbers
+// that an address draws must be the same in all versions and on all nodes.
 func (r SNATRule) assign() (assigned [buckets]netip.Addr) {
 	var highest [buckets]uint64
 	for _, a := range r.Present {

@@ -20,8 +20,8 @@ type settler struct {
 	firstBy      time.Time // when the first content counts as complete in any case
 }
 
-// step handles a reading, which was made from begin to end. It returns whether its content is to be delivered, because it
-// is complete and new, and when content that is not complete is to be read again.
+// step handles a reading, which was made from begin to end. It returns whether its content is to be delivered, because
+// it is complete and new, and when content that is not complete is to be read again.
 func (s *settler) step(begin, end time.Time, r reading) (deliver bool, retry time.Time) {
 	const longest = 500 * time.Millisecond
 	if s.firstBy.IsZero() {

@@ -12,9 +12,9 @@ import (
 )
 
 // Follow follows path until ctx is done. It always succeeds. It calls read, one call at a time, to get the content, its
-// fingerprint, and the number of files with something in them: equal fingerprints mean equal content, and a content with
-// fewer files than the one before has to last. A read error and a missing file are content, too; the number is negative
-// if an error does not tell it.
+// fingerprint, and the number of files with something in them: equal fingerprints mean equal content, and a content
+// with fewer files than the one before has to last. A read error and a missing file are content, too; the number is
+// negative if an error does not tell it.
 //
 // The first content is delivered, and then each one that has settled; a slow receiver gets the last one. The channel is
 // never closed. Calling reread makes Follow read the content now, even if the files seem unchanged; the call does not
@@ -93,9 +93,9 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// handleEvent makes a check due, which finds out what has changed. It cannot tell whether there was a second write within
-// a tick of the kernel's clock, so it reads the content in any case, nor whether a file was renamed over another one or
-// created after that was removed: that is in the event.
+// handleEvent makes a check due, which finds out what has changed. It cannot tell whether there was a second write
+// within a tick of the kernel's clock, so it reads the content in any case, nor whether a file was renamed over another
+// one or created after that was removed: that is in the event.
 func (f *follower) handleEvent(e fsnotify.Event) {
 	for _, entry := range f.settled.files {
 		if entry.path == filepath.Clean(e.Name) {
@@ -106,8 +106,8 @@ func (f *follower) handleEvent(e fsnotify.Event) {
 	f.next = time.Now()
 }
 
-// checkNow checks the path, and delivers the content if it has settled. First it handles the events that are queued: they
-// are about what this check sees, and would cause another one.
+// checkNow checks the path, and delivers the content if it has settled. First it handles the events that are queued:
+// they are about what this check sees, and would cause another one.
 func (f *follower) checkNow() {
 	begin := time.Now()
 	for range cap(f.checker.events) {

@@ -29,8 +29,8 @@ const maxKeys = 1 << 14
 // random, so the keys with the most ports are among the first ones.
 type Tally map[PortKey]int
 
-// Add counts an entry whose source was translated to a port that the policy chose. [judge.SourcePorts] returns the ports
-// among which it did that.
+// Add counts an entry whose source was translated to a port that the policy chose. [judge.SourcePorts] returns the
+// ports among which it did that.
 func (t Tally) Add(e *Entry, ports func(seenAs netip.AddrPort) (among judge.PortScope, chosen bool)) {
 	switch e.Original.Protocol {
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:

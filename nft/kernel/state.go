@@ -35,8 +35,8 @@ func readers() []reader {
 	return []reader{{nft.ModeNFTables, native.Read}, {nft.ModeIPTables, xtables.Read}}
 }
 
-// read reads the kernel's state. With that of an earlier attempt to write, it reads no elements, because they were compared
-// or written then, and it looks for leftovers again only if they may have changed.
+// read reads the kernel's state. With that of an earlier attempt to write, it reads no elements, because they were
+// compared or written then, and it looks for leftovers again only if they may have changed.
 func (k *Kernel) read(ctx context.Context, want nft.Ruleset, depth nft.Depth, earlier *State) (*State, error) {
 	c := k.conn.In(ctx)
 	generation, err := c.Generation() // first, because a state is as old as its oldest part

@@ -19,8 +19,8 @@ const (
 	nodePortsChain = "node-ports"
 )
 
-// A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables takes a range of ports
-// from a rule, but not from a map that all versions of nft can list.
+// A blockUse is a translation of pods' connections, which needs a chain for each block: nf_tables takes a range of
+// ports from a rule, but not from a map that all versions of nft can list.
 type blockUse struct {
 	name        string // the beginning of the names of its chains and maps
 	suffix      string // the end of the names of its chains
@@ -111,8 +111,8 @@ func lowBits(ipv6 bool, bits int) (text string, load []expr.Any) {
 	}}
 }
 
-// blockUses returns the translations of a policy that use blocks: for each family that to snatAddresses, if the node has
-// one of them, and masquerading, with all other families in the same chains.
+// blockUses returns the translations of a policy that use blocks: for each family that to snatAddresses, if the node
+// has one of them, and masquerading, with all other families in the same chains.
 func blockUses(p nft.Policy) (uses []blockUse) {
 	masq := blockUse{
 		name: "ports", masquerades: true,

@@ -125,8 +125,8 @@ func decisions(f nft.FamilyPolicy, exempt, masqueraded []nft.Statement) (rules [
 	return append(rules, nft.Rule{Statements: append([]nft.Statement{ofFamily(f.IPv6)}, masqueraded...)})
 }
 
-// matches returns the matches of the rules for the packets that meet a condition. One rule can check that an interface is
-// none of several; checking that it is one of them takes a rule for each.
+// matches returns the matches of the rules for the packets that meet a condition. One rule can check that an interface
+// is none of several; checking that it is one of them takes a rule for each.
 func matches(condition nft.Condition, f nft.FamilyPolicy) [][]nft.Statement {
 	switch condition.Asks {
 	case config.SentByNode:

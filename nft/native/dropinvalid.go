@@ -12,17 +12,17 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// The chain of dropInvalid finds packets that would leave untranslated: conntrack has no connection for a packet that it
-// calls invalid, so no program masquerades it. The chain runs after all chains that translate, which such packets do not
-// pass. Every other packet pays for one comparison; a rule that returns would cost as much again.
+// The chain of dropInvalid finds packets that would leave untranslated: conntrack has no connection for a packet that
+// it calls invalid, so no program masquerades it. The chain runs after all chains that translate, which such packets do
+// not pass. Every other packet pays for one comparison; a rule that returns would cost as much again.
 const (
 	untranslatedChain    = "untranslated"
 	untranslatedPriority = nft.SrcNAT + 20
 	dropChain            = "drop-invalid"
 )
 
-// compileUntranslated returns the chain and, before it, the one in which it continues. That has the conditions of the base
-// chain, and drops what the base chain masquerades.
+// compileUntranslated returns the chain and, before it, the one in which it continues. That has the conditions of the
+// base chain, and drops what the base chain masquerades.
 func compileUntranslated(p nft.Policy) []nft.Chain {
 	hook := &nfnetlink.Hook{Type: "filter", Number: unix.NF_INET_POST_ROUTING, Priority: untranslatedPriority}
 	first := nft.Chain{Name: untranslatedChain, Hook: hook, Rules: []nft.Rule{

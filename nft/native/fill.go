@@ -12,10 +12,10 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// An update has two phases. Stage fills new sets, which no rule refers to yet. Switch then changes the rules and deletes
-// the old sets. Only with this sequence every packet gets the right verdict on all tested kernels: since Linux 6.18, a set
-// gets its lookup array after the rules of its own transaction become active, and up to 6.12 a set that is changed in
-// place can miss an element (see nft/README.md).
+// An update has two phases. Stage fills new sets, which no rule refers to yet. Switch then changes the rules and
+// deletes the old sets. Only with this sequence every packet gets the right verdict on all tested kernels: since Linux
+// 6.18, a set gets its lookup array after the rules of its own transaction become active, and up to 6.12 a set that is
+// changed in place can miss an element (see nft/README.md).
 
 // A filling transaction contains half of all prefixes, within bounds. The kernel
 // writes the whole set into a new array at the end of each transaction, so that
@@ -56,8 +56,8 @@ func (s *State) lacking() []nft.Set {
 	})
 }
 
-// fill creates the lacking sets and fills them, in transactions of at most limit elements. If it fails, no rule refers to
-// what was filled so far, and the next attempt creates these sets again.
+// fill creates the lacking sets and fills them, in transactions of at most limit elements. If it fails, no rule refers
+// to what was filled so far, and the next attempt creates these sets again.
 func (s *State) fill(ctx context.Context, commit nft.Commit, limit int) error {
 	lacking := s.lacking()
 	creating := &nfnetlink.Batch{}

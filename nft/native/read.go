@@ -27,11 +27,11 @@ type State struct {
 //
 //   - With the state of an earlier attempt, whose elements were compared and whose sets were filled, it reads no
 //     elements, only whether these sets are still there.
-//   - In a [nft.Frame], if the last Apply had the wanted policy, elements are taken to be as that left them, if the kernel
-//     counts as many. So are the rules of chains to which only maps lead.
-//   - Otherwise it reads the elements of sets if the policy in force is the wanted one: with another one, sets are filled
-//     anew. Elements of maps are always read: they are few, changes seldom concern them, and the deletion of an old map
-//     waits for packets.
+//   - In a [nft.Frame], if the last Apply had the wanted policy, elements are taken to be as that left them, if the
+//     kernel counts as many. So are the rules of chains to which only maps lead.
+//   - Otherwise it reads the elements of sets if the policy in force is the wanted one: with another one, sets are
+//     filled anew. Elements of maps are always read: they are few, changes seldom concern them, and the deletion of an
+//     old map waits for packets.
 //
 // With an error, the state is not valid.
 func Read(c *nfnetlink.Conn, want, lastApplied nft.Ruleset, depth nft.Depth, earlier nft.KernelState) (
@@ -87,9 +87,9 @@ func (s *State) Installed() (found nft.Installed, ok bool) {
 	return found, true
 }
 
-// readRules reads the rules of the table, in one list if those of all chains are needed. In a frame, it does not read the
-// chains to which only maps lead, because there may be hundreds: if the node has other addresses, they are written anew
-// anyway, and otherwise they are as the last Apply left them if the kernel counts as many rules and elements.
+// readRules reads the rules of the table, in one list if those of all chains are needed. In a frame, it does not read
+// the chains to which only maps lead, because there may be hundreds: if the node has other addresses, they are written
+// anew anyway, and otherwise they are as the last Apply left them if the kernel counts as many rules and elements.
 func (s *State) readRules(frame bool) error {
 	limit := slack
 	if s.want != nil {

@@ -67,8 +67,8 @@ func kernelCount(w nft.Set) int {
 	return w.Len()
 }
 
-// compareSets reads and compares the elements of sets. If another policy is in force than the wanted one, which has this
-// hash, it compares only maps, and their differences do not count: what differs is filled anew.
+// compareSets reads and compares the elements of sets. If another policy is in force than the wanted one, which has
+// this hash, it compares only maps, and their differences do not count: what differs is filled anew.
 func (s *State) compareSets(hash string) error {
 	installed, _ := s.Installed()
 	other := installed.Hash != hash
@@ -91,8 +91,8 @@ func (s *State) compareSets(hash string) error {
 	return nil
 }
 
-// nameInUse returns the name of the kernel's set that is used for a wanted one, "" for none. It is that on side B only if
-// there is none on side A, or a rule of a wanted chain refers to it.
+// nameInUse returns the name of the kernel's set that is used for a wanted one, "" for none. It is that on side B only
+// if there is none on side A, or a rule of a wanted chain refers to it.
 func (s *State) nameInUse(w nft.Set) (name string) {
 	for _, side := range []string{w.Name + nft.SideA, w.Name + nft.SideB} {
 		existing, ok := s.table.sets[side]
@@ -103,8 +103,8 @@ func (s *State) nameInUse(w nft.Set) (name string) {
 	return name
 }
 
-// nameToUse returns the name of the set that the new rules refer to: the correct one if there is one, otherwise the name
-// that no rule uses, so that the set can be filled while the old one serves packets.
+// nameToUse returns the name of the set that the new rules refer to: the correct one if there is one, otherwise the
+// name that no rule uses, so that the set can be filled while the old one serves packets.
 func (s *State) nameToUse(w nft.Set) string {
 	if correct, ok := s.correct[w.Name]; ok {
 		return correct.Name

@@ -27,8 +27,8 @@ func podMap(r nft.SNATRule, f nft.FamilyPolicy) string {
 	return ruleName(r, "-by-pod", f)
 }
 
-// masquerades reports whether any traffic of the family is masqueraded with the address of the interface: that of pods, if
-// the node has none of snatAddresses, or the node's own.
+// masquerades reports whether any traffic of the family is masqueraded with the address of the interface: that of pods,
+// if the node has none of snatAddresses, or the node's own.
 func masquerades(f nft.FamilyPolicy) bool {
 	return len(f.SNATAddresses().Present) == 0 || !exemptsNode(f)
 }
@@ -41,8 +41,8 @@ func exemptsNode(f nft.FamilyPolicy) bool {
 	})
 }
 
-// snatSets returns the set with the CIDRs in the config and, for each entry with an address on the node, the sets of its
-// lists and, if it has several addresses there, the map that selects one.
+// snatSets returns the set with the CIDRs in the config and, for each entry with an address on the node, the sets of
+// its lists and, if it has several addresses there, the map that selects one.
 func snatSets(f nft.FamilyPolicy) (sets []nft.Set) {
 	addresses := f.SNATAddresses()
 	if len(addresses.Addresses.CIDRs) > 0 {

@@ -24,8 +24,8 @@ func (s *State) Switch(first, second *nfnetlink.Batch) {
 	s.planSwitch(first, second)
 }
 
-// planRemoval deletes our table. If another mode takes over, the second transaction does it: otherwise a packet that has
-// passed the still empty iptables chain could reach our own chain when it is empty already, because each base chain
+// planRemoval deletes our table. If another mode takes over, the second transaction does it: otherwise a packet that
+// has passed the still empty iptables chain could reach our own chain when it is empty already, because each base chain
 // determines separately which rules are current. Until then both modes apply, with the old verdict or the new one. In
 // the other direction, a packet reaches the chain that is emptied first, and sees both or one, never neither.
 func (s *State) planRemoval(first, second *nfnetlink.Batch) {
@@ -143,8 +143,8 @@ func (s *State) planSwitch(first, second *nfnetlink.Batch) {
 	}
 }
 
-// staysEmpty reports whether a chain stays, without rules, if it is not wanted: when any base chain is deleted, the kernel
-// drops the packets that wait in the queues (nfqueue) of all programs.
+// staysEmpty reports whether a chain stays, without rules, if it is not wanted: when any base chain is deleted, the
+// kernel drops the packets that wait in the queues (nfqueue) of all programs.
 func (c *ourChain) staysEmpty() bool {
 	return c.Hook != nil && (c.Name == enforceChain || c.Name == untranslatedChain)
 }

@@ -21,7 +21,8 @@ type ourTable struct {
 	objects []nfnetlink.Object
 }
 
-// An ourChain is a chain of our table. It holds no compiled rules, because there may be hundreds of chains at each check.
+// An ourChain is a chain of our table. It holds no compiled rules, because there may be hundreds of chains at each
+// check.
 type ourChain struct {
 	nfnetlink.Chain
 	wanted bool // the wanted table has a chain of this name
@@ -29,8 +30,8 @@ type ourChain struct {
 	unread bool // its rules were not read
 }
 
-// slack is how many unexpected rules, or elements of a set, are read and listed. Beyond that only their number is reported,
-// because other programs can add more than fits our memory.
+// slack is how many unexpected rules, or elements of a set, are read and listed. Beyond that only their number is
+// reported, because other programs can add more than fits our memory.
 const slack = 5_000
 
 func newTable() *ourTable { return &ourTable{sets: map[string]nfnetlink.Set{}} }

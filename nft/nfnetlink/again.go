@@ -21,9 +21,9 @@ const (
 	attempts = 5
 )
 
-// Again repeats a task while it fails because another program wrote at the same time, and returns its other errors. After
-// a few seconds the error is [ErrBusy], and once ctx is done that of ctx. The pauses are random: otherwise two agents
-// could disturb each other forever.
+// Again repeats a task while it fails because another program wrote at the same time, and returns its other errors.
+// After a few seconds the error is [ErrBusy], and once ctx is done that of ctx. The pauses are random: otherwise two
+// agents could disturb each other forever.
 func Again(ctx context.Context, do func() error) error {
 	start := time.Now()
 	for n := 1; ; n++ {
@@ -42,9 +42,9 @@ func Again(ctx context.Context, do func() error) error {
 	}
 }
 
-// overtaken reports whether another program changed something between reading and writing, or the outcome is unknown. An
-// object that was listed may be gone when it is read: that is another program's doing, but not if a transaction names
-// something that does not exist.
+// overtaken reports whether another program changed something between reading and writing, or the outcome is unknown.
+// An object that was listed may be gone when it is read: that is another program's doing, but not if a transaction
+// names something that does not exist.
 func overtaken(err error) bool {
 	return IsAny(err, ErrReadAgain, unix.ERESTART, unix.ENOBUFS, unix.EINTR) ||
 		IsNotExist(err) && !errors.As(err, new(*RejectedError))

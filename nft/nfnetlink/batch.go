@@ -125,9 +125,9 @@ func (b *Batch) AddChain(c Chain) {
 	delete(b.deleted, ruleID{c.ID(), 0})
 }
 
-// DelChain deletes a chain; a second call for it does nothing. If the chain has rules then, or something refers to it, the
-// kernel rejects the transaction. If it has a hook, the kernel drops all packets in the queues (nfqueue) of the network
-// namespace.
+// DelChain deletes a chain; a second call for it does nothing. If the chain has rules then, or something refers to it,
+// the kernel rejects the transaction. If it has a hook, the kernel drops all packets in the queues (nfqueue) of the
+// network namespace.
 func (b *Batch) DelChain(c ChainID) {
 	if b.markDeleted(ruleID{c, 0}) {
 		b.add(c.Family, unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, in(c.Table, unix.NFTA_CHAIN_NAME, c.Name))

@@ -213,8 +213,8 @@ func (c *Conn) check(preconditions []Precondition) (generation uint32, err error
 	return generation, nil
 }
 
-// AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its generation can
-// be read a moment before (nf_tables_commit). It sends an empty transaction, which has to wait for its turn.
+// AwaitCommit waits until a transaction that the kernel is committing is in force, and lists show it: its generation
+// can be read a moment before (nf_tables_commit). It sends an empty transaction, which has to wait for its turn.
 func (c *Conn) AwaitCommit() error {
 	err := c.transact(&Batch{}, 0)
 	if errors.As(err, new(*RejectedError)) && !errors.Is(err, unix.ENOMEM) {

@@ -39,8 +39,8 @@ func (r Rule) Packets() (uint64, bool) {
 	return 0, false
 }
 
-// Sets returns the names of the sets and maps that a rule refers to: those in which it looks for an element, to which it
-// adds one, or from which it takes an object.
+// Sets returns the names of the sets and maps that a rule refers to: those in which it looks for an element, to which
+// it adds one, or from which it takes an object.
 func (r Rule) Sets() []string {
 	var names []string
 	for _, e := range r.Exprs {

@@ -21,8 +21,8 @@ func Dial(groups uint32) (*netlink.Conn, error) {
 	return netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups, Strict: true})
 }
 
-// A Reader asks the kernel about the network namespace of its socket. After an error, which Err has, it asks no more, and
-// returns nothing.
+// A Reader asks the kernel about the network namespace of its socket. After an error, which Err has, it asks no more,
+// and returns nothing.
 type Reader struct {
 	conn *nfnetlink.Conn
 	Err  error

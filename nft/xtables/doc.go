@@ -5,7 +5,7 @@
 // longer wanted.
 //
 // Compiling is pure: compile.go has the rules, statements.go what they consist of, chainname.go the names that iptables
-// accepts. [Read] reads our chain (read.go), differences.go compares it, switch.go writes it, and jump.go places the jump
-// to it in POSTROUTING. counters.go reads the counters. Package kernel commits. Chains of agents are in older.go, and
-// tables of legacy ip_tables, which nf_tables does not show, in legacy.go.
+// accepts. [Read] reads our chain (read.go), differences.go compares it, switch.go writes it, and jump.go places the
+// jump to it in POSTROUTING. counters.go reads the counters. Package kernel commits. Chains of agents are in older.go,
+// and tables of legacy ip_tables, which nf_tables does not show, in legacy.go.
 package xtables

@@ -2,8 +2,8 @@ package xtables
 
 import "nft-masq-agent/nft/nfnetlink"
 
-// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are exactly ours, and others, such
-// as those of older agents.
+// splitJumps returns the rules of POSTROUTING that lead to the wanted chain: those that are exactly ours, and others,
+// such as those of older agents.
 func (t *table) splitJumps() (exact, variants []nfnetlink.Rule) {
 	jump := t.want.Chain(Postrouting).Bytecode(t.want, nil)[0]
 	for _, r := range t.jumps {

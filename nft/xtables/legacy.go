@@ -33,9 +33,9 @@ func (t LegacyTable) Command() string {
 	return fmt.Sprintf("%stables-legacy -t %s -S", t.Family, t.Table)
 }
 
-// LegacyTables returns the tables of legacy ip_tables that have rules or chains, of the network namespace of this thread.
-// It reads which tables exist from a directory such as /proc/thread-self/net, because to ask for one that does not exist
-// would create it. If there are any, it needs NET_ADMIN.
+// LegacyTables returns the tables of legacy ip_tables that have rules or chains, of the network namespace of this
+// thread. It reads which tables exist from a directory such as /proc/thread-self/net, because to ask for one that does
+// not exist would create it. If there are any, it needs NET_ADMIN.
 func LegacyTables(dir string) (found []LegacyTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
 		for _, table := range []string{"raw", "mangle", "nat", "filter"} {

@@ -39,8 +39,8 @@ type chain struct {
 // programs can add more than fits our memory.
 const slack = 5_000
 
-// Read reads the chains with the name of the wanted one, and the jumps to them. Chains that we left under other names are
-// found by [FindOlder]. It reads everything at any depth and at each attempt, because that is little.
+// Read reads the chains with the name of the wanted one, and the jumps to them. Chains that we left under other names
+// are found by [FindOlder]. It reads everything at any depth and at each attempt, because that is little.
 func Read(c *nfnetlink.Conn, want, _ nft.Ruleset, _ nft.Depth, _ nft.KernelState) (nft.KernelState, error) {
 	s := &State{}
 	if want.Mode() != nft.ModeIPTables {

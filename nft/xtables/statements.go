@@ -61,8 +61,9 @@ func (c compiler) notLocal() nft.Statement {
 }
 
 // byChance matches with the probability of a choice, which iptables computes in units of 2^-31. It encodes struct
-// xt_statistic_info: u16 mode, u16 flags, u32 probability, two more u32 of the mode nth, and a pointer of the kernel. The
-// last u32 is nth's count, which iptables computes from nth's first value, also in this mode: that is the probability.
+// xt_statistic_info: u16 mode, u16 flags, u32 probability, two more u32 of the mode nth, and a pointer of the kernel.
+// The last u32 is nth's count, which iptables computes from nth's first value, also in this mode: that is the
+// probability.
 func (c compiler) byChance(choice nft.PortChoice) nft.Statement {
 	probability := math.Round(math.Exp2(31) * float64(choice.Size()) / float64(choice.Remaining))
 	info := make(xt.Unknown, 24)

@@ -22,10 +22,10 @@ func (s *State) Stage(ctx context.Context, commit nft.Commit) error {
 	return commit(wake) // sends nothing if no table is dormant
 }
 
-// Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also where it
-// was correct when it was read: a second agent may have changed it since. This needs no generation, because the chain is
-// named, and the jumps that are deleted by their handles have to be as they were found. Nothing has to wait for packets
-// in the old rules, so there is no second transaction.
+// Switch implements [nft.KernelState]. If anything differs, our chain is written as a whole in both families, also
+// where it was correct when it was read: a second agent may have changed it since. This needs no generation, because
+// the chain is named, and the jumps that are deleted by their handles have to be as they were found. Nothing has to
+// wait for packets in the old rules, so there is no second transaction.
 func (s *State) Switch(first, _ *nfnetlink.Batch) {
 	if len(s.Differences()) == 0 {
 		return

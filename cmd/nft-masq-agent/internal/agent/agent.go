@@ -287,8 +287,8 @@ func (a *Agent) compile(f Files) content {
 	return c
 }
 
-// choosePolicy chooses the policy for a new content. It chooses again if the kernel could not be read, and as long as rules
-// of a previous run stay, which may go.
+// choosePolicy chooses the policy for a new content. It chooses again if the kernel could not be read, and as long as
+// rules of a previous run stay, which may go.
 func (a *Agent) choosePolicy(ctx context.Context, v *view, e event) error {
 	if !v.read || e.files == nil && v.policy.source != "" && v.policy.inherited == nil {
 		return nil
@@ -314,8 +314,8 @@ func (a *Agent) choosePolicy(ctx context.Context, v *view, e event) error {
 	return nil
 }
 
-// addAddresses completes the wanted ruleset with the addresses of this node. They are listed at first, and then followed;
-// a resync and a SIGHUP list them again.
+// addAddresses completes the wanted ruleset with the addresses of this node. They are listed at first, and then
+// followed; a resync and a SIGHUP list them again.
 func (a *Agent) addAddresses(ctx context.Context, v *view, e event) error {
 	if e.moved != nil {
 		v.unfollowed = e.moved.Err

@@ -13,8 +13,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Limits of the HTTP server, so that a client can occupy neither its connections nor its memory. A connection serves one
-// request: probes and scrapes are too rare to benefit from more, and so no connection is idle after its request.
+// Limits of the HTTP server, so that a client can occupy neither its connections nor its memory. A connection serves
+// one request: probes and scrapes are too rare to benefit from more, and so no connection is idle after its request.
 const (
 	readTimeout     = 5 * time.Second
 	writeTimeout    = 15 * time.Second

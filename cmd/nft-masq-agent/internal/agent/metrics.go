@@ -13,8 +13,8 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// metrics are the counters of the loop. At each scrape, the current view, the kernel's counters and those of the observers
-// are added. Names, labels and meaning are stable; manifests/README.md lists them.
+// metrics are the counters of the loop. At each scrape, the current view, the kernel's counters and those of the
+// observers are added. Names, labels and meaning are stable; manifests/README.md lists them.
 type metrics struct {
 	registry *prometheus.Registry
 	applies  *prometheus.CounterVec
@@ -76,8 +76,8 @@ func (m *metrics) count(v view) {
 	m.applies.WithLabelValues(v.attempt.reason, result).Inc()
 }
 
-// A stateCollector exports the view, the kernel's counters and what the observers found. It exports nothing that is still
-// unknown.
+// A stateCollector exports the view, the kernel's counters and what the observers found. It exports nothing that is
+// still unknown.
 type stateCollector struct{ *Agent }
 
 // Describe describes nothing, because what is unknown is not exported.

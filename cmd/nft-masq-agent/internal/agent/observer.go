@@ -50,8 +50,8 @@ func (a *Agent) seen(v view) View {
 // Current returns the last view.
 func (a *Agent) Current() View { return a.seen(a.current()) }
 
-// EachView calls handle for the published view and for each later one until ctx is done, and tells it whether a start, a
-// resync or a SIGHUP succeeded since the last call. A slow observer sees only the last view.
+// EachView calls handle for the published view and for each later one until ctx is done, and tells it whether a start,
+// a resync or a SIGHUP succeeded since the last call. A slow observer sees only the last view.
 func (a *Agent) EachView(ctx context.Context, handle func(v View, resynced bool)) {
 	var last time.Time
 	for ctx.Err() == nil {

@@ -55,8 +55,8 @@ const (
 // time, or thirty repairs, one every 250 ms. The first work after a quiet time is never delayed.
 const burst = 22 * time.Second
 
-// minRepairPause is the least time from one repair, or change of addresses, to the next once the burst is used up: against
-// a program that reverts each of them.
+// minRepairPause is the least time from one repair, or change of addresses, to the next once the burst is used up:
+// against a program that reverts each of them.
 const minRepairPause = time.Second
 
 // A pace limits the processor time of work that others can cause as often as they like to a share of one CPU, but never
@@ -82,8 +82,8 @@ func (p *pace) spend(now time.Time, cost time.Duration) {
 	}
 }
 
-// repaired records a repair. It reports whether repairs are slowed down from now on. However long one repair took after a
-// quiet time, it is no fight.
+// repaired records a repair. It reports whether repairs are slowed down from now on. However long one repair took after
+// a quiet time, it is no fight.
 func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
 	first := p.settled.Before(now)
 	p.spend(now, max(cost, minRepairPause/time.Duration(p.share)))
@@ -92,8 +92,8 @@ func (p *pace) repaired(now time.Time, cost time.Duration) (slowed bool) {
 	return p.slow && !wasSlow
 }
 
-// ProcessorTime returns the processor time of all threads of this process, in user mode and in the kernel, because other
-// threads collect the garbage that a check leaves. So it has what an observer does meanwhile, too.
+// ProcessorTime returns the processor time of all threads of this process, in user mode and in the kernel, because
+// other threads collect the garbage that a check leaves. So it has what an observer does meanwhile, too.
 func ProcessorTime() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t) != nil {

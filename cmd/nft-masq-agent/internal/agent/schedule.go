@@ -7,8 +7,9 @@ import (
 	"nft-masq-agent/nft/kernel"
 )
 
-// compareEvery is how often the generation of the ruleset is compared. Joining the kernel's notifications would be faster,
-// but while any program does that, large transactions of all programs take several times as much time and memory.
+// compareEvery is how often the generation of the ruleset is compared. Joining the kernel's notifications would be
+// faster, but while any program does that, large transactions of all programs take several times as much time and
+// memory.
 const compareEvery = 250 * time.Millisecond
 
 // The longest pauses, so that rules are restored within 10 s, and elements within 10 minutes, whatever checks cost: the
@@ -141,8 +142,8 @@ func (a *Agent) resyncDepth() nft.Depth {
 
 // recordCheck records that a check of this depth was begun or made, so that it is not due again before the ruleset has
 // another generation. If only our own transaction lies between the generation at which the kernel was compared and this
-// one, deeper checks that were made at the former are still valid, and move to this one, too. comparedAt is 0 if nothing
-// was compared.
+// one, deeper checks that were made at the former are still valid, and move to this one, too. comparedAt is 0 if
+// nothing was compared.
 func (s *schedule) recordCheck(depth nft.Depth, comparedAt, generation uint32, now time.Time) {
 	s.rules.seen = generation
 	s.checked = now

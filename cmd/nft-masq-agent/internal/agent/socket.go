@@ -23,9 +23,9 @@ func (a *Agent) SocketHandler() http.Handler {
 	return mux
 }
 
-// ListenSocket listens on a unix socket that only this user can connect to. In a container whose socket is not shared, only
-// the pod's own probes and commands can reach it, and no other agent can respond in its place. The leftover socket of a
-// killed agent is replaced. ListenSocket fails if an agent answers on the path, or something else is there.
+// ListenSocket listens on a unix socket that only this user can connect to. In a container whose socket is not shared,
+// only the pod's own probes and commands can reach it, and no other agent can respond in its place. The leftover socket
+// of a killed agent is replaced. ListenSocket fails if an agent answers on the path, or something else is there.
 func ListenSocket(path string) (net.Listener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		_ = c.Close()

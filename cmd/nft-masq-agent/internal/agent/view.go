@@ -178,8 +178,8 @@ func (v view) describeEnforced() string {
 	return fmt.Sprintf("%s is not in the kernel yet, which still has %s", subject, installed)
 }
 
-// causeOf returns why the kernel did not have the wanted ruleset. While the kernel has rejected a policy, what differs is
-// that policy.
+// causeOf returns why the kernel did not have the wanted ruleset. While the kernel has rejected a policy, what differs
+// is that policy.
 func (v view) causeOf(want nft.Ruleset, a kernel.Applied) cause {
 	if len(a.Differences) == 0 {
 		return noCause

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// Names of abstract unix sockets, of which each network namespace has its own: the lock of the agent that came first, and
-// the place of a second one.
+// Names of abstract unix sockets, of which each network namespace has its own: the lock of the agent that came first,
+// and the place of a second one.
 const (
 	lockName  = "@nft-masq-agent"
 	laterName = "@nft-masq-agent-later"
 )
 
-// Lock makes this process the agent of its network namespace, until the lock is closed. It fails while another process has
-// the lock.
+// Lock makes this process the agent of its network namespace, until the lock is closed. It fails while another process
+// has the lock.
 func Lock() (io.Closer, error) { return listen(lockName) }
 
-// Announce takes the place of the second agent in the network namespace until it is closed, which the first one notices.
-// It fails while a third process has that place.
+// Announce takes the place of the second agent in the network namespace until it is closed, which the first one
+// notices. It fails while a third process has that place.
 func Announce() (io.Closer, error) { return listen(laterName) }
 
 func listen(name string) (io.Closer, error) {
@@ -42,8 +42,8 @@ func listen(name string) (io.Closer, error) {
 // not see.
 const Hidden = -1
 
-// Holder returns the process that has the lock of this network namespace, or [Hidden], and whether there is one. Every user
-// can take the lock, so a process counts only if it is one of root or of the caller's user.
+// Holder returns the process that has the lock of this network namespace, or [Hidden], and whether there is one. Every
+// user can take the lock, so a process counts only if it is one of root or of the caller's user.
 func Holder() (pid int, found bool) { return listener(lockName) }
 
 // Announced returns the process in the place of the second agent, as Holder does.

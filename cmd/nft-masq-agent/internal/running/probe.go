@@ -105,8 +105,8 @@ func get(network, address, path string, timeout time.Duration) (pid, status int,
 	return 0, 0, nil, fmt.Errorf("no agent answers at %s: %w", config.Printable(address), err)
 }
 
-// exchange sends a request on a connection of its own, and reads the answer. With [http.Client], which can do much more,
-// the program would be 0.3 MB larger.
+// exchange sends a request on a connection of its own, and reads the answer. With [http.Client], which can do much
+// more, the program would be 0.3 MB larger.
 func exchange(network, address, path string, deadline time.Time) (pid, status int, text []byte, err error) {
 	c, pid, err := dial(network, address, deadline)
 	if err != nil {
