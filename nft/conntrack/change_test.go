@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/config"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 )
@@ -196,6 +198,20 @@ func TestNewerEntryWithTheSameAddressesAndPortsIsNotDeleted(t *testing.T) {
 	}
 	if removeIf(t, table, current, func(*Entry) bool { return false }) {
 		t.Error("it was deleted although it is not doomed")
+	}
+	// Another one took its place after it was asked about.
+	replaced := newTable(changing(dialIn(ns), nil, func(m *netlink.Message) {
+		_ = nfnetlink.Each(m.Data[headerLen:], func(typ uint16, data []byte) error {
+			if typ == ctaID {
+				binary.BigEndian.PutUint32(data, current.ID+1)
+			}
+			return nil
+		})
+	}))
+	before := current.clone()
+	before.ID++
+	if remove(t, replaced, before) {
+		t.Error("it was deleted in place of another one")
 	}
 	if !remove(t, table, current) || remove(t, table, current) {
 		t.Error("it was not deleted, or twice")

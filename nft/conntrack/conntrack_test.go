@@ -254,6 +254,29 @@ func TestInterruptedDumpIsRestarted(t *testing.T) {
 			}
 		}
 	}
+	seen := 0
+	var table *Tracker
+	table = newTable(nfttest.Through(dialIn(ns), nil, func(m *netlink.Message) error {
+		if m.Header.Type&0xff != 0 { // it is no entry
+			return nil
+		}
+		seen++
+		if seen == 10 {
+			table.noteLimit = maxNoted
+			return unix.ENOBUFS
+		}
+		return nil
+	}))
+	comparison := comparisonOf(func(*config.Config) {})
+	found, err := table.Gather(t.Context(), comparison, History{})
+	if err != nil || found.Examined != 20 || found.Counts[0].Undated != 20 {
+		t.Errorf("%+v: %v", found, err)
+	}
+	seen = 0
+	table.noteLimit = 5 // which more connections exceed when the dump is interrupted
+	if noted, full, err := table.Note(t.Context(), comparison); err != nil || full || len(noted) != 20 {
+		t.Errorf("noted %v, full %t: %v", noted, full, err)
+	}
 }
 
 func TestDumpEndsWhenTheVisitorStops(t *testing.T) {
@@ -397,6 +420,71 @@ func TestProtocolsHaveNames(t *testing.T) {
 	for p, want := range map[uint8]string{6: "tcp", 17: "udp", 132: "sctp", 58: "icmpv6", 89: "89"} {
 		if got := ProtocolName(p); got != want {
 			t.Errorf("%d: %s", p, got)
+		}
+		if got := ParseProtocol(want); got != p && got+89 != p {
+			t.Errorf("%s: %d", want, got)
+		}
+	}
+	for p, want := range map[uint8]bool{6: true, 17: true, 1: false, 47: false} {
+		if HasPorts(p) != want {
+			t.Errorf("%d has ports: %t", p, !want)
+		}
+	}
+	for address, want := range map[netip.AddrPort]string{
+		{}:                                      "",
+		netip.MustParseAddrPort("10.9.0.9:0"):   "10.9.0.9",
+		netip.MustParseAddrPort("[fd00::9]:53"): "[fd00::9]:53",
+		netip.MustParseAddrPort("10.9.0.9:53"):  "10.9.0.9:53",
+		netip.AddrPortFrom(netip.Addr{}, 53):    "",
+	} {
+		if got := HostPort(address); got != want {
+			t.Errorf("%s: %q, want %q", address, got, want)
+		}
+	}
+}
+
+func TestStatesWithoutFurtherPackets(t *testing.T) {
+	for _, tt := range []struct {
+		state  string
+		status Status
+		want   bool
+	}{
+		{"", 0, true},
+		{"ESTABLISHED", SeenReply, true},
+		{"TIME_WAIT", SeenReply, false},
+		{"CLOSE", SeenReply, false},
+		{"CLOSED", 0, true},
+		{"CLOSED", SeenReply, false},
+	} {
+		if got := (&Entry{State: tt.state, Status: tt.status}).Open(); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+}
+
+// Many namespaces share a node's memory, and an agent runs for months.
+func TestEachCallClosesItsSockets(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "node")
+	var sockets []*netlink.Conn
+	table := newTable(func() (*netlink.Conn, error) {
+		nl, err := dialIn(ns)()
+		sockets = append(sockets, nl)
+		return nl, err
+	})
+	if empty, err := table.Gather(t.Context(), comparisonOf(func(*config.Config) {}), History{}); err != nil ||
+		empty.Examined != 0 || len(empty.Counts) > 0 {
+		t.Errorf("of no connections: %+v: %v", empty, err)
+	}
+	insert(t, ns, untranslated(1, "203.0.113.9")...)
+	all := entries(t, table)
+	deleted, err := table.Delete(t.Context(), toward("203.0.113.9"))
+	if len(all) != 1 || err != nil || deleted != 1 {
+		t.Errorf("deleted %d of %v: %v", deleted, all, err)
+	}
+	for i, nl := range sockets {
+		if nl.SetDeadline(time.Time{}) == nil {
+			t.Errorf("socket %d of %d is open", i, len(sockets))
 		}
 	}
 }
@@ -556,6 +644,14 @@ func TestPortIsUsedByTranslatedConnectionsOfTheSameKeyAlone(t *testing.T) {
 	const pod, dst, node = "10.244.1.2:4000", "203.0.113.9:53", "192.0.2.1:20000"
 	first := entryOf(unix.IPPROTO_UDP, pod, "", dst, node)
 	first.Status = SrcNAT
+	if tally := (Tally{}); tally.Fullest().Share() != 0 {
+		t.Error("the share of no port is not 0")
+	}
+	none := Tally{}
+	none.Add(&first, func(netip.AddrPort) (judge.PortScope, bool) { return judge.PortScope{}, false })
+	if len(none) > 0 {
+		t.Errorf("a port that the policy did not choose: %v", none)
+	}
 	for _, tt := range []struct {
 		protocol     uint8
 		dst, seen    string

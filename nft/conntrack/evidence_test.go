@@ -1,7 +1,10 @@
 package conntrack
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +29,7 @@ func exampleNode() *Node {
 		{Prefix: p("127.0.0.0/8"), Type: unix.RTN_LOCAL},
 		{Prefix: p("2001:db8::1/128"), Type: unix.RTN_LOCAL},
 		{Prefix: p("192.0.2.255/32"), Type: unix.RTN_BROADCAST},
+		{Prefix: p("10.244.1.2/32"), Type: unix.RTN_UNICAST, Interface: "cni0"}, // not of the main table
 	}
 	for network, name := range map[string]string{"0.0.0.0/0": "eth0", "10.244.0.0/24": "cni0", "10.244.0.5/32": "veth5"} {
 		networks = append(networks, routes.Network{Prefix: p(network), Type: unix.RTN_UNICAST, Main: true, Interface: name})
@@ -103,6 +107,10 @@ func TestFindings(t *testing.T) {
 		{"broadcast", defaults, udp(pod, "", "192.0.2.255:9", pod), OfNode, ""},
 		{"limited broadcast", defaults, udp(pod, "", "255.255.255.255:9", pod), OfNode, ""},
 		{"bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.3:9", "10.244.0.2:9"), Bridged, ""},
+		{
+			"a bridge in another table", defaults, udp(pod, "", "10.244.0.3:9", node), Contradicts,
+			"nonMasqueradeCIDRs 10.0.0.0/8",
+		},
 		{"no bridge", defaults, udp("10.244.0.2:9", "", "10.244.0.5:9", node), Contradicts, "nonMasqueradeCIDRs 10.0.0.0/8"},
 		{"IPv6 is off", four, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), FamilyOff, "enableIPv6"},
 		{"IPv6", defaults, udp("[fd00::2]:9", "", "[2001:db8:9::1]:9", "[fd00::2]:9"), Contradicts, "anything else"},
@@ -207,6 +215,7 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		},
 		"times":              {History{Since: since, Earlier: noted}, dated(old, -1), dated(young, -1), Count{Stale: 2}},
 		"times at the start": {History{Since: since, AtStart: true}, dated(old, -1), dated(young, -1), Count{Undated: 2}},
+		"times alone":        {History{}, dated(old, -1), dated(young, 1), Count{Undated: 2}},
 	} {
 		found := gather(func(*config.Config) {}, tt.history, tt.old, tt.young)
 		if len(found.Counts) != 1 {
@@ -214,7 +223,7 @@ func TestStaleIsOlderThanThePolicyAndOverruledIsYounger(t *testing.T) {
 		}
 		got := found.Counts[0]
 		if got.Stale != tt.want.Stale || got.Overruled != tt.want.Overruled || got.Undated != tt.want.Undated ||
-			got.Open() != 2 || len(got.Examples) != 2 {
+			got.Open() != 2 || len(got.Examples) != 2 || found.Incomplete != tt.history.Incomplete {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
 		}
 	}
@@ -244,7 +253,7 @@ func TestOfClosedConnectionsOnlyOverruledOnesAreEvidence(t *testing.T) {
 			got = found.Counts[0]
 		}
 		if got.Open() != tt.want.Open() || got.Overruled != tt.want.Overruled || len(got.Examples) != got.Overruled ||
-			found.NotJudged["closed"] != 3-got.Overruled || found.Answers[0].Closed != 1 {
+			found.NotJudged["closed"] != 3-got.Overruled || len(found.NotJudged) != 1 || found.Answers[0].Closed != 1 {
 			t.Errorf("%s: %+v, not judged %v, %+v", name, got, found.NotJudged, found.Answers)
 		}
 	}
@@ -268,6 +277,63 @@ func TestExamplesOfAnotherProgramComeFirst(t *testing.T) {
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%v: %v, want %v", tt.ages, got, tt.want)
 		}
+	}
+}
+
+func TestQueriesSelectConnections(t *testing.T) {
+	e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:4000", "10.96.0.10:53", "10.9.0.9:5353", "192.0.2.1:9")
+	for _, tt := range []struct {
+		from, to string
+		protocol uint8
+		want     bool
+	}{
+		{"", "10.9.0.9:0", 0, true},
+		{"", "10.9.0.9:5353", 0, true},
+		{"", "10.96.0.10:53", 0, true},
+		{"10.244.1.2", "10.9.0.9:5353", unix.IPPROTO_UDP, true},
+		{"", "10.9.0.9:53", 0, false},
+		{"", "10.9.0.8:5353", 0, false},
+		{"10.244.1.3", "10.9.0.9:0", 0, false},
+		{"", "10.9.0.9:0", unix.IPPROTO_TCP, false},
+	} {
+		from, _ := netip.ParseAddr(tt.from)
+		if got := (Query{from, netip.MustParseAddrPort(tt.to), tt.protocol}).matches(&e); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+}
+
+// Of open connections, an answer has the addresses that answering destinations see, and where a Service leads.
+func TestAnswersShowAddressesAndEndpointsOnce(t *testing.T) {
+	const service = "10.96.0.10:53"
+	var all []Entry
+	add := func(status Status, requested, dst, seenAs string) {
+		e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", requested, dst, seenAs)
+		e.Status = status
+		all = append(all, e)
+	}
+	add(0, "", "203.0.113.9:53", "192.0.2.9:1") // nobody answered
+	for _, seenAs := range []string{"192.0.2.5:1", "192.0.2.5:2", "192.0.2.6:1", "192.0.2.7:1", "192.0.2.8:1"} {
+		add(SeenReply, "", "203.0.113.9:53", seenAs)
+	}
+	add(SeenReply, "", "203.0.113.9:53", "10.244.1.2:1") // contradicts
+	for _, dst := range []string{"203.0.113.1:53", "203.0.113.1:53", "203.0.113.1:54", "203.0.113.2:53", "203.0.113.3:53"} {
+		add(SeenReply, service, dst, "192.0.2.5:1")
+	}
+	g := newGathering(comparisonOf(func(*config.Config) {}), History{}, []Query{
+		{To: netip.MustParseAddrPort("203.0.113.9:53")}, {To: netip.MustParseAddrPort(service)},
+	})
+	for i := range all {
+		g.add(&all[i])
+	}
+	answers := g.evidence().Answers
+	direct := fmt.Sprint(answers[0].Agrees, answers[0].Answered, answers[0].Seen, answers[0].Endpoints)
+	led := fmt.Sprint(answers[1].Agrees, answers[1].Answered, answers[1].Seen, answers[1].Endpoints)
+	if want := "6 5 [192.0.2.5 192.0.2.6 192.0.2.7] []"; direct != want {
+		t.Errorf("%s, want %s", direct, want)
+	}
+	if want := "5 5 [192.0.2.5] [203.0.113.1:53 203.0.113.1:54 203.0.113.2:53]"; led != want {
+		t.Errorf("%s, want %s", led, want)
 	}
 }
 
@@ -339,6 +405,17 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		filtered[i].State = "SYN_RECV"
 		filtered[i].Timeout = 45
 	}
+	// changed returns silent connections with another state, and time left.
+	changed := func(protocol uint8, state string, timeout uint32) []Entry {
+		all := opened(protocol, "10.9.0.9:80", "", 0, 20)
+		for i := range all {
+			all[i].State = state
+			all[i].Timeout = timeout
+		}
+		return all
+	}
+	internet6 := slices.Concat(opened(tcp, "[2001:db8:1::1]:80", "2001:db8::1", 0, 3),
+		opened(tcp, "[2001:db8:2::1]:80", "2001:db8::1", 0, 3), opened(tcp, "[2001:db8:3::1]:80", "2001:db8::1", 0, 3))
 	var internet []Entry
 	for _, dst := range []string{"203.0.113.1:80", "203.0.113.2:80", "203.0.113.3:80"} {
 		internet = append(internet, opened(tcp, dst, "192.0.2.1", 0, 3)...)
@@ -354,6 +431,10 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		{"more than one of ten", opened(tcp, "10.9.0.9:80", "", 3, 18), ""},
 		{"too few", opened(tcp, "10.9.0.9:80", "", 0, 4), ""},
 		{"too young", young, ""},
+		{"ten seconds and no more", changed(tcp, "SYN_SENT", 110), ""},
+		{"SYN+ACK of ten seconds ago", changed(tcp, "SYN_RECV", 50), ""},
+		{"established without a reply", changed(tcp, "ESTABLISHED", 1), ""},
+		{"of a protocol without a timeout", changed(unix.IPPROTO_SCTP, "", 1), ""},
 		{"by their time", dated, "10.9.0.9 answered 0 of 20"},
 		{"pings", opened(icmp, "10.9.0.9:7", "", 0, 5), "10.9.0.9 answered 0 of 5"},
 		{"DNS", opened(udp, "10.9.0.9:53", "", 0, 20), "10.9.0.9 answered 0 of 20"},
@@ -361,6 +442,11 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		{
 			"a port that answers elsewhere",
 			slices.Concat(opened(udp, "10.9.0.9:4500", "", 0, 20), opened(udp, "10.9.0.8:4500", "", 1, 0)),
+			"10.9.0.9 answered 0 of 20",
+		},
+		{
+			"a port that answered elsewhere before",
+			slices.Concat(opened(udp, "10.9.0.8:4500", "", 1, 0), opened(udp, "10.9.0.9:4500", "", 0, 20)),
 			"10.9.0.9 answered 0 of 20",
 		},
 		{
@@ -372,6 +458,22 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		{"translated by another program", opened(tcp, "10.9.0.9:80", "192.0.2.1", 0, 20), ""},
 		{"uplink", slices.Concat(silent, internet), "0 of 9 masqueraded IPv4"},
 		{
+			"uplink of the other family", slices.Concat(silent, internet6),
+			"0 of 9 masqueraded IPv6 connections10.9.0.9 answered 0 of 20",
+		},
+		{
+			"two destinations and the uplink", slices.Concat(internet[:6], opened(tcp, "203.0.113.3:80", "192.0.2.1", 1, 0)), "",
+		},
+		{
+			"the one with the most is first", slices.Concat(opened(tcp, "10.9.0.8:80", "", 0, 5), silent),
+			"10.9.0.9 answered 0 of 20 connections10.9.0.8 answered 0 of 5",
+		},
+		{
+			"several ports of UDP",
+			slices.Concat(opened(udp, "10.9.0.9:53", "", 0, 3), opened(udp, "10.9.0.9:123", "", 0, 3)),
+			"10.9.0.9 answered 0 of 6",
+		},
+		{
 			"uplink that answers", slices.Concat(silent, internet, opened(tcp, "203.0.113.4:80", "192.0.2.1", 2, 0)),
 			"10.9.0.9 answered 0 of 20",
 		},
@@ -379,10 +481,39 @@ func TestDestinationsThatDoNotAnswer(t *testing.T) {
 		found := gather(func(*config.Config) {}, History{}, tt.entries...)
 		got := ""
 		for _, u := range found.Unanswered {
-			got, _, _ = strings.Cut(got+u.String(), " connections")
+			got += u.String()
 		}
+		got = strings.NewReplacer(" that show the pod's IP", "", " were answered", "").Replace(got)
+		got = strings.TrimSuffix(got, " connections")
 		if got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestRemediesNameWhatToDo(t *testing.T) {
+	for _, tt := range []struct{ to, want string }{
+		{"10.9.0.9", "force 10.9.0.9/32 (forceMasqueradeCIDRs)"},
+		{"", "check the uplink of this node"},
+	} {
+		to, _ := netip.ParseAddr(tt.to)
+		if got := (Unanswered{To: to}).Remedy(); !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%q: %s", tt.to, got)
+		}
+	}
+}
+
+func TestTimeoutsThatHideSilence(t *testing.T) {
+	t.Parallel()
+	proc := t.TempDir()
+	dir := filepath.Join(proc, "sys/net/netfilter")
+	nfttest.NoError(t, os.MkdirAll(dir, 0o700))
+	nfttest.NoError(t, os.WriteFile(filepath.Join(dir, "nf_conntrack_udp_timeout"), []byte("10\n"), 0o600))
+	nfttest.NoError(t, os.WriteFile(filepath.Join(dir, "nf_conntrack_icmp_timeout"), []byte("11\n"), 0o600))
+	for _, timeout := range ReadTimeouts(proc) {
+		seconds := map[uint8]uint32{unix.IPPROTO_UDP: 10, unix.IPPROTO_ICMP: 11}[timeout.Protocol] // 0: not known
+		if timeout.Seconds != seconds || timeout.HidesSilence() != (timeout.Protocol == unix.IPPROTO_UDP) {
+			t.Errorf("%+v hides silence: %t", timeout, timeout.HidesSilence())
 		}
 	}
 }
@@ -413,7 +544,13 @@ func TestEvidenceOfPackets(t *testing.T) {
 	if one, full, err := table.Note(t.Context(), comparison); err != nil || len(one) != 1 || !full {
 		t.Errorf("bounded: %v, full %t: %v", one, full, err)
 	}
+	table.noteLimit = maxNoted
+	table.sampleLimit = 2
+	if some, full, err := table.Note(t.Context(), comparison); err != nil || len(some) == 0 || !full {
+		t.Errorf("of a sample: %v, full %t: %v", some, full, err)
+	}
 	late := send("203.0.113.8:54")
+	table.sampleLimit = 4 // all there are
 	to := Query{To: netip.MustParseAddrPort("203.0.113.8:0")}
 	elsewhere := Query{To: to.To, From: netip.MustParseAddr("10.244.1.99")}
 	found, err := table.Gather(t.Context(), comparison, History{Earlier: noted}, to, elsewhere)

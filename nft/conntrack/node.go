@@ -85,10 +85,7 @@ func (n *Node) interfaceTo(src, dst netip.Addr) string {
 // behind returns the interfaces by which packets to an address leave.
 func (n *Node) behind(a netip.Addr) []string {
 	for _, bits := range n.lengths {
-		network, err := a.Prefix(bits)
-		if err != nil { // longer than an address of the family
-			continue
-		}
+		network, _ := a.Prefix(bits) // not valid if that is longer than an address of the family
 		if names := n.interfaces[network]; names != nil {
 			return names
 		}
@@ -128,10 +125,7 @@ func ReadTimeouts(proc string) []Timeout {
 		{Protocol: unix.IPPROTO_ICMPV6, Name: "nf_conntrack_icmpv6_timeout", Default: 30},
 	}
 	for i := range timeouts {
-		text, err := os.ReadFile(filepath.Join(proc, "sys/net/netfilter", timeouts[i].Name))
-		if err != nil {
-			continue
-		}
+		text, _ := os.ReadFile(filepath.Join(proc, "sys/net/netfilter", timeouts[i].Name))
 		seconds, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
 		timeouts[i].Seconds = uint32(seconds)
 	}
