@@ -317,8 +317,8 @@ func TestAnswersShowAddressesAndEndpointsOnce(t *testing.T) {
 		add(SeenReply, "", "203.0.113.9:53", seenAs)
 	}
 	add(SeenReply, "", "203.0.113.9:53", "10.244.1.2:1") // contradicts
-	for _, dst := range []string{"203.0.113.1:53", "203.0.113.1:53", "203.0.113.1:54", "203.0.113.2:53", "203.0.113.3:53"} {
-		add(SeenReply, service, dst, "192.0.2.5:1")
+	for _, dst := range []string{"1:53", "1:53", "1:54", "2:53", "3:53"} {
+		add(SeenReply, service, "203.0.113."+dst, "192.0.2.5:1")
 	}
 	g := newGathering(comparisonOf(func(*config.Config) {}), History{}, []Query{
 		{To: netip.MustParseAddrPort("203.0.113.9:53")}, {To: netip.MustParseAddrPort(service)},

@@ -111,10 +111,10 @@ func ask(condition *nft.Condition, c nft.Connection) (m match) {
 	return m
 }
 
-// matching returns the entry of a condition that matches the name of an interface.
+// matching returns the entry of a condition that matches the name of an interface. None matches "".
 func matching(condition *nft.Condition, name string) (config.Interface, bool) {
 	for _, i := range condition.Interfaces {
-		if name != "" && i.Matches(name) {
+		if i.Matches(name) {
 			return i, true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfttest"
@@ -57,6 +58,55 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 	} {
 		if seen[what] < 20 {
 			t.Errorf("%q: %d, of %v", what, seen[what], seen)
+		}
+	}
+}
+
+// What depends on an interface has the ruling without it.
+func TestRulingsOnUnknownInterfaces(t *testing.T) {
+	const lists = "masqueradeSrcInterfaces: [cni0]\nmasqueradeSrcCIDRs: [10.244.0.0/16]\n" +
+		"masqueradeOutInterfaces: [eth0]\nnonMasqueradeCIDRs: [10.9.0.0/16]\n"
+	c, problems := config.Parse(config.Defaults{}, config.Source{Name: "f", Data: []byte(lists)})
+	if problems.Err() != nil {
+		t.Fatal(problems)
+	}
+	f, _ := policyOf(c).Family(false)
+	const pod, other, exempt, outside = "10.244.1.2", "172.17.0.2", "10.9.0.9", "203.0.113.9"
+	for _, tt := range []struct {
+		src, dst, in, out string
+		want              string // the entry, verdict, whether it is of the source, and depends
+	}{
+		{pod, outside, "cni0", "eth0", "anything else masqueraded false false"},
+		{pod, outside, "", "eth0", "anything else masqueraded false true"},
+		{pod, outside, "cni0", "", "anything else masqueraded false true"},
+		{pod, exempt, "cni0", "", "nonMasqueradeCIDRs 10.9.0.0/16 exempt false false"},
+		{pod, exempt, "", "", "nonMasqueradeCIDRs 10.9.0.0/16 exempt false true"},
+		{pod, outside, "eth0", "", "masqueradeSrcInterfaces exempt true false"},
+		{pod, outside, "cni0", "eth1", "masqueradeOutInterfaces exempt false false"},
+		{other, outside, "cni0", "", "masqueradeSrcCIDRs exempt true false"},
+	} {
+		r := judge.Rule(&f, nft.Connection{
+			Src: cases.Addrs(tt.src)[0], Dst: cases.Addrs(tt.dst)[0], InInterface: tt.in, OutInterface: tt.out,
+		})
+		if got := fmt.Sprint(r.Entry, " ", r.Verdict, " ", r.OfSource, " ", r.Depends); got != tt.want {
+			t.Errorf("%+v: %s", tt, got)
+		}
+	}
+}
+
+func TestStepsPointToTheEntryOrToTheList(t *testing.T) {
+	at := func(line int) config.Position { return config.Position{File: "f", Line: line} }
+	cidrs := nft.Condition{Pos: at(9), List: nft.NewList(cases.CIDRs("10.0.0.0/8"))}
+	cidrs.CIDRs[0].Pos = at(2)
+	links := nft.Condition{Pos: at(9), Interfaces: []config.Interface{{Name: "eth0", Pos: at(3)}}}
+	for _, tt := range []struct {
+		condition nft.Condition
+		yes       bool
+		want      int
+	}{{cidrs, true, 1}, {cidrs, false, 2}, {links, false, 3}, {nft.Condition{Pos: at(9)}, false, 9}} {
+		s := judge.Step{Condition: tt.condition, Yes: tt.yes, CIDR: config.CIDR{Pos: at(1)}}
+		if got := s.Place(); got != at(tt.want) {
+			t.Errorf("%t: %s, want line %d", tt.yes, got, tt.want)
 		}
 	}
 }

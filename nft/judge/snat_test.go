@@ -82,6 +82,54 @@ func TestSourcesOfAPolicyAreCounted(t *testing.T) {
 	}
 }
 
+// The first entry for a connection of which the node has an address decides, if it is for all interfaces. Masquerading
+// chooses others, if none does.
+func TestAddressesThatAConnectionMayHaveLeftFrom(t *testing.T) {
+	addresses := func(texts ...string) (r nft.SNATRule) {
+		for _, text := range texts {
+			a := netip.MustParseAddr(strings.TrimPrefix(text, "lost:"))
+			r.Addresses.Written = append(r.Addresses.Written, config.CIDR{Prefix: netip.PrefixFrom(a, 32)})
+			if !strings.HasPrefix(text, "lost:") {
+				r.Present = append(r.Present, a)
+			}
+		}
+		r.Addresses = nft.NewList(r.Addresses.Written)
+		return r
+	}
+	some := addresses("198.51.100.8")
+	some.Destinations = nft.NewList(cases.CIDRs("203.0.113.0/24"))
+	wan := addresses("198.51.100.40")
+	wan.Interfaces = []config.Interface{{Name: "wan0"}}
+	all := addresses("198.51.100.50", "lost:198.51.100.51")
+	gone := addresses("lost:198.51.100.60")
+	const listed, elsewhere = "203.0.113.9", "198.18.0.9"
+	for _, tt := range []struct {
+		rules        []nft.SNATRule
+		dst, address string
+		onNode, want bool
+	}{
+		{[]nft.SNATRule{some, wan, all}, listed, "198.51.100.8", true, true},
+		{[]nft.SNATRule{some, wan, all}, listed, "198.51.100.40", true, false},
+		{[]nft.SNATRule{some, wan, all}, listed, "192.0.2.1", true, false},
+		{[]nft.SNATRule{some, wan, all}, elsewhere, "198.51.100.8", true, false},
+		{[]nft.SNATRule{some, wan, all}, elsewhere, "198.51.100.40", true, true},
+		{[]nft.SNATRule{some, wan, all}, elsewhere, "198.51.100.50", true, true},
+		{[]nft.SNATRule{some, wan, all}, elsewhere, "198.51.100.51", false, false},
+		{[]nft.SNATRule{some, wan}, elsewhere, "198.51.100.8", true, true}, // masquerading may have chosen it
+		{[]nft.SNATRule{some, wan}, elsewhere, "192.0.2.1", false, true},
+		{[]nft.SNATRule{gone, wan}, elsewhere, "198.51.100.60", false, false},
+		{[]nft.SNATRule{gone, wan}, elsewhere, "192.0.2.1", false, true},
+		{[]nft.SNATRule{gone, all}, elsewhere, "198.51.100.50", true, true},
+		{[]nft.SNATRule{gone}, elsewhere, "198.51.100.60", true, true},
+	} {
+		f := nft.FamilyPolicy{SNAT: tt.rules}
+		src, dst, address := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr(tt.dst), netip.MustParseAddr(tt.address)
+		if got := judge.AllowsSource(f, src, dst, address, tt.onNode); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+}
+
 // The first packet that an entry is for is asked about: from the source, to its first destination, by its first
 // interface.
 func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) {
@@ -122,6 +170,12 @@ func TestEntriesWithoutAnAddressAreMissingUnlessAnotherOneDecides(t *testing.T) 
 		if judge.MissesAddress(p, a, src) {
 			t.Errorf("%q has an address", tt.a)
 		}
+	}
+	six := ruleOf("", "2001:db8::/32", "")
+	both := nft.Policy{Families: []nft.FamilyPolicy{{}, {IPv6: true, SNAT: []nft.SNATRule{six}}}}
+	if judge.MissesAddress(both, six, netip.MustParseAddr("10.1.0.1")) ||
+		!judge.MissesAddress(both, six, netip.MustParseAddr("fd00::2")) {
+		t.Error("an entry with a destination of IPv6 is for sources of IPv6")
 	}
 	r := ruleOf("10.0.0.0/8 11.0.0.0/8", "192.0.2.0/24", "wan0 wg*")
 	r.Addresses = list("198.51.100.8/32")

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfnetlink"
@@ -55,10 +57,14 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr { 10.1.0.0, 10.9.0.9 } accept", true},
 		{"ip daddr { 10.8.0.0/16, 10.9.0.0/24 } accept", true},
 		{"ip daddr { 10.8.0.0-10.9.0.9 } accept", true},
+		{"ip daddr { 10.9.0.0/24, 255.0.0.0/8 } accept", true},
+		{"ip daddr { 10.9.0.9-10.9.0.20, 10.8.0.0/16 } accept", true},
 		{"ip daddr . tcp dport { 10.9.0.9 . 80, 10.9.0.8 . 80 } accept", true},
 		{"tcp dport . ip daddr { 80 . 10.9.0.9 } accept", true},
 		{"ip saddr . ip daddr { 10.244.0.0/16 . 10.9.0.0/24 } accept", true},
 		{"ip saddr . ip daddr { 10.244.0.0/16 . 10.9.0.9-10.9.0.12 } accept", true},
+		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.9-10.9.0.12 } accept", true},
+		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.7-10.9.0.9 } accept", true},
 		{"ip daddr . tcp dport vmap { 10.9.0.9 . 80 : accept }", true},
 		{"ip daddr vmap { 10.9.0.0/24 : accept, 10.10.0.0/24 : drop }", true},
 		{"ip daddr @plain accept", true},
@@ -71,7 +77,11 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr { 0.0.0.0/0 } accept", false},
 		{"ip daddr { 0.0.0.0/1, 128.0.0.0/1 } accept", false},
 		{"ip daddr & 0.0.0.0 == 0.0.0.0 accept", false},
+		{"ip daddr & 0.0.0.0 == 10.9.0.9 accept", false},
 		{"ip daddr { 10.8.0.0/16, 10.10.0.0/16 } accept", false},
+		{"ip daddr { 10.9.0.0-10.9.0.8 } accept", false},
+		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.7-10.9.0.8 } accept", false},
+		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.10-10.9.0.12 } accept", false},
 		{"ip daddr { 10.1.0.0, 10.9.0.10 } accept", false},
 		{"ip daddr . tcp dport { 10.9.0.8 . 80 } accept", false},
 		{"ip saddr . ip daddr { 10.9.0.0/24 . 10.244.0.0/24 } accept", false},
@@ -103,6 +113,74 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 			want := others.Rule{Table: "inet x", Chain: chain, Handle: got.Handle, Command: "nft -a list chain inet x " + chain}
 			if named != tt.named || named && got != want {
 				t.Errorf("%s: found %t: %+v", tt.rule, named, got)
+			}
+		}
+	}
+}
+
+func TestRulesOfTheOtherFamilyNameNoAddress(t *testing.T) {
+	t.Parallel()
+	n := nfttest.NewNode(t)
+	for _, tt := range []struct {
+		family, rule, source, destination string
+		named                             bool
+	}{
+		{"ip6", "ip6 daddr fd00:9::9 accept", "fd00::2", "fd00:9::9", true},
+		{"ip6", "ip6 saddr fd00::2 accept", "fd00::2", "fd00:9::9", true},
+		{"inet", "ip6 saddr fd00::/64 accept", "fd00::2", "fd00:9::9", true},
+		{"ip6", "ip6 saddr fd00:9::9 accept", "fd00::2", "fd00:9::9", false},
+		{"ip6", "@nh,128,32 0x0a090009 accept", "", "10.9.0.9", false}, // at the place of an address of IPv4
+		{"ip", "@nh,128,32 0x0a090009 accept", "", "10.9.0.9", true},
+		{"ip", "@th,128,32 0x0a090009 accept", "", "10.9.0.9", false},
+		{"ip", "@nh,192,32 0xfd000009 accept", "", "fd00:9::9", false},
+		{"ip6", "@nh,192,32 0xfd000009 accept", "", "fd00:9::9", true},
+		{"ip", "ip saddr set 10.9.0.9", "", "10.9.0.9", false},
+	} {
+		nfttest.NFT(t, n, "flush ruleset\ntable "+tt.family+" x { chain y { "+tt.rule+"; }; }", "-f", "-")
+		if found := find(t, n, query(tt.source, tt.destination)); len(found) > 0 != tt.named {
+			t.Errorf("%+v: %+v", tt, found)
+		}
+	}
+}
+
+// Each set is read once. One that is deleted meanwhile has no address, and what cannot be read is an error.
+func TestSetsAreReadOnceWhileTheRulesAreListed(t *testing.T) {
+	t.Parallel()
+	n := nfttest.NewNode(t)
+	text := "table ip x {\nset s { type ipv4_addr; elements = { 10.9.0.9 }; }\n"
+	for i := range 20 { // more than are listed
+		text += fmt.Sprintf("chain c%d { ip daddr @s accept; }\n", i)
+		text += fmt.Sprintf("chain n%d { type nat hook postrouting priority %[1]d; masquerade; }\n", i)
+	}
+	nfttest.NFT(t, n, text+"}", "-f", "-")
+	for _, tt := range []struct {
+		fails error
+		rules int
+	}{{nil, 16}, {unix.ENOENT, 0}, {unix.EPERM, 0}} {
+		reads := 0
+		var sockets []*netlink.Conn
+		dial := func() (*netlink.Conn, error) {
+			nl, err := nfttest.DialNetfilter(n)
+			sockets = append(sockets, nl)
+			return nl, err
+		}
+		c := nfnetlink.New(nfttest.Through(dial, func(m *netlink.Message) error {
+			if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM {
+				return nil
+			}
+			reads++
+			return tt.fails
+		}, nil))
+		found, err := others.Find(t.Context(), c, query("", "10.9.0.9"))
+		_ = c.Close()
+		named := slices.DeleteFunc(slices.Clone(found), func(r others.Rule) bool { return r.Handle == 0 })
+		broken := tt.fails == unix.EPERM
+		if reads != 1 || len(named) != tt.rules || broken != (err != nil) || !broken && len(found)-len(named) != 16 {
+			t.Errorf("%v: read %d times, %+v: %v", tt.fails, reads, found, err)
+		}
+		for i, nl := range sockets {
+			if nl.SetDeadline(time.Time{}) == nil {
+				t.Errorf("%v: socket %d of %d is open", tt.fails, i, len(sockets))
 			}
 		}
 	}
