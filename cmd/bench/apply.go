@@ -142,7 +142,7 @@ func (a *applyBench) process(binary string) contender {
 
 func (a *applyBench) program(name string, args ...string) contender {
 	return contender{a.clear, func() (time.Duration, error) {
-		return a.node.runProgram(nil, name, args...)
+		return runProgram(a.node.ns, nil, name, args...)
 	}}
 }
 
@@ -153,6 +153,6 @@ func (a *applyBench) restore() contender {
 			return 0, err
 		}
 		defer func() { _ = rules.Close() }()
-		return a.node.runProgram(rules, "iptables-nft-restore", "--noflush")
+		return runProgram(a.node.ns, rules, "iptables-nft-restore", "--noflush")
 	}}
 }

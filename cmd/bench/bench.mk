@@ -1,5 +1,5 @@
 .PHONY: bench
-bench: deps build ## develop: Measure the agent against nft, iptables and the kernel, as root, in 20 minutes: make bench [ARGS='-only swap']
+bench: deps build ## develop: Measure the agent against nft, iptables and the kernel, as root, in half an hour: make bench [ARGS='-only swap']
 	$(call need,strace:strace)
 	@go run ./cmd/bench -agent bin/nft-masq-agent $(ARGS)
 

@@ -50,8 +50,17 @@ func (b *bench) follow(n int) (*follower, error) {
 }
 
 // followerOf returns a follower of files with two lists.
-func followerOf(n int, binary string, lists [2][]netip.Prefix, keys ...string) (f *follower, err error) {
-	f = &follower{size: n, binary: binary, every: 50 * time.Microsecond}
+func followerOf(n int, binary string, lists [2][]netip.Prefix, keys ...string) (*follower, error) {
+	own, err := openNode("node")
+	if err != nil {
+		return nil, err
+	}
+	return followerOn(own, n, binary, lists, keys...)
+}
+
+// followerOn returns a follower of files with two lists, on a node.
+func followerOn(on *node, n int, binary string, lists [2][]netip.Prefix, keys ...string) (f *follower, err error) {
+	f = &follower{size: n, binary: binary, node: on, every: 50 * time.Microsecond}
 	if n >= 10_000 {
 		f.every = time.Millisecond // to leave the CPUs idle
 	}
@@ -61,9 +70,6 @@ func followerOf(n int, binary string, lists [2][]netip.Prefix, keys ...string) (
 			f.texts[i] += more
 			f.hashes[i] = keyed(networks, more).Hash()
 		}
-	}
-	if f.node, err = openNode("node"); err != nil {
-		return nil, err
 	}
 	f.volume, err = newVolume(f.texts[0])
 	return f, err

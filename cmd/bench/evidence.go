@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -18,9 +19,20 @@ import (
 
 const groupEvidence = "evidence"
 
-// evidence measures the processor time of one pass over connections, and of the dump alone, of which nothing is read.
+// evidence measures a pass over connections: its processor time, next to the dump alone, of which nothing is read, and
+// the peak memory of a process that makes one.
 func (b *bench) evidence(ctx context.Context) {
-	const connections = 100_000
+	none := b.peakOfStatus(ctx, 0)
+	for _, connections := range []int{1000, 10_000, 100_000} {
+		b.passes(ctx, connections)
+		peak := b.peakOfStatus(ctx, connections)
+		what := fmt.Sprintf("peak memory of status, %s connections", grouped(connections))
+		b.add(newRow(groupEvidence, 10, what, "MB", peak).against("without connections", peak, none))
+	}
+}
+
+// passes measures the processor time of passes over connections.
+func (b *bench) passes(ctx context.Context, connections int) {
 	n := nfttest.Must(openNode("evidence"))
 	defer func() { nfttest.Check(n.close()) }()
 	nfttest.Check(track(n.ns, connections))
@@ -37,13 +49,33 @@ func (b *bench) evidence(ctx context.Context) {
 		return err
 	}
 	s := takeTurns(ctx, b.rounds, consumed(n, pass), consumed(n, func() error { return dumpOnly(ctx) }))
-	b.add(newRow(groupEvidence, 10, "processor time of a pass over 100,000 connections", "ms", s[0]).
-		against("the dump alone", s[0], s[1]))
+	what := fmt.Sprintf("processor time of a pass over %s connections", grouped(connections))
+	b.add(newRow(groupEvidence, 10, what, "ms", s[0]).against("the dump alone", s[0], s[1]))
 	beyond := make(series, len(s[0]))
 	for i := range beyond {
 		beyond[i] = max(0, s[0][i]-s[1][i])
 	}
-	b.add(newRow(groupEvidence, 10, "of which beyond the dump", "ms", beyond).targetOfMedian(60))
+	more := newRow(groupEvidence, 10, "of which beyond the dump", "ms", beyond)
+	if connections == 100_000 {
+		more = more.targetOfMedian(60)
+	}
+	b.add(more)
+}
+
+// peakOfStatus measures the peak memory of status, which makes one pass, on a node with the agent's rules.
+func (b *bench) peakOfStatus(ctx context.Context, connections int) (peak series) {
+	n := nfttest.Must(openNode("evidence"))
+	defer func() { nfttest.Check(n.close()) }()
+	v := nfttest.Must(newVolume(text(list(10))))
+	defer func() { nfttest.Check(v.Close()) }()
+	nfttest.Must(timeToApplied(n, b.agent, v.Path()))
+	nfttest.Check(track(n.ns, connections))
+	for range b.rounds {
+		nfttest.Check(ctx.Err())
+		usage := nfttest.Must(measured(n.ns, b.agent, "status", "--config", v.Path()))
+		peak = append(peak, float64(usage.Peak)/1e6)
+	}
+	return peak
 }
 
 // consumed returns a contender of which the processor time counts, in a namespace.

@@ -56,7 +56,7 @@ func kubeProxyLike(services int) (transaction, error) {
 		return transaction{}, err
 	}
 	_, err = f.WriteString(kubeProxyText(services))
-	send := func(n *node) (time.Duration, error) { return n.runProgram(nil, "nft", "-f", f.Name()) }
+	send := func(n *node) (time.Duration, error) { return runProgram(n.ns, nil, "nft", "-f", f.Name()) }
 	return transaction{send, func() error { return errors.Join(f.Close(), os.Remove(f.Name())) }}, err
 }
 

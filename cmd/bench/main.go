@@ -127,6 +127,7 @@ func groups() []group {
 		{groupListener, (*bench).others},
 		{groupBeside, (*bench).beside},
 		{groupEvidence, (*bench).evidence},
+		{groupInstead, (*bench).instead},
 	}
 }
 

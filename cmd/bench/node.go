@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -89,16 +89,13 @@ func (n *node) await(hash string, every time.Duration) error {
 	return fmt.Errorf("the rules %s were not applied within %s", hash, applyTimeout)
 }
 
-// runProgram runs a program in the namespace until it exits.
-func (n *node) runProgram(stdin *os.File, name string, args ...string) (time.Duration, error) {
+// runProgram runs a program in a namespace until it exits.
+func runProgram(ns *nfttest.NS, stdin io.Reader, name string, args ...string) (time.Duration, error) {
 	cmd := nfttest.Command(name, args...)
 	var output bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if stdin != nil {
-		cmd.Stdin = stdin
-	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &output, &output
 	start := time.Now()
-	if err := n.ns.Do(cmd.Start); err != nil {
+	if err := ns.Do(cmd.Start); err != nil {
 		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	err := cmd.Wait()

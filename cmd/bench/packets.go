@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,14 +57,19 @@ type path struct {
 	port uint16 // of the next turn's connections
 }
 
-// Rules are what a program loads.
-type rules struct {
-	text, program string
-	args          []string
+// Rules load themselves in a namespace.
+type rules func(*nfttest.NS) error
+
+// ofProgram are rules that a program loads.
+func ofProgram(text, program string, args ...string) rules {
+	return func(ns *nfttest.NS) error {
+		_, err := runProgram(ns, strings.NewReader(text), program, args...)
+		return err
+	}
 }
 
 // ofNft are rules for nft.
-func ofNft(text string) rules { return rules{text, "nft", []string{"-f", "-"}} }
+func ofNft(text string) rules { return ofProgram(text, "nft", "-f", "-") }
 
 func openPath(r rules, addresses ...netip.Addr) (*path, error) {
 	top, err := nfttest.OpenTopology()
@@ -92,8 +98,7 @@ func (p *path) prepare(r rules, addresses []netip.Addr) error {
 			return err
 		}
 	}
-	_, err := p.top.Node.Output(r.text, r.program, r.args...)
-	return err
+	return r(p.top.Node)
 }
 
 func (p *path) close() error { return p.top.Close() }
@@ -205,7 +210,7 @@ func (b *bench) packetsN(ctx context.Context, n int, exempt bool) {
 	ours, chain := ruleset(networks, nft.ModeNFTables), ruleset(networks, nft.ModeIPTables)
 	all := []rules{ofNft(ours.String()), ofNft(bare)}
 	if n <= iptablesUpTo {
-		all = append(all, rules{chain.String(), "iptables-nft-restore", []string{"--noflush"}})
+		all = append(all, ofProgram(chain.String(), "iptables-nft-restore", "--noflush"))
 	}
 	s := b.onNodes(ctx, 3, all, nil, dsts)
 	r := newRow(groupPackets, n, what, "µs", s[0])

@@ -33,6 +33,23 @@ func TestPlotsAreThoseOfTheTable(t *testing.T) {
 	}
 }
 
+// What bench writes as flannel is what flannel wrote.
+func TestFlannelsRulesAreThoseRecorded(t *testing.T) {
+	recorded := 0
+	for line := range strings.Lines(readFile(t, "../../testdata/foreign/flannel-nftables/rules.nft")) {
+		if !strings.HasPrefix(line, "add rule ip flannel-ipv4 postrtg ") {
+			continue
+		}
+		recorded++
+		if !strings.Contains(flannelRules, line) {
+			t.Errorf("bench does not write %s", line)
+		}
+	}
+	if written := strings.Count(flannelRules, "add rule "); written != recorded {
+		t.Errorf("bench writes %d rules, recorded are %d", written, recorded)
+	}
+}
+
 // A value with a target is that of the results.
 func TestReadmeShowsTheTargetsOfTheResults(t *testing.T) {
 	rows, results := 0, strings.Split(readFile(t, "results.txt"), "\n")
