@@ -36,7 +36,12 @@ func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
 					agents.Go(func() {
 						k := open(t, r.ns)
 						for j := range 5 {
-							if _, err := k.Apply(t.Context(), *[]*nft.Ruleset{&a, &b}[(i+j)%2], nft.Contents); err != nil {
+							want := *[]*nft.Ruleset{&a, &b}[(i+j)%2]
+							_, err := k.Apply(t.Context(), want, nft.Contents)
+							for Delayed(err) { // which an agent tries again, too
+								_, err = k.Apply(t.Context(), want, nft.Contents)
+							}
+							if err != nil {
 								t.Errorf("round %d, agent %d: %v", round, i, err)
 							}
 						}
