@@ -114,6 +114,31 @@ func TestDiffKnowsThatAFamilyThatIsOffIsExempt(t *testing.T) {
 	}
 }
 
+func TestDiffCountsConnectionsThatLeaveFromAnotherAddress(t *testing.T) {
+	before := conntrack.NewComparison(testPolicy(t, "snatAddresses: [198.51.100.7]", "198.51.100.7"), &conntrack.Node{})
+	after := conntrack.NewComparison(testPolicy(t, "snatAddresses: [198.51.100.8]", "198.51.100.8"), &conntrack.Node{})
+	e := exampleOf("198.51.100.7", "").Entry
+	for _, tt := range []struct {
+		old, current *conntrack.Comparison
+		want         string
+	}{
+		{before, before, ""},
+		{after, before, ""}, // it agrees with the new one
+		{before, after, "1 open connection: masqueraded from another address than new ones, by anything else, such as tcp " +
+			"10.244.1.7:40000 to 203.0.113.9:443"},
+	} {
+		count := NewRetranslations(tt.old, tt.current)
+		count.Add(&e)
+		got := ""
+		for _, c := range count.List() {
+			got += c.String()
+		}
+		if got != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
 // Connections that the new policy translates otherwise are counted by the entry that decides then.
 func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 	count := NewRetranslations(

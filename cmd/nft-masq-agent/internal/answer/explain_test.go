@@ -14,6 +14,7 @@ import (
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/native"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/others"
 	"nft-masq-agent/nft/routes"
@@ -348,4 +349,68 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTextOfAnExplanation(t *testing.T) {
+	f := testFacts(t, "masqueradeSrcCIDRs: [10.244.0.0/16]\nnonMasqueradeCIDRs: [10.0.0.0/8]\n", "10.9.0.9:443")
+	f.Kernel = Unread
+	f.Why = "no permission"
+	f.ToAddress.Stale = 2
+	f.Packet.Protocol = unix.IPPROTO_TCP
+	for i := range 9 {
+		f.Others = append(f.Others, others.Rule{Table: "ip x", Chain: "y", Handle: uint64(i), Command: "nft -a"})
+	}
+	const want = "\n  and more: nft -a list ruleset\n  nft-masq-agent explain 10.9.0.9:443 --from 10.244.1.7 --protocol tcp " +
+		"--trace names each rule that the next connection meets" + `
+no permission; the answer is from the config only
+
+The policy, for a connection from 10.244.1.7:
+
+  1  to an address of this node         no
+  2  source in masqueradeSrcCIDRs       yes, 10.244.0.0/16
+     config:1:22
+  3  destination in nonMasqueradeCIDRs  yes, 10.0.0.0/8: not masqueraded
+     config:2:22
+
+2 connections to it date from an earlier policy.
+`
+	x := Explain(*f)
+	_, shown, _ := strings.Cut(text(t, &x), "handle 7 of another program names one of the addresses: nft -a")
+	nfttest.Same(t, "explanation (-want +got)", want, shown)
+}
+
+// Each connection is listed with what the policy says about it.
+func TestTextOfConnections(t *testing.T) {
+	policy := conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]"), &conntrack.Node{})
+	contradicts := exampleOf("10.244.1.7", "").Entry
+	service := exampleOf("192.0.2.1", "").Entry
+	service.Original.Dst = netip.MustParseAddrPort("10.96.0.10:443")
+	service.State = "ESTABLISHED"
+	zone := exampleOf("192.0.2.1", "").Entry
+	zone.Zone = 7
+	all := []conntrack.Entry{contradicts, contradicts, service, zone}
+	known := conntrack.History{Earlier: map[uint32]bool{}}
+	c := Connections{Head: cli.NewHead("connections"), Total: len(all)}
+	c.Behind(netip.MustParseAddrPort("192.0.2.1:40000"), all)
+	c.Connections = []Connection{
+		JudgedConnection(&contradicts, policy, conntrack.History{}), JudgedConnection(&contradicts, policy, known),
+		JudgedConnection(&service, policy, known), JudgedConnection(&zone, policy, known),
+	}
+	c.Add(config.Note, "note", "a note")
+	want := []string{
+		"behind 192.0.2.1:40000: 10.244.1.7",
+		"PROTO SOURCE DESTINATION SEEN AS STATE TIMEOUT NOW",
+		"tcp 10.244.1.7:40000 203.0.113.9:443 10.244.1.7:40000 - 77s masqueraded (stale)",
+		"tcp 10.244.1.7:40000 203.0.113.9:443 10.244.1.7:40000 - 77s masqueraded (overruled)",
+		"tcp 10.244.1.7:40000 10.96.0.10:443 → 203.0.113.9:443 192.0.2.1:40000 ESTABLISHED 77s masqueraded",
+		"tcp 10.244.1.7:40000 203.0.113.9:443 192.0.2.1:40000 - 77s",
+		"a note",
+	}
+	var shown []string
+	for line := range strings.Lines(text(t, &c)) {
+		shown = append(shown, strings.Join(strings.Fields(line), " "))
+	}
+	nfttest.Same(t, "connections (-want +got)", want, shown)
+	none := Connections{Head: cli.NewHead("connections")}
+	nfttest.Same(t, "no connections (-want +got)", "no connections\n", text(t, &none))
 }

@@ -19,6 +19,7 @@ import (
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
 	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/routes"
 	"nft-masq-agent/nft/xtables"
 )
@@ -146,6 +147,25 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
+			name: "a rejected config at the start", id: "config-rejected",
+			first: "config rejected; the built-in defaults (12345678) are installed", facts: func(f *StatusFacts) {
+				f.Config.Accepted = false
+				f.Files = config.Problems{{ID: "config", Msg: "it cannot be read"}}
+				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
+				f.Agent.Source = "defaults"
+			},
+		},
+		{
+			name: "a rejected config next to an older agent", id: "config-rejected",
+			first: "config rejected; the rules of an iptables-based agent are active, none of our rules are installed",
+			facts: func(f *StatusFacts) {
+				f.Config.Accepted = false
+				f.Files = config.Problems{{ID: "config", Msg: "it cannot be read"}}
+				f.Kernel = Kernel{}
+				f.Older = []xtables.OlderChain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
+			},
+		},
+		{
 			name: "a rejected config and no rules", id: "config-rejected",
 			first: "config rejected; none of our rules are installed", facts: func(f *StatusFacts) {
 				f.Config.Accepted = false
@@ -175,6 +195,37 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			first: "rules of an iptables-based agent are also active", details: "stop that agent", facts: func(f *StatusFacts) {
 				f.Older = []xtables.OlderChain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
 			},
+		},
+		{
+			name: "rules of an older agent that are taken over", id: "older-agent",
+			first:   "rules of an iptables-based agent are also active",
+			details: "stop that agent: this one then removes its rules", facts: func(f *StatusFacts) {
+				f.Older = []xtables.OlderChain{{Chain: nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "nat", Name: "IP-MASQ"}}}
+				f.TakeOver = true
+			},
+		},
+		{
+			name: "another policy, and no agent", id: "out-of-sync", details: "start it, or check that it runs with these flags",
+			first: "out of sync: installed: 12345678, mode nftables", facts: func(f *StatusFacts) {
+				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
+				f.Agent = nil
+			},
+		},
+		{
+			name: "no rules", id: "out-of-sync", details: "see its log", first: "out of sync: none of our rules are installed",
+			facts: func(f *StatusFacts) {
+				f.Kernel = Kernel{}
+				f.InForce = false
+			},
+		},
+		{
+			name: "the policy in force is not known", first: "in sync: ", note: "stale-unknown", facts: func(f *StatusFacts) {
+				f.InForce = false
+				f.Unknown = "The rules are not those of a config"
+			},
+		},
+		{
+			name: "a sample", first: "in sync: ", note: "sampled", facts: func(f *StatusFacts) { f.Evidence.Partial = true },
 		},
 		{
 			name: "overruled connections", id: "connections-overruled",
@@ -315,6 +366,11 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			if tt.note != "" && !noted {
 				t.Errorf("want a note %s: %v", tt.note, s.Notes)
 			}
+			for _, p := range slices.Concat(s.Warnings, s.Notes) {
+				if !strings.Contains(shown, p.Msg) {
+					t.Errorf("%s is not shown:\n%s", p.ID, shown)
+				}
+			}
 		})
 	}
 }
@@ -365,6 +421,47 @@ func fullPorts(block int) conntrack.PortUse {
 		Protocol: unix.IPPROTO_TCP, From: netip.MustParseAddr("192.0.2.1"), To: netip.MustParseAddrPort("203.0.113.9:443"),
 		Among: judge.PortScope{Block: block, Ports: 100},
 	}, Used: 95}
+}
+
+func TestTextOfAStatus(t *testing.T) {
+	f := healthy(t, "nonMasqueradeCIDRs: [10.0.0.0/8]\nsnatAddresses: [198.51.100.7]\n")
+	f.Agent.Policy = nil
+	entry := judge.Entry{Key: "nonMasqueradeCIDRs", CIDR: netip.MustParsePrefix("10.0.0.0/8"), Verdict: nft.Exempt}
+	f.Evidence.Counts = append(f.Evidence.Counts, conntrack.Count{Entry: entry, Agrees: 2, Stale: 1, Undated: 1})
+	f.Evidence.Tracked = 9
+	f.Counts = []nft.Counts{
+		{Verdict: nft.Exempt, Packets: 7}, {Verdict: nft.Masqueraded}, {IPv6: true, Verdict: nft.Invalid, Packets: 2},
+	}
+	const want = `
+agent        pid 7
+config       HASH, from /its/config
+connections  9 tracked; 5 of 7 that the policy concerns agree with it
+addresses    198.51.100.7
+pods         1 addresses on this node
+
+Connections since the counters were created:
+  ipv4  exempt                  7
+  ipv6  invalid                 2 packets of pods without a connection, dropped (dropInvalid)
+
+Connections by the entry that decides them:
+  FAMILY  ENTRY                          VERDICT  OPEN  STALE  OVERRULED  UNDATED
+  ipv4    anything else                           3     0      0          0
+  ipv4    nonMasqueradeCIDRs 10.0.0.0/8  exempt   4     1      0          1
+`
+	s := NewStatus(*f)
+	_, shown, _ := strings.Cut(strings.ReplaceAll(text(t, &s), f.Config.Hash, "HASH"), "\n")
+	shown, _, _ = strings.Cut(shown, "\nNotes:")
+	nfttest.Same(t, "status (-want +got)", want, shown)
+	f.Verbose = true
+	verbose := NewStatus(*f)
+	if shown := text(t, &verbose); !strings.Contains(shown, "  ipv4  masqueraded             0\n") {
+		t.Errorf("status -v:\n%s", shown)
+	}
+	f.Kernel.Hash = ""
+	absent := NewStatus(*f)
+	if shown := text(t, &absent); strings.Contains(shown, "since the counters") {
+		t.Errorf("status without rules:\n%s", shown)
+	}
 }
 
 // Another config can differ in hundreds of chains.
