@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,9 +18,11 @@ import (
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/script"
 	"nft-masq-agent/nft/routes"
+	"nft-masq-agent/nft/xtables"
 )
 
 var update = flag.Bool("update", false, "regenerate testdata/nodes.txt")
@@ -53,7 +57,7 @@ func TestASingleFileThatIsMountedIsAProblem(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			f := Facts{Single: isMounted(path)}
+			f := Facts{Single: Node{Proc: dir}.Read(t.Context(), path).Single}
 			if found := f.Problems(nft.Policy{}); found.Worst() != s.want || len(found) > 0 && found[0].ID != SingleFile {
 				t.Errorf("%s: %v, want %s", s.name, found, s.want)
 			}
@@ -153,9 +157,11 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	n := Node{Proc: t.TempDir()}
 	f := Facts{Pods: []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "veth1"}}}
 	f.CannotRead("the interfaces", errors.New("broken"))
-	n.readProc(&f) // whether the node forwards packets
+	// It is a file, and whether the node forwards packets is in another one.
+	nfttest.NoError(t, os.MkdirAll(filepath.Join(n.Proc, "thread-self/net/ip_tables_names"), 0o700))
+	n.readProc(&f)
 	found := f.Problems(nft.Policy{})
-	if len(found) != 2 || found.Worst() != config.Warning {
+	if len(found) != 3 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {
@@ -163,4 +169,65 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
+}
+
+func TestOnlyLegacyNATIsAProblem(t *testing.T) {
+	f := Facts{Legacy: []xtables.LegacyTable{
+		{Family: nfnetlink.IPv4, Table: "filter"},
+		{Family: nfnetlink.IPv4, Table: "nat"},
+		{Family: nfnetlink.IPv6, Table: "nat", Older: true},
+	}}
+	var got []string
+	for _, p := range f.Problems(nft.Policy{}) {
+		got = append(got, p.Msg)
+	}
+	nfttest.Same(t, "problems (-want +got)", []string{
+		"rules in legacy ip_tables (ip nat) translate, too",
+		"rules of an iptables-based agent in legacy ip_tables (ip6 nat) translate, too",
+	}, got)
+}
+
+func TestFactsAreThoseOfTheNode(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	n := Node{Proc: t.TempDir()}
+	write := func(name, text string) {
+		path := filepath.Join(n.Proc, name)
+		nfttest.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
+	}
+	write("sys/net/ipv4/ip_forward", "0")
+	write("sys/net/netfilter/nf_conntrack_udp_timeout", "5")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	nfttest.In(t, top.Node, func() (any, error) {
+		var links, pods []string
+		f := n.Read(t.Context(), n.Proc)
+		for _, link := range f.Links {
+			links = append(links, link.Name)
+			if link.Kind != "veth" {
+				continue
+			}
+			write("sys/net/ipv4/conf/"+link.Name+"/forwarding", "0")
+		}
+		off := n.Read(t.Context(), n.Proc)
+		for _, pod := range f.Pods {
+			pods = append(pods, pod.Address.String())
+		}
+		if len(links) < 3 || f.Tracked.Limit == 0 || f.Single || len(f.Timeouts) != 4 || len(f.unread) > 0 ||
+			len(f.NotForwarding) > 0 || len(off.NotForwarding) == 0 || off.NotForwarding[0].IPv6 ||
+			!slices.Contains(pods, top.PodV4.String()) || !slices.Contains(pods, top.PodV6.String()) {
+			t.Errorf("%+v\n%+v", f, off)
+		}
+		runtime.LockOSThread() // capabilities are per thread; this one ends
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		nfttest.Check(unix.Capset(&head, &caps[0]))
+		if less := n.Read(t.Context(), n.Proc); len(less.unread) != 1 || len(less.Pods) != len(f.Pods) {
+			t.Errorf("without a capability: %+v", less)
+		}
+		if none := n.Read(ended, n.Proc); len(none.Pods) > 0 || len(none.Links) > 0 {
+			t.Errorf("after the end: %+v", none)
+		}
+		return nil, nil
+	})
 }
