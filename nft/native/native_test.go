@@ -82,6 +82,58 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 	}
 }
 
+// Whatever a config combines, each chain, set and counter is used by a rule, and each that a rule uses is there.
+func TestWhatIsCompiledIsUsed(t *testing.T) {
+	t.Parallel()
+	pods := cases.CIDRs("10.244.0.0/16", "fd00:10:244::/48")
+	rule := config.SNATRule{From: pods[:1], Addresses: cases.CIDRs("198.51.100.9/32")}
+	kinds := []struct{ declared, used *regexp.Regexp }{
+		{regexp.MustCompile(`(?m)^\tchain (\S+) \{\n(?:\t\t[^t]|\t\})`), regexp.MustCompile(`(?:goto|jump) ([\w-]+)`)},
+		{regexp.MustCompile(`(?m)^\t(?:map|set) (\S+) \{\n`), regexp.MustCompile(`@([\w-]+)`)},
+		{regexp.MustCompile(`(?m)^\tcounter (\S+) \{\n`), regexp.MustCompile(`counter name ([\w-]+)`)},
+	}
+	for bits := range 1 << 7 {
+		on := func(bit int) bool { return bits>>bit&1 == 1 }
+		c := config.Config{EnableIPv6: true, ExemptHost: on(0), Enforce: on(1), DropInvalid: on(2), MasqueradeSrcCIDRs: pods}
+		o := nft.Options{Layout: native.Layout{}}
+		if on(3) {
+			o.Ports = []nft.PortRange{{Min: 1024, Max: 2047}, {Min: 4096, Max: 8191}}
+		}
+		if on(4) {
+			c.PortsPerPod = 2000
+		} else if on(5) {
+			c.SNATRules = []config.SNATRule{rule}
+		}
+		addresses := cases.Addrs("198.51.100.9")
+		if on(6) {
+			c.SNATAddresses = cases.CIDRs("198.51.100.8/31", "2001:db8:5::/64")
+			addresses = cases.Addrs("198.51.100.8", "198.51.100.9", "2001:db8:5::2")
+		}
+		if on(6) && on(5) {
+			addresses = addresses[:2]
+		}
+		text := nft.Compile(c, o).WithAddresses(addresses).String()
+		for _, kind := range kinds {
+			declared := names(text, kind.declared)
+			declared = slices.DeleteFunc(declared, func(name string) bool { // which show the config
+				return name == "snat-v4-a" || name == "snat-v6-a"
+			})
+			if diff := cmp.Diff(declared, names(text, kind.used)); diff != "" {
+				t.Errorf("%07b: (-declared +used):\n%s", bits, diff)
+			}
+		}
+	}
+}
+
+// names returns what an expression finds in a text, in order, each once.
+func names(text string, expression *regexp.Regexp) (found []string) {
+	for _, match := range expression.FindAllStringSubmatch(text, -1) {
+		found = append(found, match[1])
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
 // small has sets of both families, a map of several addresses, sets of snatRules and a set
 // that rules fill.
 func small() nft.Ruleset {
@@ -141,6 +193,10 @@ func TestSetsAreFilledInAFewTransactions(t *testing.T) {
 		}
 		n.Apply(t, want, nft.Contents)
 	}
+	want = small()
+	if err := stage(0, nil); err != nil || len(sizes) != 1 {
+		t.Errorf("small sets are sent as %v: %v", sizes, err)
+	}
 
 	n.Load(t, "flush ruleset")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -190,8 +246,26 @@ func TestTableThatIsNotWantedIsDeleted(t *testing.T) {
 		if _, ok := n.Read(t, tt.want, nft.Contents).Installed(); !ok {
 			t.Error("not installed")
 		}
+		n.Load(t, "flush chain inet nft-masq-agent postrouting")
+		if found, ok := n.Read(t, tt.want, nft.Contents).Installed(); ok {
+			t.Errorf("without rules, %+v is installed", found)
+		}
 		check([]string{"leftover: table inet nft-masq-agent"}, tt.now*deletion, tt.after*deletion)
 		check(nil, 0, 0)
+	}
+}
+
+// What another program adds to a chain between the two phases does not stay, also if there was no such chain before.
+func TestChainsAreWrittenAsAWhole(t *testing.T) {
+	t.Parallel()
+	n := modes.New(t, native.Read)
+	s, now, after := n.Read(t, small(), nft.Contents), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	nfttest.NoError(t, s.Stage(t.Context(), n.Conn.Commit))
+	n.Load(t, "add rule inet nft-masq-agent snat-v4 accept")
+	s.Switch(now, after)
+	nfttest.NoError(t, errors.Join(n.Conn.Commit(now), n.Conn.Commit(after)))
+	if left := modes.Texts(n.Read(t, small(), nft.Contents)); len(left) > 0 {
+		t.Errorf("left %q", left)
 	}
 }
 
@@ -286,15 +360,18 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	n.Apply(t, want, nft.Contents)
 	const set = "inet nft-masq-agent non-masq-v4-a "
 	n.Load(t, "delete element "+set+"{ 10.1.0.0/24 }; add element "+set+"{ 9.0.0.0/8 }") // as many as before
-	differs := func(want nft.Ruleset, depth nft.Depth, staged nft.KernelState) bool {
+	differs := func(want, last nft.Ruleset, depth nft.Depth) bool {
 		t.Helper()
-		s, err := native.Read(n.Conn, want, want, depth, staged)
+		s, err := native.Read(n.Conn, want, last, depth, nil)
 		nfttest.NoError(t, err)
 		return slices.Contains(modes.Texts(s), "set non-masq-v4-a contains 9.0.0.0/8, which is not in the config")
 	}
 	other := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
-	if !differs(want, nft.Contents, nil) || differs(want, nft.Frame, nil) || differs(other, nft.Contents, nil) {
+	if !differs(want, want, nft.Contents) || differs(want, want, nft.Frame) || differs(other, other, nft.Contents) {
 		t.Error("elements are read in a Frame or of another policy, or not at all")
+	}
+	if !differs(want, other, nft.Frame) {
+		t.Error("elements are not read in a Frame after another policy")
 	}
 
 	filled := func(s nft.KernelState) (elements int) {
@@ -313,13 +390,95 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 		nfttest.NoError(t, err)
 		return s
 	}
+	if some := filled(again()); some == 0 {
+		t.Error("what an earlier attempt did not fill was not filled")
+	}
 	if some, none := filled(staged), filled(again()); some == 0 || none != 0 {
 		t.Errorf("%d elements were filled, then %d", some, none)
 	}
+	kept := again()
 	n.Load(t, "delete set inet nft-masq-agent non-masq-v4-b; add set inet nft-masq-agent non-masq-v4-b "+
 		"{ type ipv4_addr; flags interval; comment \"destinations that see the pod's own address\"; }")
+	for _, s := range []nft.KernelState{staged, kept} {
+		now, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		s.Switch(now, after)
+		if err := n.Conn.Commit(now); !errors.Is(err, nfnetlink.ErrReadAgain) {
+			t.Errorf("rules refer to a set that was created again: %v", err)
+		}
+	}
 	if some := filled(again()); some == 0 {
 		t.Error("a set that was created again was not filled")
+	}
+
+	n.Load(t, "flush ruleset")
+	staged = n.Read(t, other, nft.Contents)
+	if some, none := filled(staged), filled(again()); some == 0 || none != 0 {
+		t.Errorf("%d elements of a new table were filled, then %d", some, none)
+	}
+	n.Load(t, "flush ruleset")
+	filled(n.Read(t, other, nft.Contents)) // which gives the sets the same handles
+	n.Load(t, "flush set inet nft-masq-agent non-masq-v4-a")
+	if some := filled(again()); some == 0 {
+		t.Error("a set of another table was not filled")
+	}
+}
+
+// withBlocks has chains to which only maps lead, a set that reaches the last address, and no other rules.
+func withBlocks(addresses ...string) nft.Ruleset {
+	c := config.Config{
+		MasqLinkLocal: true, NonMasqueradeCIDRs: cases.CIDRs("10.1.0.0/24", "10.2.0.0/24", "240.0.0.0/4"),
+		MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), SNATAddresses: cases.CIDRs("198.51.100.8/30"), PortsPerPod: 2000,
+	}
+	return nft.Compile(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(addresses...))
+}
+
+// A Frame sees what changes a number that the kernel counts. Of other addresses it knows that they are to be written.
+func TestFrameSeesWhatTheKernelCounts(t *testing.T) {
+	t.Parallel()
+	first, second := withBlocks("198.51.100.8", "198.51.100.9"), withBlocks("198.51.100.9", "198.51.100.10")
+	n := modes.New(t, native.Read)
+	for _, tt := range []struct {
+		does  string
+		want  nft.Ruleset
+		finds []string
+	}{
+		{"", first, nil},
+		{"delete element TABLE non-masq-v4-a { 10.1.0.0/24 }", first, []string{"set non-masq-v4-a lacks 10.1.0.0/24"}},
+		{
+			"delete element TABLE non-masq-v4-a { 10.1.0.0/24 }; add element TABLE non-masq-v4-a { 10.9.0.0/24 }", first, nil,
+		},
+		{"add rule TABLE snat-ports-3-v4 accept", first, []string{"chain snat-ports-3-v4: unexpected rule: …"}},
+		{"flush chain TABLE snat-ports-3-v4; add rule TABLE snat-ports-3-v4 accept", first, []string{
+			"chain snat-ports-3-v4: missing rule: …", "…",
+		}},
+		{"flush chain TABLE snat-v4", first, []string{"chain snat-v4: missing rule: …", "…"}},
+		{"", second, []string{
+			"chain snat-ports-0-v4 is to be written again", "…", "chain snat-ports-15-v4 is to be written again",
+			"set snat-by-pod-v4-a has the addresses of before",
+		}},
+	} {
+		n.Load(t, "flush ruleset")
+		n.Apply(t, first, nft.Contents)
+		n.Load(t, strings.ReplaceAll(tt.does, "TABLE", "inet nft-masq-agent"))
+		s, err := native.Read(n.Conn, tt.want, first, nft.Frame, nil)
+		nfttest.NoError(t, err)
+		found := modes.Texts(s)
+		if !modes.Match(found, tt.finds) {
+			t.Errorf("%q: found %q, want %q", tt.does, found, tt.finds)
+		}
+		nfttest.NoError(t, s.Stage(t.Context(), n.Conn.Commit))
+		now, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		s.Switch(now, after)
+		if wrote := now.Len()+after.Len() > 0; wrote != (len(found) > 0) {
+			t.Errorf("%q: that it writes is %t, found %q", tt.does, wrote, found)
+		}
+		nfttest.NoError(t, errors.Join(n.Conn.Commit(now), n.Conn.Commit(after)))
+		if len(found) == 0 {
+			continue
+		}
+		if left := modes.Texts(n.Read(t, tt.want, nft.Contents)); len(left) > 0 {
+			t.Errorf("%q: left %q", tt.does, left)
+		}
 	}
 }
 
