@@ -79,7 +79,7 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr & 0.0.0.0 == 0.0.0.0 accept", false},
 		{"ip daddr & 0.0.0.0 == 10.9.0.9 accept", false},
 		{"ip daddr { 10.8.0.0/16, 10.10.0.0/16 } accept", false},
-		{"ip daddr { 10.9.0.0-10.9.0.8 } accept", false},
+		{"ip daddr { 10.9.0.0-10.9.0.8, 10.8.0.0/16 } accept", false},
 		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.7-10.9.0.8 } accept", false},
 		{"ip saddr . ip daddr { 10.8.0.0/16 . 10.9.0.10-10.9.0.12 } accept", false},
 		{"ip daddr { 10.1.0.0, 10.9.0.10 } accept", false},

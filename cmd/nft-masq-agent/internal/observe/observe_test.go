@@ -28,6 +28,7 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/judge"
+	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/loop"
 	"nft-masq-agent/nft/xtables"
@@ -102,7 +103,7 @@ func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint32]bool
 		w.notes++
 		err = w.unread
 	})
-	return nil, false, errors.Join(ctx.Err(), err)
+	return map[uint32]bool{7: true, 8: true}, false, errors.Join(ctx.Err(), err)
 }
 
 func (w *world) Gather(ctx context.Context, _ nft.Policy, _ conntrack.History) (e conntrack.Evidence, err error) {
@@ -188,7 +189,19 @@ func (w *world) steps() loop.Steps {
 		}
 	}
 	return loop.Steps{
-		"legacy":      set(func(what string) { w.older = loop.OlderChains(what) }),
+		"legacy": set(func(what string) {
+			w.older = loop.OlderChains(what)
+			if what == "doubtful" {
+				w.older[0].Doubt = "a rule of it is unusual"
+			}
+		}),
+		"takeover": set(func(string) { w.all[0].(*olderAgents).o.TakeOver = true }),
+		"tables": set(func(list string) {
+			w.xtables = nil
+			for table := range strings.FieldsSeq(list) {
+				w.xtables = append(w.xtables, xtables.LegacyTable{Family: nfnetlink.IPv4, Table: table, Older: true})
+			}
+		}),
 		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
 		"evidence":    set(w.show),
 		"search-cost": set(func(cost string) { w.search.cost = nfttest.Must(time.ParseDuration(cost)) }),
@@ -254,7 +267,8 @@ func (w *world) ask() string {
 	}
 	var h conntrack.History
 	nfttest.Check(json.Unmarshal([]byte(text), &h))
-	return fmt.Sprintf("since %t, at the start %t, %d recently overruled", !h.Since.IsZero(), h.AtStart, len(h.Recent))
+	return fmt.Sprintf("since %t, at the start %t, %d noted, %d recently overruled", !h.Since.IsZero(), h.AtStart,
+		len(h.Earlier), len(h.Recent))
 }
 
 func TestObserversDoWhatTheirScriptsSay(t *testing.T) {

@@ -1,9 +1,20 @@
 package observe
 
 import (
+	"errors"
+	"net/netip"
 	"os"
+	"runtime"
 	"testing"
 	"time"
+
+	"nft-masq-agent/config"
+	"nft-masq-agent/nft"
+	"nft-masq-agent/nft/conntrack"
+	"nft-masq-agent/nft/kernel"
+	"nft-masq-agent/nft/native"
+	"nft-masq-agent/nft/nfnetlink"
+	"nft-masq-agent/nft/nfttest"
 )
 
 func TestSearchesForOlderAgentsTakeAtMostHalfAPercentOfTheTime(t *testing.T) {
@@ -57,4 +68,60 @@ func TestPassesGiveWayToAnotherPolicy(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An agent runs for months under the same policy.
+func TestPassesLeaveNothingBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.Settle()
+		before := runtime.NumGoroutine()
+		const passes = 10
+		begun := w.search.begun
+		for range passes {
+			w.Hangup <- os.Interrupt
+			w.Pass(2 * time.Minute)
+		}
+		if n := runtime.NumGoroutine() - before; n >= passes || w.search.begun < begun+passes {
+			t.Errorf("%d searches left %d goroutines", w.search.begun-begun, n)
+		}
+	})
+}
+
+// The host is the kernel of this network namespace.
+func TestConnectionsOfTheKernelAreReadAndDeleted(t *testing.T) {
+	t.Parallel()
+	top := nfttest.NewTopology(t)
+	nfttest.NFT(t, top.Outside, "table inet silent { chain out { type filter hook output priority 0; drop; }; }", "-f", "-")
+	nfttest.Run(t, top.Node, "*nat\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n"+
+		"-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 198.18.0.0/15 -j MASQUERADE\nCOMMIT\n", "iptables-nft-restore")
+	const syn = 0x02
+	for _, flow := range []nfttest.Flow{{Proto: nfttest.UDP}, {Proto: nfttest.TCP, Flags: syn}} {
+		flow.From = top.Pod
+		flow.Dst = netip.MustParseAddrPort("203.0.113.9:53")
+		nfttest.MustSend(t, top, flow)
+	}
+	build := func(cidr string) nft.Ruleset {
+		return *nft.Build(config.Defaults{}, nft.Options{Layout: native.Layout{}},
+			config.Source{Name: "config", Data: []byte("nonMasqueradeCIDRs: [" + cidr + "]\n")}).Ruleset
+	}
+	prior := build("0.0.0.0/0").Policy
+	inForce := build("10.0.0.0/8")
+	nfttest.In(t, top.Node, func() (any, error) {
+		c := nfnetlink.Dial()
+		defer func() { _ = c.Close() }()
+		k := Kernel{kernel.New(c)}
+		older, olderErr := k.Older(t.Context(), inForce)
+		stats, statsErr := k.Stats()
+		noted, full, noteErr := k.Note(t.Context(), inForce.Policy)
+		e, gatherErr := k.Gather(t.Context(), inForce.Policy, conntrack.History{Earlier: noted})
+		if len(older) != 1 || stats.Entries != 2 || len(noted) != 2 || full || len(e.Counts) != 1 || e.Counts[0].Stale != 2 {
+			t.Errorf("older %v, %+v, noted %v, full %t, %+v", older, stats, noted, full, e)
+		}
+		udp, udpErr := k.Flush(t.Context(), prior, inForce.Policy, config.StaleUDP)
+		all, allErr := k.Flush(t.Context(), prior, inForce.Policy, config.StaleAll)
+		if udp != 1 || all != 1 {
+			t.Errorf("deleted %d of UDP, then %d", udp, all)
+		}
+		return nil, errors.Join(olderErr, statsErr, noteErr, gatherErr, udpErr, allErr)
+	})
 }
