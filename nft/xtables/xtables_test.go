@@ -308,6 +308,38 @@ func TestRulesOfAnotherPolicyAreOurs(t *testing.T) {
 		slices.ContainsFunc(found, replaced) {
 		t.Errorf("found %q", found)
 	}
+	now, after := &nfnetlink.Batch{}, &nfnetlink.Batch{}
+	s := n.Read(t, want, nft.Contents)
+	s.Switch(now, after)
+	if _, ok := s.Installed(); !ok || now.Len()+after.Len() > 0 {
+		t.Errorf("installed %t; of what is right, it writes %d and %d messages", ok, now.Len(), after.Len())
+	}
+	n.Load(t, "flush chain ip nat POSTROUTING; flush chain ip6 nat POSTROUTING")
+	if installed, ok := n.Read(t, want, nft.Contents).Installed(); ok {
+		t.Errorf("without a jump, %+v is installed", installed)
+	}
+}
+
+// A jump that is to be deleted is read once more, because its handle alone does not tell what it is now.
+func TestJumpThatHasChangedSinceStays(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "nft")
+	const other = "ip saddr 10.9.0.0/16 "
+	for _, does := range []string{"replace rule ip nat POSTROUTING handle HANDLE " + other + "accept", "delete table ip nat"} {
+		n, want := modes.New(t, xtables.Read), wanted("A", nil)
+		n.Apply(t, want, nft.Contents)
+		n.Load(t, "add rule ip nat POSTROUTING "+other+"jump A")
+		s, now, after := n.Read(t, want, nft.Contents), &nfnetlink.Batch{}, &nfnetlink.Batch{}
+		rules, err := modes.Rules(n.Conn, nfnetlink.IPv4, xtables.NATTable, xtables.Postrouting)
+		nfttest.NoError(t, err)
+		n.Load(t, strings.ReplaceAll(does, "HANDLE", fmt.Sprint(rules[1].Handle)))
+		before := nfttest.ListRuleset(t, n.NS)
+		s.Switch(now, after)
+		if err := n.Conn.Commit(now); !errors.Is(err, nfnetlink.ErrReadAgain) {
+			t.Errorf("%s: %v", does, err)
+		}
+		nfttest.Same(t, "listing (-before +after)", before, nfttest.ListRuleset(t, n.NS))
+	}
 }
 
 // The kernel ends a dump at a rule that it cannot list.
