@@ -175,7 +175,7 @@ func take(packets map[uint32]*packet, e event) {
 		if !own || len(packets) == maxPackets {
 			return
 		}
-		p = sentByLoopback(packets, e)
+		p = continued(packets, e)
 		packets[e.packet] = p
 	}
 	if e.head != nil {
@@ -192,11 +192,13 @@ func take(packets map[uint32]*packet, e event) {
 	p.arrived = p.arrived || own && p.new && !p.loopback && strings.HasPrefix(e.chain.Name, endOf)
 }
 
-// sentByLoopback returns the packet that an event continues: the loopback interface gives a packet another
-// identity. Otherwise it returns a new one.
-func sentByLoopback(packets map[uint32]*packet, e event) *packet {
+// continued returns the packet that an event continues with another identity, otherwise a new one. The interface where a
+// packet arrived is a part of its identity. What leaves by the loopback interface begins again; what a bridge hands to
+// its own interface has met the chains of prerouting before (br_netfilter).
+func continued(packets map[uint32]*packet, e event) *packet {
+	goesOn := strings.HasPrefix(e.chain.Name, afterRouting)
 	for _, p := range packets {
-		if p.loopback && e.head != nil && p.head == *e.head {
+		if e.head != nil && p.head == *e.head && (p.loopback || goesOn && !p.arrived) {
 			return p
 		}
 	}

@@ -12,12 +12,14 @@ import (
 	"nft-masq-agent/nft/nfnetlink"
 )
 
-// The chains of the table. A packet passes the first two in prerouting or in output, and one of the last two unless
-// it is dropped.
+// The chains of the table. A packet passes the first two in prerouting or in output, the next two at the end of
+// prerouting and at the beginning of forward or input, and endOf in postrouting or input unless it is dropped.
 const (
-	beforeTracking = "before-tracking-"
-	afterTracking  = "after-tracking-"
-	endOf          = "end-of-"
+	beforeTracking   = "before-tracking-"
+	afterTracking    = "after-tracking-"
+	afterTranslation = "after-translation-"
+	afterRouting     = "after-routing-"
+	endOf            = "end-of-"
 )
 
 // confirmed is the bit of the conntrack status that all packets of a connection have but those until the first one is
@@ -37,13 +39,18 @@ func (q Query) table() *nfnetlink.Batch {
 	b.AddTable(nfnetlink.Inet, kernel.TraceTable)
 	// Priorities of include/uapi/linux/netfilter_ipv4.h: fragments are put together at -400, and connections
 	// are tracked at -200 and confirmed at the largest number.
+	const last = 1<<31 - 2
 	for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT} {
 		untracked := addChain(b, beforeTracking, hook, -399)
 		tracked := addChain(b, afterTracking, hook, -199)
 		q.addRules(b, fromOutside(hook), untracked, tracked)
 	}
+	addChain(b, afterTranslation, unix.NF_INET_PRE_ROUTING, last)
+	for _, hook := range []uint32{unix.NF_INET_FORWARD, unix.NF_INET_LOCAL_IN} {
+		addChain(b, afterRouting, hook, -last)
+	}
 	for _, hook := range []uint32{unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
-		addChain(b, endOf, hook, 1<<31-2)
+		addChain(b, endOf, hook, last)
 	}
 	return b
 }
