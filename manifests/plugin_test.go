@@ -214,6 +214,10 @@ func TestPluginAnswersByTheNamesOfNodesAndPods(t *testing.T) {
 			"explain --pod default/web 203.0.113.9:443 --trace=1ms", 1,
 			[]string{"kubectl -n default exec web -- nc -z -w 3 203.0.113.9 443\n"},
 		},
+		{
+			"explain --pod default/web '[2001:db8:1::1]:443' --trace=1ms", 1,
+			[]string{"kubectl -n default exec web -- nc -z -w 3 2001:db8:1::1 443\n", "did not come within 1ms"},
+		},
 		{"connections --seen-as " + seen4, 0, []string{"on the node node-1:\n", web4}},
 		{"connections --seen-as='" + seen6 + "'", 0, []string{"on the node node-1:\n", web6}},
 		{"connections --seen-as 198.51.100.77:1", 1, []string{"node-1: ", "198.51.100.77 is not an address of this node"}},
