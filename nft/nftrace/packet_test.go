@@ -78,6 +78,10 @@ func TestEventsBelongToPacketsThatBeganInTheTable(t *testing.T) {
 		{packet: 6, chain: own(afterTracking + "prerouting"), code: accept, head: seen("10.0.0.5:1")}, // sent again
 		{packet: 6, chain: foreign, kind: endsWithReturn},
 		{packet: 6, chain: foreign, kind: matchesRule, code: drop},
+		{packet: 7, chain: own(afterTracking + "prerouting"), code: accept, head: seen("10.0.0.7:1")},
+		{packet: 8, chain: own(afterRouting + "forward"), code: accept, head: seen("10.0.0.7:1")}, // a bridge handed it on
+		{packet: 8, chain: own(endOf + "postrouting"), code: accept, head: seen("10.0.0.7:1")},
+		{packet: 9, chain: own(afterRouting + "forward"), code: accept, head: seen("10.0.0.3:2")}, // that one has arrived
 	} {
 		take(packets, e)
 		if p := packets[3]; p != nil && p.arrived != (len(packets) > 2 && packets[4] != nil && len(p.events) == 4) {
@@ -88,13 +92,15 @@ func TestEventsBelongToPacketsThatBeganInTheTable(t *testing.T) {
 		}
 	}
 	got := ""
-	for id := range uint32(7) {
+	for id := range uint32(10) {
 		if p := packets[id]; p != nil {
 			got += fmt.Sprintf("%d: %d events, new %t, arrived %t\n", id, len(p.events), p.new, p.arrived)
 		}
 	}
 	nfttest.Same(t, "packets (-want +got)", "2: 3 events, new false, arrived false\n3: 4 events, new true, arrived true\n"+
-		"4: 4 events, new true, arrived true\n5: 2 events, new true, arrived true\n6: 3 events, new true, arrived false\n",
+		"4: 4 events, new true, arrived true\n5: 2 events, new true, arrived true\n6: 3 events, new true, arrived false\n"+
+		"7: 3 events, new true, arrived true\n8: 3 events, new true, arrived true\n"+
+		"9: 1 events, new false, arrived false\n",
 		got)
 }
 
