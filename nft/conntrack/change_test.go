@@ -137,6 +137,15 @@ func TestEntriesThatTheKernelKeepsDoNotEndADeletion(t *testing.T) {
 	if n := len(entries(t, newTable(dialIn(ns)))); n != 3 {
 		t.Errorf("%d are left", n)
 	}
+	forbidden := newTable(nfttest.Through(dialIn(ns), func(m *netlink.Message) error {
+		if m.Header.Type&0xff == msgDelete {
+			return unix.EPERM
+		}
+		return nil
+	}, nil))
+	if deleted, err := forbidden.Delete(t.Context(), toward("203.0.113.9")); !errors.Is(err, unix.EPERM) || deleted != 0 {
+		t.Errorf("without the right to do it: deleted %d: %v", deleted, err)
+	}
 }
 
 func TestDeletionEndsWithItsContextAndContinuesAfterAFailure(t *testing.T) {

@@ -18,9 +18,6 @@ type Step struct {
 func Explain(p nft.Policy, c nft.Connection) ([]Step, nft.Verdict) {
 	c.Src = c.Src.Unmap()
 	c.Dst = c.Dst.Unmap()
-	if c.FromNode {
-		c.InInterface = ""
-	}
 	f, enabled := p.Family(c.Dst.Is6())
 	if !enabled {
 		return []Step{{Question: "IPv6 is disabled (set enableIPv6 or --enable-ipv6)", Yes: true}}, nft.Exempt

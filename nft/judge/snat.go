@@ -72,6 +72,6 @@ func MissesAddress(p nft.Policy, r nft.SNATRule, src netip.Addr) bool {
 	if c.Dst.Is6() != src.Is6() || !matches(r, c.Src, c.Dst) {
 		return false
 	}
-	address, rule := SourceAddress(p, c)
-	return !address.IsValid() || rule.Number == 0
+	_, rule := SourceAddress(p, c)
+	return rule.Number == 0
 }

@@ -211,6 +211,12 @@ func TestNetworksAreTheMainTablesRoutes(t *testing.T) {
 			t.Errorf("no default route %s: %v", p, all)
 		}
 	}
+	nfttest.IP(t, top.Node, "-6 route del default")
+	for _, n := range nfttest.In(t, top.Node, Networks) {
+		if n.Prefix == netip.MustParsePrefix("::/0") && n.Type == unix.RTN_UNICAST {
+			t.Errorf("a default route of IPv6: %+v", n)
+		}
+	}
 }
 
 // A far end sees the address that is expected of masquerading.
@@ -236,6 +242,11 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 		{"others of its network", add + "192.0.2.7/24 dev eth0\n" + add + "2001:db8::7/64 dev eth0 nodad", v4, "the same"},
 		{"another network first", without + other + add + "192.0.2.1/24 dev eth0\n" + onLink, v4, v6},
 		{"no network of the gateway", without + other + onLink, "198.51.100.7", v6},
+		{
+			"the route names the second of two",
+			without + other + add + "203.0.114.7/24 dev eth0\n" + strings.TrimSpace(onLink) + " src 203.0.114.7",
+			"198.51.100.7", v6,
+		},
 		{"destination on the link", add + "203.0.113.1/24 dev eth0", "203.0.113.1", v6},
 		{"the route names another one", add + "192.0.2.7/32 dev lo\n" + named + "192.0.2.7", v4, v6},
 		{"the route of IPv6 does", add + "2001:db8::7/128 dev lo nodad\n" + named6 + "2001:db8::7", v4, v6},

@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -115,4 +117,54 @@ func TestAnswersAreThoseOfTheirRows(t *testing.T) {
 			s.Say(r.said.String())
 		}
 	})
+}
+
+func TestConfigsAreReadFromFilesManifestsAndStandardInput(t *testing.T) {
+	const file = "nonMasqueradeCIDRs: [10.1.0.0/16]\n"
+	const manifest = "kind: ConfigMap\ndata:\n  config: |\n    " + file
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config")
+	nfttest.NoError(t, os.WriteFile(path, []byte(file), 0o600))
+	for _, tt := range []struct {
+		path, input         string
+		mustExist, manifest bool
+		files               string // "": the defaults
+		problems            int
+		fails               bool
+	}{
+		{path: path, files: path},
+		{path: path, input: "neverRead: 1", files: path},
+		{path: filepath.Join(dir, "missing")},
+		{path: filepath.Join(dir, "missing"), mustExist: true, fails: true},
+		{path: "-", input: file, files: "standard input"},
+		{path: "/dev/stdin", input: file, files: "standard input"},
+		{path: "-", input: manifest, fails: true},
+		{path: "-", input: manifest, manifest: true, files: "standard input", problems: 1},
+		{path: "-", input: file, manifest: true, fails: true},
+	} {
+		o := *cli.AddRunFlags(flag.NewFlagSet("status", flag.ContinueOnError))
+		o.ConfigPath = tt.path
+		o.MustExist = tt.mustExist
+		o.Manifest = tt.manifest
+		if tt.input != "" {
+			o.Input = strings.NewReader(tt.input)
+		}
+		l, err := Load(o)
+		read := tt.fails || len(l.Ruleset.Policy.Families[0].List(config.KeyNonMasqueradeCIDRs).CIDRs) == 2
+		right := strings.Join(l.Files, " ") == tt.files && read == (tt.files != "") && len(l.Problems) == tt.problems
+		if (err != nil) != tt.fails || err == nil && !right {
+			t.Errorf("%+v: %v, %v: %v", tt, l.Files, l.Problems, err)
+		}
+	}
+}
+
+func TestLongListsAreCounted(t *testing.T) {
+	words := strings.Fields("a b c d e f g h i j")
+	for n, want := range map[int]string{
+		0: "", 1: "a", 8: "a, b, c, d, e, f, g, h", 9: "a, b, c, d, e, f, g, h and 1 more",
+	} {
+		if got := listed(words[:n]); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
 }

@@ -166,6 +166,16 @@ func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 	if count.Unjudged != 1 {
 		t.Errorf("%d are not judged, want the one in a zone", count.Unjudged)
 	}
+	plain := conntrack.NewComparison(testPolicy(t, ""), &conntrack.Node{})
+	leaving := conntrack.NewComparison(testPolicy(t, "masqueradeOutInterfaces: [eth0]"), &conntrack.Node{})
+	for _, policies := range [][2]*conntrack.Comparison{{plain, leaving}, {leaving, plain}} {
+		e := exampleOf("192.0.2.1", "").Entry
+		depends := NewRetranslations(policies[0], policies[1])
+		depends.Add(&e)
+		if depends.Unjudged != 1 || len(depends.List()) > 0 {
+			t.Errorf("by an interface that is not known: %d are not judged, %v", depends.Unjudged, depends.List())
+		}
+	}
 	var got []string
 	for _, c := range count.List() {
 		got = append(got, c.String())

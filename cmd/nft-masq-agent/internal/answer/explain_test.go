@@ -2,6 +2,7 @@ package answer
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -202,6 +203,27 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			details: "tcp 10.244.1.7:40000 to 203.0.113.9:443 is seen as 192.0.2.77:40000\n1 connection to it agrees with",
 		},
 		{
+			name: "answered ones contradict", code: Contradicted, sees: "192.0.2.77", should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				answered := exampleOf("192.0.2.77", conntrack.AgeOverruled)
+				answered.Status = conntrack.SeenReply
+				f.evidenceOf(conntrack.Count{Overruled: 1, Examples: []conntrack.Example{answered}}, agree)
+			},
+			headline: "1 connection to 203.0.113.9:443 shows 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
+				"program decides.",
+		},
+		{
+			name: "answered ones contradict, and others agree", code: Contradicted, should: "192.0.2.1",
+			facts: func(f *ExplainFacts) {
+				answered := exampleOf("192.0.2.77", conntrack.AgeOverruled)
+				answered.Status = conntrack.SeenReply
+				f.evidenceOf(conntrack.Count{
+					Agrees: 1, Overruled: 2, Examples: []conntrack.Example{answered, answered},
+				}, agree)
+			},
+			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1",
+		},
+		{
 			name: "they contradict, and it is not known when they began", code: Contradicted,
 			should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
@@ -343,6 +365,9 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 			if !strings.HasPrefix(x.Headline, tt.headline) || !strings.Contains(strings.Join(x.Details, "\n"), tt.details) {
 				t.Errorf("headline and details:\n%s\n%s\nwant\n%s\n%s", x.Headline, x.Details, tt.headline, tt.details)
 			}
+			if slices.ContainsFunc(x.Details, func(line string) bool { return strings.HasPrefix(line, "0 ") }) {
+				t.Errorf("nothing is a detail: %q", x.Details)
+			}
 			shown := text(t, &x)
 			if !strings.HasPrefix(shown, x.Headline+"\n") {
 				t.Errorf("the first line is not the headline:\n%s", shown)
@@ -375,6 +400,12 @@ The policy, for a connection from 10.244.1.7:
 2 connections to it date from an earlier policy.
 `
 	x := Explain(*f)
+	f.Packet.Src = netip.MustParseAddr("172.17.0.2")
+	other := Explain(*f)
+	if end := "yes, 10.0.0.0/8"; strings.Contains(text(t, &other), end) || !strings.Contains(text(t, &other),
+		"  2  source in masqueradeSrcCIDRs  no: not masqueraded\n     config:1:22\n") {
+		t.Errorf("of a source that is not listed:\n%s", text(t, &other))
+	}
 	_, shown, _ := strings.Cut(text(t, &x), "handle 7 of another program names one of the addresses: nft -a")
 	nfttest.Same(t, "explanation (-want +got)", want, shown)
 }

@@ -237,6 +237,18 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
+			name: "overruled connections of two entries", id: "connections-overruled",
+			first:   "3 connections that began under this policy contradict it: another program decides",
+			details: "is seen as 192.0.2.77:40000: anything else says otherwise", facts: func(f *StatusFacts) {
+				f.Evidence.Counts = []conntrack.Count{
+					{Entry: anything, Overruled: 2, Stale: 1, Examples: []conntrack.Example{
+						exampleOf("192.0.2.76", conntrack.AgeStale), exampleOf("192.0.2.77", conntrack.AgeOverruled),
+					}},
+					{Overruled: 1, Examples: []conntrack.Example{exampleOf("192.0.2.78", conntrack.AgeOverruled)}},
+				}
+			},
+		},
+		{
 			name: "overruled connections that have ended", id: "connections-overruled",
 			first: "2 connections that began under this policy contradict it: another program decides, or did: none is left, " +
 				"and this is said for ten minutes", facts: func(f *StatusFacts) {
@@ -316,12 +328,13 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "no free source ports", id: "source-ports",
 			first: "new tcp connections to 203.0.113.9:443 fail, or " +
-				"will", facts: func(f *StatusFacts) { f.Evidence.Fullest = fullPorts(-1) },
+				"will", details: "nft-masq-agent connections 203.0.113.9 names the pods", facts: func(f *StatusFacts) { f.Evidence.Fullest = fullPorts(-1) },
 		},
 		{
 			name: "a full block", id: "source-ports",
-			config: "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
-			first:  "new tcp connections of a pod to 203.0.113.9:443 fail, or will", facts: func(f *StatusFacts) {
+			config:  "masqueradeSrcCIDRs: [10.244.0.0/16]\nportsPerPod: 250\n",
+			first:   "new tcp connections of a pod to 203.0.113.9:443 fail, or will",
+			details: "for pods whose IP ends in one of [7] are in use there\n  have it reuse connections", facts: func(f *StatusFacts) {
 				f.Evidence.Fullest = fullPorts(7)
 			},
 		},
@@ -458,9 +471,11 @@ Connections by the entry that decides them:
 		t.Errorf("status -v:\n%s", shown)
 	}
 	f.Kernel.Hash = ""
-	absent := NewStatus(*f)
-	if shown := text(t, &absent); strings.Contains(shown, "since the counters") {
-		t.Errorf("status without rules:\n%s", shown)
+	for _, facts := range []*StatusFacts{f, healthy(t, "")} {
+		s := NewStatus(*facts)
+		if shown := text(t, &s); strings.Contains(shown, "since the counters") {
+			t.Errorf("status without counters, or without rules:\n%s", shown)
+		}
 	}
 }
 
