@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -188,6 +189,9 @@ func TestRulesetsAreTheSameIfTheKernelShouldHaveTheSame(t *testing.T) {
 			t.Errorf("mode %q, chain %q, %d and %d CIDRs, want %+v", tt.r.Mode(), tt.r.Chain(), ipv4, ipv6, tt)
 		}
 	}
+	if n := r.Elements(); n != 2 { // link-local destinations, and snatAddresses
+		t.Errorf("%d elements", n)
+	}
 	table := r.Tables[0]
 	if c := table.Chain("postrouting"); len(c.Rules) == 0 {
 		t.Error("the chain has no rules")
@@ -215,6 +219,61 @@ func TestOursAreTheWantedChains(t *testing.T) {
 	} {
 		if got := want.Owns(nfnetlink.Chain{Family: tt.family, Table: tt.table, Name: tt.chain}); got != tt.owns {
 			t.Errorf("%s %s %s: %t", tt.family, tt.table, tt.chain, got)
+		}
+	}
+	for _, tt := range []struct {
+		family nfnetlink.Family
+		table  string
+		has    bool
+	}{
+		{nfnetlink.IPv4, "nat", true},
+		{nfnetlink.IPv6, "nat", false},
+		{nfnetlink.IPv4, "filter", false},
+	} {
+		if got := want.HasTable(nfnetlink.Table{Family: tt.family, Name: tt.table}); got != tt.has {
+			t.Errorf("table %s %s: %t", tt.family, tt.table, got)
+		}
+	}
+}
+
+// The entries can be wider than the addresses from which connections can leave.
+func TestAddressesOfTheNodeAreThoseFromWhichConnectionsLeave(t *testing.T) {
+	c := config.Config{EnableIPv6: true, SNATAddresses: cases.CIDRs("0.0.0.0/0", "2000::/3")}
+	for in, want := range map[string]string{
+		"127.0.0.1 169.254.0.7 224.0.0.1 ::1 fe80::1": "[] []",
+		"198.51.100.8 198.51.100.7 198.51.100.8":      "[198.51.100.7 198.51.100.8] []",
+		"2001:db8::1 fd00::1":                         "[] [2001:db8::1]",
+	} {
+		r := nft.Compile(c, nft.Options{Layout: native.Layout{}}).WithAddresses(cases.Addrs(strings.Fields(in)...))
+		f := r.Policy.Families
+		if got := fmt.Sprint(f[0].PresentAddresses(), f[1].PresentAddresses()); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestEntriesAreFoundByAddress(t *testing.T) {
+	list := nft.NewList(cases.CIDRs("10.2.0.0/16", "10.0.0.0/16", "10.0.7.0/24"))
+	for address, want := range map[string]string{
+		"10.0.7.1": "10.0.0.0/16", "10.2.255.255": "10.2.0.0/16", "10.1.0.0": "", "9.255.255.255": "", "10.3.0.0": "",
+	} {
+		a := netip.MustParseAddr(address)
+		entry, found := list.Find(a)
+		if !found && want == "" && !list.Contains(a) {
+			continue
+		}
+		if !found || entry.String() != want || !list.Contains(a) {
+			t.Errorf("%s is in %s, %t; want %q", address, entry, found, want)
+		}
+	}
+}
+
+func TestFamiliesHaveNames(t *testing.T) {
+	for ipv6, want := range map[bool]string{false: "IPv4 ipv4 -v4 ip", true: "IPv6 ipv6 -v6 ip6"} {
+		f := nft.FamilyPolicy{IPv6: ipv6}
+		got := fmt.Sprint(nft.FamilyName(ipv6), " ", nft.FamilyKey(ipv6), " ", f.Suffix(), " ", f.NetfilterFamily())
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
 }
@@ -258,7 +317,8 @@ func TestBuildTakesWhatTheFileSaysAndRejectsWhatCannotBe(t *testing.T) {
 		MasqueradeSrcCIDRs: cases.CIDRs("10.0.0.0/8"), DropInvalid: true,
 		Enforce: true,
 	}
-	if p := nft.NewPolicy(c, nft.Options{Layout: xtables.Layout{ChainName: "X"}}); p.DropInvalid || p.Enforce != nil {
+	if p := nft.NewPolicy(c, nft.Options{Layout: xtables.Layout{ChainName: "X"}}); p.DropInvalid || p.Enforce != nil ||
+		len(p.Families[0].Conditions) != 1 { // the list of exempt destinations
 		t.Errorf("%+v", p)
 	}
 	p := nft.NewPolicy(c, nft.Options{Layout: native.Layout{}})

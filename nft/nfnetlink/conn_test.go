@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
@@ -344,6 +346,9 @@ func TestSocketThatCannotBeOpenedIsAnError(t *testing.T) {
 	if _, err := c.Generation(); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("the generation without a socket: error %v, want %v", err, unix.EMFILE)
 	}
+	if err := c.Commit(&nfnetlink.Batch{}); err != nil {
+		t.Errorf("a commit of nothing: %v", err)
+	}
 	if err := c.Commit(createTable("t")); !errors.Is(err, unix.EMFILE) {
 		t.Errorf("a commit without a socket: error %v, want %v", err, unix.EMFILE)
 	}
@@ -369,6 +374,66 @@ func TestAgainRepeatsWhatOthersMayHaveDisturbed(t *testing.T) {
 		if n != want || (got == nil) != (n == 2) {
 			t.Errorf("%v: %d times, %v", err, n, got)
 		}
+	}
+}
+
+// It is repeated five times, however slow it is, and for three seconds, however fast.
+func TestAgainEndsAfterAWhile(t *testing.T) {
+	for pause, fewest := range map[time.Duration]int{2 * time.Second: 5, time.Millisecond: 100} {
+		synctest.Test(t, func(t *testing.T) {
+			begun, n := time.Now(), 0
+			err := nfnetlink.Again(t.Context(), func() error {
+				n++
+				time.Sleep(pause)
+				return nfnetlink.ErrReadAgain
+			})
+			passed := time.Since(begun)
+			if !errors.Is(err, nfnetlink.ErrBusy) || n < fewest || pause > time.Second && n > fewest ||
+				passed < 3*time.Second || passed > 3*time.Second+5*pause+20*time.Millisecond {
+				t.Errorf("%s each: %d times, %s: %v", pause, n, passed, err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := nfnetlink.Again(ctx, func() error { return nfnetlink.ErrReadAgain }); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Without memory for the message nothing was sent. Without memory for the reply, the outcome is unknown.
+func TestRejectionsAreToldFromUnknownOutcomes(t *testing.T) {
+	ns := nfttest.NewNS(t, "conn")
+	fails := func(*netlink.Message) error { return unix.ENOBUFS }
+	dial := func() (*netlink.Conn, error) { return nfttest.DialNetfilter(ns) }
+	for _, tt := range []struct {
+		sent, received func(*netlink.Message) error
+		do             func(*nfnetlink.Batch)
+		op             nfnetlink.Op
+		want           error
+	}{
+		{fails, nil, func(*nfnetlink.Batch) {}, "send transaction", unix.ENOMEM},
+		{nil, fails, func(*nfnetlink.Batch) {}, "", unix.ENOBUFS},
+		{nil, nil, func(b *nfnetlink.Batch) { b.DelTable(nfnetlink.Inet, "x") }, "delete table", unix.ENOENT},
+		{nil, nil, func(b *nfnetlink.Batch) { b.DelSet(nfnetlink.Inet, "t", "x") }, "delete set", unix.ENOENT},
+		{nil, nil, func(b *nfnetlink.Batch) {
+			b.AddRule(nfnetlink.Rule{Family: nfnetlink.Inet, Table: "t", Chain: "x"})
+		}, nfnetlink.CreateRule, unix.ENOENT},
+		{nil, nil, func(b *nfnetlink.Batch) {
+			b.AddChain(nfnetlink.Chain{Family: nfnetlink.Inet, Table: "x", Name: "c"})
+		}, nfnetlink.CreateChain, unix.ENOENT},
+	} {
+		c, b := nfnetlink.New(dial), createTable("t")
+		if tt.want != unix.ENOENT {
+			c = nfnetlink.New(nfttest.Through(dial, tt.sent, tt.received))
+		}
+		tt.do(b)
+		err := c.Commit(b)
+		var rejected *nfnetlink.RejectedError
+		if errors.As(err, &rejected) != (tt.op != "") || rejected != nil && rejected.Op != tt.op || !errors.Is(err, tt.want) {
+			t.Errorf("%v, want %s: %v", err, tt.op, tt.want)
+		}
+		must(t, c.Close())
 	}
 }
 

@@ -3,6 +3,7 @@ package nfnetlink
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -93,6 +94,11 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 		}, nil)}
 	}
 	lookup := func(set string) Expr { return Expr{"lookup", attr(unix.NFTA_LOOKUP_SET, []byte(set)...)} }
+	jump := func(chain string) Expr {
+		verdict := attr(unix.NFTA_VERDICT_CODE, 0xff, 0xff, 0xff, 0xfd)
+		verdict = append(verdict, attr(unix.NFTA_VERDICT_CHAIN, []byte(chain)...)...)
+		return Expr{"immediate", attr(unix.NFTA_IMMEDIATE_DATA, attr(unix.NFTA_DATA_VERDICT, verdict...)...)}
+	}
 	eq := compare(0, 10)
 	for _, tt := range []struct {
 		name string
@@ -104,6 +110,14 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 		{"another value", eq, compare(0, 11), false},
 		{"a longer value that ends in zero", eq, compare(0, 10, 0), false}, // 10.0.0.0/8 and /16
 		{"another operator", eq, compare(1, 10), false},
+		{"another chain", jump("c"), jump("d"), false},
+		{"a chain with and without zero", jump("c"), jump("c\x00"), true},
+		{
+			"a map of verdicts",
+			Expr{"lookup", attr(unix.NFTA_LOOKUP_SET, 'a')},
+			Expr{"lookup", append(attr(unix.NFTA_LOOKUP_SET, 'a'), attr(unix.NFTA_LOOKUP_DREG, 0, 0, 0, 0)...)},
+			false,
+		},
 		{
 			"another order, a zero left out, the nesting flag",
 			eq,
@@ -121,8 +135,90 @@ func TestExpressionsAreComparedByEffect(t *testing.T) {
 			t.Errorf("%s: equal is not %t", tt.name, tt.want)
 		}
 	}
+	for name, types := range map[string][]uint16{
+		"immediate": {unix.NFTA_IMMEDIATE_DATA}, "bitwise": {unix.NFTA_BITWISE_MASK, unix.NFTA_BITWISE_XOR},
+		"range": {unix.NFTA_RANGE_FROM_DATA, unix.NFTA_RANGE_TO_DATA},
+	} {
+		for _, typ := range types {
+			short, long := Expr{name, attr(typ, value(1)...)}, Expr{name, attr(typ, value(1, 0)...)}
+			if Same([]Expr{short}, []Expr{long}) {
+				t.Errorf("%s: value %d is equal to a longer one that ends in zero", name, typ)
+			}
+		}
+	}
 	if Same([]Expr{eq, eq}, []Expr{eq}) {
 		t.Error("lists are not compared as a whole")
+	}
+}
+
+func TestRulesSayWhatTheyDo(t *testing.T) {
+	target := func(name string) []Expr {
+		return []Expr{{"target", attr(unix.NFTA_TARGET_NAME, []byte(name+"\x00")...)}}
+	}
+	nat := func(typ byte) []Expr { return []Expr{{"nat", attr(unix.NFTA_NAT_TYPE, 0, 0, 0, typ)}} }
+	for _, tt := range []struct {
+		exprs []Expr
+		want  string // the target, whether it returns, what it has counted, whether it translates sources
+	}{
+		{nil, "- false - false"},
+		{Marshal(IPv4, &expr.Verdict{Kind: expr.VerdictJump, Chain: "d"}), "d false - false"},
+		{Marshal(IPv4, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "d"}), "d false - false"},
+		{Marshal(IPv4, &expr.Verdict{Kind: expr.VerdictReturn}), "- true - false"},
+		{Marshal(IPv4, &expr.Verdict{Kind: expr.VerdictAccept}), "- false - false"},
+		{Marshal(IPv4, &expr.Counter{Packets: 7}, &expr.Verdict{Kind: expr.VerdictReturn}), "- true 7 false"},
+		{[]Expr{Masquerade(false, 0, 0)}, "- false - true"},
+		{nat(unix.NFT_NAT_SNAT), "- false - true"},
+		{nat(unix.NFT_NAT_DNAT), "- false - false"},
+		{target("MASQUERADE"), "- false - true"},
+		{target("SNAT"), "- false - true"},
+		{target("DNAT"), "- false - false"},
+	} {
+		r := Rule{Exprs: tt.exprs}
+		chain, jumps := r.Target()
+		if !jumps {
+			chain += "-"
+		}
+		packets, counts := r.Packets()
+		counted := fmt.Sprint(packets)
+		if !counts {
+			counted = "-"
+		}
+		if got := fmt.Sprint(chain, " ", r.Returns(), " ", counted, " ", r.TranslatesSources()); got != tt.want {
+			t.Errorf("%v: %s, want %s", tt.exprs, got, tt.want)
+		}
+	}
+}
+
+// A chain that is created again can be emptied and deleted again.
+func TestBatchDeletesOnceAndKnowsWhetherItChangesSomething(t *testing.T) {
+	chain, rule := Chain{Table: "t", Name: "c"}, Rule{Table: "t", Chain: "c", Handle: 7}
+	for i, tt := range []struct {
+		do      func(b *Batch)
+		length  int
+		changes bool
+	}{
+		{func(*Batch) {}, 0, false},
+		{func(b *Batch) { b.AddTable(Inet, "t"); b.AddChain(chain); b.AddCounter(Inet, "t", "o") }, 3, false},
+		{func(b *Batch) { b.FlushChain(chain.ID()); b.FlushChain(chain.ID()) }, 2, false},
+		{func(b *Batch) { b.DelRule(rule); b.DelRule(rule) }, 1, false},
+		{func(b *Batch) { b.DelChain(chain.ID()); b.DelChain(chain.ID()); b.FlushChain(chain.ID()) }, 1, true},
+		{func(b *Batch) {
+			b.DelChain(chain.ID())
+			b.AddChain(chain)
+			b.FlushChain(chain.ID())
+			b.DelChain(chain.ID())
+		}, 4, true},
+		{func(b *Batch) { b.AddRule(rule) }, 1, true},
+		{func(b *Batch) { b.DelTable(Inet, "t") }, 1, true},
+		{func(b *Batch) { b.DelSet(Inet, "t", "s") }, 1, true},
+		{func(b *Batch) { b.DelObject(Object{Table: "t", Name: "o"}) }, 1, true},
+		{func(b *Batch) { b.AddElements(Inet, "t", "s", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}) }, 1, true},
+	} {
+		b := &Batch{}
+		tt.do(b)
+		if b.Len() != tt.length || b.Changes() != tt.changes {
+			t.Errorf("%d: %d messages, want %d; changes %t", i, b.Len(), tt.length, b.Changes())
+		}
 	}
 }
 
