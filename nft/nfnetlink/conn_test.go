@@ -189,6 +189,33 @@ func TestMissingObjectsAreReported(t *testing.T) {
 	}
 }
 
+// A table that is created again is another one, and a set has the size that it was given.
+func TestTablesAndSetsAreToldApart(t *testing.T) {
+	t.Parallel()
+	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
+	b := createTable("t")
+	b.AddSet(nfnetlink.Set{
+		Family: nfnetlink.Inet, Table: "t", Name: "sized", Flags: unix.NFT_SET_EVAL, KeyType: 7, KeyLen: 4, Size: 7,
+	})
+	must(t, c.Commit(b))
+	sets, err := c.Sets(nfnetlink.Inet, "t")
+	must(t, err)
+	if len(sets) != 2 || sets[0].Size != 0 || sets[1].Size != 7 {
+		t.Errorf("sets are %+v", sets)
+	}
+	table, err := c.Table(nfnetlink.Inet, "t")
+	must(t, errors.Join(err, c.SameTable(table)))
+	b = &nfnetlink.Batch{}
+	b.DelTable(nfnetlink.Inet, "t")
+	must(t, c.Commit(b))
+	for range 2 { // it is gone, then there is another one
+		if err := c.SameTable(table); !errors.Is(err, nfnetlink.ErrReadAgain) {
+			t.Error(err)
+		}
+		must(t, c.Commit(createTable("t")))
+	}
+}
+
 // They take several messages, and fit the send buffer of an unprivileged process.
 func TestManyElementsFitOneTransaction(t *testing.T) {
 	c, _ := connIn(t, nfttest.NewNS(t, "conn"))
@@ -250,6 +277,7 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 		map m { type ipv4_addr : ipv4_addr; flags timeout
 			elements = { 0.0.0.0 : 198.51.100.11, 0.0.0.7 timeout 1h : 198.51.100.12, 0.0.0.8 : 198.51.100.13 }
 		}
+		set pairs { type ipv4_addr . ipv4_addr; flags interval; elements = { 10.0.0.1 . 10.0.0.2-10.0.0.5 }; }
 	}`, "nft", "-f", "-")
 	got := map[string]bool{}
 	err := c.EachElement(nfnetlink.Inet, "t", "m", func(e nfnetlink.Element) error {
@@ -261,6 +289,12 @@ func TestElementsOfMapsAreRead(t *testing.T) {
 		"[0 0 0 0] [198 51 100 11]": false, "[0 0 0 7] [198 51 100 12]": true, "[0 0 0 8] [198 51 100 13]": false,
 	}
 	nfttest.Same(t, "elements with a timeout (-want +got)", want, got)
+	must(t, c.EachElement(nfnetlink.Inet, "t", "pairs", func(e nfnetlink.Element) error {
+		if !e.Conditional || !slices.Equal(e.Last, []byte{10, 0, 0, 1, 10, 0, 0, 5}) {
+			t.Errorf("an interval of pairs is %+v", e)
+		}
+		return nil
+	}))
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
 	for _, s := range sets[:4] {

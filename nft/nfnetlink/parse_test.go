@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 )
 
@@ -189,6 +190,39 @@ func TestRulesSayWhatTheyDo(t *testing.T) {
 	}
 }
 
+func TestCommentsAreThoseOfIPTablesOrNFT(t *testing.T) {
+	match := func(name, info string) []Expr {
+		return []Expr{{"match", append(attr(unix.NFTA_MATCH_NAME, []byte(name+"\x00")...),
+			attr(unix.NFTA_MATCH_INFO, []byte(info+"\x00\x00")...)...)}}
+	}
+	ofNFT := userdata.AppendString(nil, userdata.TypeComment, "nft's")
+	for i, tt := range []struct {
+		rule Rule
+		want string
+	}{
+		{Rule{}, ""},
+		{Rule{UserData: ofNFT}, "nft's"},
+		{Rule{UserData: ofNFT, Exprs: match("mark", "x")}, "nft's"},
+		{Rule{UserData: ofNFT, Exprs: match("comment", "of iptables")}, "of iptables"},
+		{Rule{UserData: Signature()}, ""},
+	} {
+		if got := tt.rule.Comment(); got != tt.want {
+			t.Errorf("%d: %q, want %q", i, got, tt.want)
+		}
+	}
+}
+
+func TestAddressesAreLoadedFromTheirPlaces(t *testing.T) {
+	for _, tt := range []struct {
+		ipv6, source bool
+		offset, size uint32
+	}{{false, true, 12, 4}, {false, false, 16, 4}, {true, true, 8, 16}, {true, false, 24, 16}} {
+		if p := AddressPayload(tt.ipv6, tt.source); p.Offset != tt.offset || p.Len != tt.size {
+			t.Errorf("%+v: %d bytes at %d", tt, p.Len, p.Offset)
+		}
+	}
+}
+
 // A chain that is created again can be emptied and deleted again.
 func TestBatchDeletesOnceAndKnowsWhetherItChangesSomething(t *testing.T) {
 	chain, rule := Chain{Table: "t", Name: "c"}, Rule{Table: "t", Chain: "c", Handle: 7}
@@ -209,6 +243,7 @@ func TestBatchDeletesOnceAndKnowsWhetherItChangesSomething(t *testing.T) {
 			b.DelChain(chain.ID())
 		}, 4, true},
 		{func(b *Batch) { b.AddRule(rule) }, 1, true},
+		{func(b *Batch) { b.DelRule(rule) }, 1, false},
 		{func(b *Batch) { b.DelTable(Inet, "t") }, 1, true},
 		{func(b *Batch) { b.DelSet(Inet, "t", "s") }, 1, true},
 		{func(b *Batch) { b.DelObject(Object{Table: "t", Name: "o"}) }, 1, true},
