@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,10 +12,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/answer"
+	"nft-masq-agent/nft/nftrace"
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/netns"
 )
@@ -279,7 +283,13 @@ func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 		Proto: []nfttest.Proto{nfttest.UDP, nfttest.TCP}[l.sent%2], From: w.from, To: w.to,
 		Src: netip.AddrPortFrom(w.src, 20000+l.sent), Dst: netip.AddrPortFrom(w.dst, 9000),
 	}
-	s, err := nfttest.Send(flow)
+	meets := !p.apart || w.to != l.another
+	traced := meets && ((int(l.sent)+l.asked)%8 == 3 || nfttest.Long() || *update)
+	send := nfttest.Send
+	if traced {
+		send = func(flow nfttest.Flow) (nfttest.Sighting, error) { return l.traces(t, p.config+w.name, flow) }
+	}
+	s, err := send(flow)
 	if err != nil || s.Seen.Addr() != w.want {
 		t.Errorf("%s%s: %s sees %s of %s, want %s: %v", p.config, w.name, w.dst, s.Seen, w.src, w.want, err)
 	}
@@ -291,6 +301,57 @@ func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 	if x.Sees.IsValid() && x.Sees != w.want {
 		t.Errorf("%s%s: %s sees %s of %s, explain says: %s", p.config, w.name, w.dst, w.want, w.src, x.Headline)
 	}
+}
+
+// traces opens a connection while it is traced. The trace must say what the far end sees, and nft must show the rule
+// that it names.
+func (l *lab) traces(t *testing.T, at string, flow nfttest.Flow) (s nfttest.Sighting, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(5*time.Second))
+	defer cancel()
+	done := make(chan struct{})
+	send := func() {
+		s, err = nfttest.Send(flow)
+		close(done)
+	}
+	var got nftrace.Trace
+	l.check(l.top.Node.Do(func() (failure error) {
+		failure = nftrace.ErrRunning
+		for errors.Is(failure, nftrace.ErrRunning) && ctx.Err() == nil { // a program that is being started has the lock before
+			got, failure = nftrace.Run(ctx, nftrace.Query{From: flow.Src.Addr(), To: flow.Dst}, func() { go send() })
+		}
+		return failure
+	}))
+	<-done
+	translated := got.Outcome == nftrace.Translated
+	if got.SeenAs != s.Seen.String() || translated != (s.Seen != flow.Src) || translated && got.Rule == nil {
+		t.Errorf("%s: the far end sees %s, and the trace says:\n%s", at, s.Seen, got)
+	}
+	if got.Rule != nil && !shows(l.listed(got.Rule), got.Rule) {
+		t.Errorf("%s: %s, not by the rule %q:\n%s", at, got.Outcome, l.listed(got.Rule), got)
+	}
+	return s, err
+}
+
+// listed is what nft shows of a rule, in lower case; "" if there is none.
+func (l *lab) listed(r *nftrace.Rule) string {
+	l.t.Helper()
+	chain := nfttest.NFT(l.t, l.top.Node, "", strings.Fields(r.Command)[1:]...)
+	for line := range strings.Lines(chain) {
+		if strings.HasSuffix(line, fmt.Sprintf(" # handle %d\n", r.Handle)) {
+			return strings.ToLower(strings.TrimSpace(line))
+		}
+	}
+	return ""
+}
+
+// shows reports whether the text of a rule has the action that a trace names, and counted a packet if it counts.
+func shows(text string, r *nftrace.Rule) bool {
+	action := r.Action
+	if strings.Contains(text, "xt target") && action == "notrack" {
+		action = `"ct"`
+	}
+	return strings.Contains(text, action) && !strings.Contains(text, "packets 0 ")
 }
 
 // Next to other programs, pods get what the policy says, containers, machines and tailnets of

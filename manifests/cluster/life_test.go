@@ -47,12 +47,12 @@ func (r *traffic) send(ns *nfttest.NS, from netip.Addr, proto string, to netip.A
 			return
 		case <-time.After(2 * time.Millisecond): // others use the machine, too
 		}
-		seen, err := dialOnce(ns, from, proto, to)
+		seen, err := dialOnce(ns, from, proto, to, patience)
 		switch {
 		case err != nil:
 			r.lost.Add(1)
 			r.first.CompareAndSwap(nil, err.Error())
-		case seen != want:
+		case seen.Addr() != want:
 			r.opened.Add(1)
 			r.wrong.Add(1)
 			r.first.CompareAndSwap(nil, fmt.Sprintf("%s %s saw %s, want %s", proto, to, seen, want))

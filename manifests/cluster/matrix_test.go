@@ -54,6 +54,7 @@ type family struct {
 	masqueraded, exempt                   netip.Addr // outside
 	node1, node2, gate1                   netip.Addr
 	farService, nearService, nearBalancer netip.Addr
+	beyondService                         netip.Addr // of masqueraded
 	snat                                  netip.Addr // of node1
 	second                                netip.Addr // of near's other interface
 }
@@ -482,8 +483,9 @@ func answer(t *testing.T, ns *nfttest.NS, at netip.AddrPort, saw func(proto stri
 // service works once kube-proxy has seen it; dial retries until then.
 func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (seen netip.Addr, err error) {
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		if seen, err = dialOnce(ns, from, proto, to); err == nil {
-			return seen, nil
+		var at netip.AddrPort
+		if at, err = dialOnce(ns, from, proto, to, patience); err == nil {
+			return at.Addr(), nil
 		}
 	}
 	return seen, err
@@ -492,29 +494,31 @@ func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (see
 // patience is how long a connection may take on a busy machine.
 const patience = 20 * time.Second
 
-func dialOnce(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (netip.Addr, error) {
+func dialOnce(
+	ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort, patience time.Duration,
+) (seen netip.AddrPort, err error) {
 	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
 	if proto == "udp" {
 		d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
 	}
 	c, err := netns.In(ns, func() (net.Conn, error) { return d.Dial(proto, to.String()) })
 	if err != nil {
-		return netip.Addr{}, err
+		return seen, err
 	}
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		return netip.Addr{}, err
+		return seen, err
 	}
 	if proto == "udp" {
 		if _, err := c.Write([]byte("x")); err != nil {
-			return netip.Addr{}, err
+			return seen, err
 		}
 	}
 	b := make([]byte, 100)
 	n, err := c.Read(b)
 	if err != nil && err != io.EOF {
-		return netip.Addr{}, err
+		return seen, err
 	}
-	seen, err := netip.ParseAddrPort(string(b[:n]))
-	return seen.Addr().Unmap(), err
+	seen, err = netip.ParseAddrPort(string(b[:n]))
+	return netip.AddrPortFrom(seen.Addr().Unmap(), seen.Port()), err
 }
