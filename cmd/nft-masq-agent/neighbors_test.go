@@ -317,7 +317,8 @@ func (l *lab) traces(t *testing.T, at string, flow nfttest.Flow) (s nfttest.Sigh
 	var got nftrace.Trace
 	l.check(l.top.Node.Do(func() (failure error) {
 		failure = nftrace.ErrRunning
-		for errors.Is(failure, nftrace.ErrRunning) && ctx.Err() == nil { // a program that is being started has the lock before
+		// A program that is being started keeps the lock of the trace before open.
+		for errors.Is(failure, nftrace.ErrRunning) && ctx.Err() == nil {
 			got, failure = nftrace.Run(ctx, nftrace.Query{From: flow.Src.Addr(), To: flow.Dst}, func() { go send() })
 		}
 		return failure

@@ -83,7 +83,7 @@ func flannelNeighbors() (all []neighbor) {
 		without := plugin("bridge", "iptables", false) // "ipMasq": false in the delegate
 		all = append(all,
 			neighbor{
-				name: "flannel with --ip-masq, backend " + backend, pods: f.pods, named: named,
+				name: "--ip-masq, " + backend, pods: f.pods, named: named,
 				start:   func(l *lab) { f.start(l, "--ip-masq") },
 				restart: func(l *lab) { f.stop(); f.start(l, "--ip-masq") },
 				off: func(l *lab) {
@@ -99,7 +99,7 @@ func flannelNeighbors() (all []neighbor) {
 				masquerades: masquerades{exempt: true},
 			},
 			neighbor{
-				name: "flannel without --ip-masq, whose plugin then masquerades, backend " + backend, pods: f.pods,
+				name: "its plugin masquerades, " + backend, pods: f.pods,
 				named:       []string{"ip nat CNI-", "ip6 nat CNI-"},
 				start:       func(l *lab) { f.stop(); f.start(l) },
 				restart:     func(l *lab) { f.stop(); f.start(l) },
@@ -107,7 +107,7 @@ func flannelNeighbors() (all []neighbor) {
 				masquerades: masquerades{exempt: true, remote: true},
 			},
 			neighbor{
-				name:    "flannel without --ip-masq, ipMasq false in the delegate, backend " + backend,
+				name:    "ipMasq false in the delegate, " + backend,
 				pods:    without,
 				restart: func(l *lab) { f.stop(); f.start(l) },
 				off:     func(*lab) { f.stop() },

@@ -216,7 +216,7 @@ func pluginNeighbors(name string) (all []neighbor) {
 		}
 		with := plugin(name, backend, true)
 		all = append(all, neighbor{
-			name: name + " with ipMasq, backend " + backend, pods: with, named: named,
+			name: name + " with ipMasq, " + backend, pods: with, named: named,
 			start:       (*lab).routePods,
 			masquerades: masquerades{exempt: true, remote: true},
 			restart: func(l *lab) { // a pod that comes, and one that goes
@@ -235,7 +235,7 @@ func portmapNeighbors() (all []neighbor) {
 	for _, name := range []string{"bridge", "ptp"} {
 		for _, backend := range backends {
 			all = append(all, neighbor{
-				name: "portmap, backend " + backend + ", with " + name, pods: plugin(name, backend, false),
+				name: "portmap with " + name + ", " + backend, pods: plugin(name, backend, false),
 				start: (*lab).routePods,
 				restart: func(l *lab) {
 					p := l.newPod(l.nodes[1], l.network(l.nodes[1], 2, name, backend, false)[:1])
