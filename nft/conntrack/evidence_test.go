@@ -337,6 +337,39 @@ func TestAnswersShowAddressesAndEndpointsOnce(t *testing.T) {
 	}
 }
 
+func TestCountsWithContradictionsComeFirst(t *testing.T) {
+	lists := func(c *config.Config) {
+		c.NonMasqueradeCIDRs = cases.CIDRs("10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16", "10.5.0.0/16")
+	}
+	var all []Entry
+	for dst, shown := range map[string][]string{ // "overruled" and "stale" are translated
+		"10.1.0.9:53": {"agrees"}, "10.2.0.9:53": {"agrees", "agrees", "agrees"}, "10.3.0.9:53": {"stale", "stale"},
+		"10.4.0.9:53": {"overruled", "agrees"}, "10.5.0.9:53": {"agrees"},
+	} {
+		for _, what := range shown {
+			e := entryOf(unix.IPPROTO_UDP, "10.244.1.2:1", "", dst, "192.0.2.1:1")
+			switch what {
+			case "agrees":
+				e.Reply.Dst = e.Original.Src
+			case "stale":
+				e.ID = 7
+			}
+			all = append(all, e)
+		}
+	}
+	found := gather(lists, History{Earlier: map[uint32]bool{7: true}}, all...)
+	got := ""
+	for _, c := range found.Counts {
+		got += fmt.Sprintln(c.Entry, c.Open())
+		if same := found.Entry(c.Entry); same.Open() != c.Open() || same.Entry != c.Entry {
+			t.Errorf("%s: %+v", c.Entry, same)
+		}
+	}
+	const key = "nonMasqueradeCIDRs "
+	nfttest.Same(t, "counts (-want +got)", key+"10.4.0.0/16 2\n"+key+"10.3.0.0/16 2\n"+key+"10.2.0.0/16 3\n"+
+		key+"10.1.0.0/16 1\n"+key+"10.5.0.0/16 1\n", got)
+}
+
 func TestWhatIsKeptIsBounded(t *testing.T) {
 	many := func(c *config.Config) {
 		c.NonMasqueradeCIDRs = nil

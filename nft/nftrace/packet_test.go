@@ -464,8 +464,8 @@ func TestTextOfATrace(t *testing.T) {
 		},
 		{
 			Trace{Outcome: Kept, SeenAs: "10.244.1.2:9", Local: true, Rule: of(Agent, "return")},
-			"this node, at 203.0.113.9:53, sees 10.244.1.2:9, the sender's address: this agent's rule with handle 4 in chain ip " +
-				"x y exempts it\n",
+			"this node, at 203.0.113.9:53, sees 10.244.1.2:9, the sender's address: this agent's rule with handle 4 in chain " +
+				"ip x y exempts it\n",
 		},
 		{
 			Trace{Outcome: Kept, SeenAs: "10.244.1.2:9"},
@@ -473,8 +473,8 @@ func TestTextOfATrace(t *testing.T) {
 		},
 		{
 			Trace{Outcome: Untracked, SeenAs: "10.244.1.2:9", Rule: of(Older, "notrack")},
-			"203.0.113.9:53 sees 10.244.1.2:9, the sender's address: an older masquerade agent's rule with handle 4 in chain ip " +
-				"x y keeps it from being tracked, so that nothing translates it\n  on the node: nft -a\n\n",
+			"203.0.113.9:53 sees 10.244.1.2:9, the sender's address: an older masquerade agent's rule with handle 4 in " +
+				"chain ip x y keeps it from being tracked, so that nothing translates it\n  on the node: nft -a\n\n",
 		},
 		{
 			Trace{Outcome: Dropped, Rule: policy},

@@ -385,8 +385,8 @@ func TestTextOfAnExplanation(t *testing.T) {
 	for i := range 9 {
 		f.Others = append(f.Others, others.Rule{Table: "ip x", Chain: "y", Handle: uint64(i), Command: "nft -a"})
 	}
-	const want = "\n  and more: nft -a list ruleset\n  nft-masq-agent explain 10.9.0.9:443 --from 10.244.1.7 --protocol tcp " +
-		"--trace names each rule that the next connection meets" + `
+	const want = "\n  and more: nft -a list ruleset\n  nft-masq-agent explain 10.9.0.9:443 --from 10.244.1.7 " +
+		"--protocol tcp --trace names each rule that the next connection meets" + `
 no permission; the answer is from the config only
 
 The policy, for a connection from 10.244.1.7:

@@ -91,9 +91,11 @@ func TestPassesLeaveNothingBehind(t *testing.T) {
 func TestConnectionsOfTheKernelAreReadAndDeleted(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
-	nfttest.NFT(t, top.Outside, "table inet silent { chain out { type filter hook output priority 0; drop; }; }", "-f", "-")
+	const silent = "table inet silent { chain out { type filter hook output priority 0; drop; }; }"
+	nfttest.NFT(t, top.Outside, silent, "-f", "-")
 	nfttest.Run(t, top.Node, "*nat\n:IP-MASQ-AGENT -\n-A POSTROUTING -j IP-MASQ-AGENT\n"+
-		"-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 198.18.0.0/15 -j MASQUERADE\nCOMMIT\n", "iptables-nft-restore")
+		"-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -d 198.18.0.0/15 -j MASQUERADE\nCOMMIT\n",
+		"iptables-nft-restore")
 	const syn = 0x02
 	for _, flow := range []nfttest.Flow{{Proto: nfttest.UDP}, {Proto: nfttest.TCP, Flags: syn}} {
 		flow.From = top.Pod
