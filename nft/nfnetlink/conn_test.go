@@ -189,6 +189,36 @@ func TestMissingObjectsAreReported(t *testing.T) {
 	}
 }
 
+func TestTableIsWoken(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNS(t, "conn")
+	c, _ := connIn(t, ns)
+	for name, wake := range map[string]func(*nfnetlink.Batch, nfnetlink.Table){
+		"create": func(b *nfnetlink.Batch, table nfnetlink.Table) { b.AddTable(table.Family, table.Name) },
+		"wake":   (*nfnetlink.Batch).WakeTable,
+	} {
+		nfttest.Run(t, ns, "add table inet t { flags dormant; }", "nft", "-f", "-")
+		table, err := c.Table(nfnetlink.Inet, "t")
+		must(t, err)
+		b := &nfnetlink.Batch{}
+		wake(b, table)
+		must(t, c.Commit(b))
+		woken, err := c.Table(nfnetlink.Inet, "t")
+		if err != nil || !table.Dormant() || woken.Dormant() {
+			t.Errorf("%s: %+v, then %+v: %v", name, table, woken, err)
+		}
+	}
+}
+
+func TestHooksAreCompared(t *testing.T) {
+	nat, filter := &nfnetlink.Hook{Type: "nat"}, &nfnetlink.Hook{Type: "filter"}
+	var none *nfnetlink.Hook
+	if !nat.Equal(&nfnetlink.Hook{Type: "nat"}) || nat.Equal(filter) || nat.Equal(none) || none.Equal(nat) ||
+		!none.Equal(nil) {
+		t.Error("hooks are equal that are not, or the other way round")
+	}
+}
+
 // A table that is created again is another one, and a set has the size that it was given.
 func TestTablesAndSetsAreToldApart(t *testing.T) {
 	t.Parallel()
@@ -198,15 +228,31 @@ func TestTablesAndSetsAreToldApart(t *testing.T) {
 		Family: nfnetlink.Inet, Table: "t", Name: "sized", Flags: unix.NFT_SET_EVAL, KeyType: 7, KeyLen: 4, Size: 7,
 	})
 	must(t, c.Commit(b))
+	if generation, err := c.Generation(); err != nil || b.Generation != generation {
+		t.Errorf("generation %d, and then %d: %v", b.Generation, generation, err)
+	}
 	sets, err := c.Sets(nfnetlink.Inet, "t")
 	must(t, err)
 	if len(sets) != 2 || sets[0].Size != 0 || sets[1].Size != 7 {
 		t.Errorf("sets are %+v", sets)
 	}
+	must(t, c.Commit(createTable("u")))
+	if objects, err := c.Objects(nfnetlink.Inet, "t"); err != nil || len(objects) != 1 || objects[0].Table != "t" {
+		t.Errorf("objects are %+v: %v", objects, err)
+	}
 	table, err := c.Table(nfnetlink.Inet, "t")
 	must(t, errors.Join(err, c.SameTable(table)))
 	b = &nfnetlink.Batch{}
+	b.DelEmptyTable(table)
+	if err := c.Commit(b); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("a table that is not empty is deleted: %v", err)
+	}
+	b = &nfnetlink.Batch{}
 	b.DelTable(nfnetlink.Inet, "t")
+	must(t, c.Commit(b))
+	b = &nfnetlink.Batch{}
+	b.AddTable(nfnetlink.Inet, "empty")
+	b.DelEmptyTable(nfnetlink.Table{Family: nfnetlink.Inet, Name: "empty"})
 	must(t, c.Commit(b))
 	for range 2 { // it is gone, then there is another one
 		if err := c.SameTable(table); !errors.Is(err, nfnetlink.ErrReadAgain) {

@@ -205,6 +205,7 @@ func TestCommentsAreThoseOfIPTablesOrNFT(t *testing.T) {
 		{Rule{UserData: ofNFT, Exprs: match("mark", "x")}, "nft's"},
 		{Rule{UserData: ofNFT, Exprs: match("comment", "of iptables")}, "of iptables"},
 		{Rule{UserData: Signature()}, ""},
+		{Rule{UserData: []byte{CommentData, 9, 'x'}}, ""}, // a wrong length
 	} {
 		if got := tt.rule.Comment(); got != tt.want {
 			t.Errorf("%d: %q, want %q", i, got, tt.want)
