@@ -94,7 +94,7 @@ func (w *world) serveOutside() {
 	}
 }
 
-// traces traces a connection of each family and protocol.
+// traces opens and traces a connection of each family and protocol.
 func (w *world) traces(t *testing.T, row traced) {
 	plain := policies[0]
 	for _, f := range w.families {
@@ -189,7 +189,7 @@ ip6 saddr fd00:10:244::/56 ip6 daddr fd00:9::9 drop
 // each is how many connections of a pod are opened to each exempt address over TCP, and over UDP.
 const each = 10
 
-// opens opens connections to the exempt addresses, and says how many were answered to whom.
+// opens has the pod open connections to the exempt addresses, and says how many were answered.
 func (w *world) opens(t *testing.T, want place) string {
 	t.Helper()
 	var answered atomic.Int64
