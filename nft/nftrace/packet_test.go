@@ -116,6 +116,7 @@ func TestWhatIsKeptOfPacketsIsBounded(t *testing.T) {
 		t.Errorf("%d packets, %d events", len(packets), len(packets[1].events))
 	}
 	take(packets, event{packet: 1, chain: foreign, code: drop}) // the end is not missed
+	take(packets, event{packet: 1, chain: foreign, kind: endsWithReturn})
 	if answer(packets, false) != packets[1] {
 		t.Error("a packet with more events has no end")
 	}
