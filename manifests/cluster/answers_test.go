@@ -218,6 +218,9 @@ func (w *world) opens(t *testing.T, want place) string {
 func (w *world) silence(t *testing.T) string {
 	nfttest.NFT(t, w.outside, dropsPods, "-f", "-")
 	forget(t, w.nodes[0].NS)
+	for _, name := range []string{"udp_timeout", "tcp_timeout_syn_sent"} { // until all have been asked
+		must(t, w.nodes[0].NS.Sysctl("net.netfilter.nf_conntrack_"+name, "600"))
+	}
 	for _, f := range w.families { // UDP counts on ports on which somebody answers
 		_, err := dial(w.hosts["near"], f.near, "udp", netip.AddrPortFrom(f.masqueraded, 8080))
 		must(t, err)
