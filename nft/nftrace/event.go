@@ -47,8 +47,7 @@ const (
 	tracePolicy          = 16
 
 	endsWithPolicy = 1
-	endsWithReturn = 2
-	matchesRule    = 3
+	endsWithReturn = 2 // in Linux 5.10 also because of a rule, which the event then names
 )
 
 func parseEvent(m netlink.Message) (event, bool) {

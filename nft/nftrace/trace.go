@@ -147,7 +147,7 @@ func describe(c *nfnetlink.Conn, events []event) Trace {
 			}
 			continue
 		}
-		if e.kind != matchesRule || e.handle == 0 { // it is the end of the chain
+		if e.handle == 0 { // it is the end of the chain
 			continue
 		}
 		depth := slices.Index(calls, e.chain.Name)
