@@ -393,6 +393,7 @@ func TestElementsAreReadOnlyWhereTheyMayStay(t *testing.T) {
 	if some := filled(again()); some == 0 {
 		t.Error("what an earlier attempt did not fill was not filled")
 	}
+	n.Load(t, "delete set inet nft-masq-agent non-masq-v4-b")
 	if some, none := filled(staged), filled(again()); some == 0 || none != 0 {
 		t.Errorf("%d elements were filled, then %d", some, none)
 	}
@@ -462,6 +463,9 @@ func TestFrameSeesWhatTheKernelCounts(t *testing.T) {
 		n.Load(t, strings.ReplaceAll(tt.does, "TABLE", "inet nft-masq-agent"))
 		s, err := native.Read(n.Conn, tt.want, first, nft.Frame, nil)
 		nfttest.NoError(t, err)
+		if strings.HasPrefix(tt.does, "delete element") && nfttest.KernelBefore(t, 6, 18) {
+			tt.finds = nil // it counts no elements
+		}
 		found := modes.Texts(s)
 		if !modes.Match(found, tt.finds) {
 			t.Errorf("%q: found %q, want %q", tt.does, found, tt.finds)
