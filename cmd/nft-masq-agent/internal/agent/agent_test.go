@@ -165,10 +165,10 @@ func TestLargeSetsDoNotDelayOtherRepairs(t *testing.T) {
 // Reading 100,000 CIDRs once takes more than 1 % of a minute.
 func TestElementsOfManyCIDRsAreReadWhenOthersPauseOrTenMinutesLater(t *testing.T) {
 	const cost = 750 * time.Millisecond
-	start := func(w *world) {
+	start := func(w *world, cidrs int) {
 		w.Cost = cost
 		var list []string
-		for n := range 10_001 {
+		for n := range cidrs {
 			list = append(list, fmt.Sprintf("11.%d.%d.%d/32", n>>16, n>>8&0xff, n&0xff))
 		}
 		w.Gets(strings.Join(list, ", "))
@@ -179,7 +179,7 @@ func TestElementsOfManyCIDRsAreReadWhenOthersPauseOrTenMinutesLater(t *testing.T
 	const restored = "rules were changed by another program; restored"
 	for _, every := range []time.Duration{10 * time.Millisecond, time.Second, 9 * time.Second} {
 		inBubble(t, func(t *testing.T, w *world) {
-			start(w)
+			start(w, 12_000)
 			w.Next(5*time.Second, every)
 			w.Locked(func() { w.Exchanged = true })
 			w.Next(9*time.Minute, every)
@@ -193,11 +193,18 @@ func TestElementsOfManyCIDRsAreReadWhenOthersPauseOrTenMinutesLater(t *testing.T
 		})
 	}
 	inBubble(t, func(t *testing.T, w *world) {
-		start(w)
+		start(w, 12_000)
 		w.Pass(5 * time.Second)
 		w.Locked(func() { w.Exchanged = true })
 		w.Commit()
 		w.Pass(12 * time.Second)
+		w.WantLines(restored)
+	})
+	inBubble(t, func(t *testing.T, w *world) {
+		start(w, 10_000) // and the link-local range
+		w.Cost = 30 * time.Millisecond
+		w.Locked(func() { w.Exchanged = true })
+		w.Next(30*time.Second, 10*time.Millisecond)
 		w.WantLines(restored)
 	})
 }

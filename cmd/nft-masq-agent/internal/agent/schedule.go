@@ -24,7 +24,7 @@ const (
 // that commits again and again that would be more than 1 % of the first minute. So more than fewElements are read once
 // nobody has committed for quietTime, or when a resync may read them again.
 const (
-	fewElements = 10_000
+	fewElements = 11_000 // 10,000 CIDRs, and what the sets contain besides
 	quietTime   = 10 * time.Second
 )
 
