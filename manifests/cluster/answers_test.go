@@ -140,6 +140,7 @@ func (w *world) trace(
 		args = append(args, "--pod", "default/near")
 	} else {
 		args = append(args, "--from", from.String())
+		args = append(args, w.flags...)
 	}
 	cmd := exec.Command(program, args...)
 	var out, stderr bytes.Buffer

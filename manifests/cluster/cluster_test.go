@@ -32,8 +32,9 @@ type world struct {
 	inside  []*nfttest.NS // the nodes' namespaces
 	nodes   []*cluster.Node
 	mode    string // of the agent
-	// ask runs a command of the agent on node1.
-	ask func(args ...string) (string, error)
+	// ask runs a command of the agent on node1, with flags.
+	ask   func(args ...string) (string, error)
+	flags []string
 	// condition is the rule of routing by mark, on which answers of explain depend.
 	condition string
 

@@ -76,9 +76,9 @@ func (f *flannel) commands(l *lab) (commands [][]string) {
 func flannelNeighbors() (all []neighbor) {
 	for _, backend := range backends {
 		f := &flannel{backend: backend}
-		named := []string{"ip flannel-ipv4 postrtg", "ip6 flannel-ipv6 postrtg"}
+		named := [2]string{"ip flannel-ipv4 postrtg", "ip6 flannel-ipv6 postrtg"}
 		if backend == "iptables" {
-			named = []string{"ip nat FLANNEL-POSTRTG", "ip6 nat FLANNEL-POSTRTG"}
+			named = [2]string{"ip nat FLANNEL-POSTRTG", "ip6 nat FLANNEL-POSTRTG"}
 		}
 		without := plugin("bridge", "iptables", false) // "ipMasq": false in the delegate
 		all = append(all,
@@ -100,7 +100,7 @@ func flannelNeighbors() (all []neighbor) {
 			},
 			neighbor{
 				name: "its plugin masquerades, " + backend, pods: f.pods,
-				named:       []string{"ip nat CNI-", "ip6 nat CNI-"},
+				named:       [2]string{"ip nat CNI-", "ip6 nat CNI-"},
 				start:       func(l *lab) { f.stop(); f.start(l) },
 				restart:     func(l *lab) { f.stop(); f.start(l) },
 				off:         func(l *lab) { l.renew(without) },

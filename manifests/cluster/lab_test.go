@@ -60,8 +60,9 @@ func newLab(t *testing.T) *lab {
 	w, p := newNetwork(t)
 	l := &lab{world: w, plugins: filepath.Join(string(p), "cni")}
 	l.Control = cluster.StartControl(t, w.outside, p, "192.0.2.100", "")
+	l.flags = []string{"--probe-socket", l.Dir + "/probe"}
 	l.ask = func(args ...string) (string, error) {
-		return l.inside[0].Output("", agent.Program(t), append(args, "--probe-socket", l.Dir+"/probe")...)
+		return l.inside[0].Output("", agent.Program(t), append(args, l.flags...)...)
 	}
 	for i, ns := range l.inside {
 		n := l.NewNode(ns, i+1)

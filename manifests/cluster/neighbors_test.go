@@ -2,12 +2,14 @@ package cluster_test
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"nft-masq-agent/manifests/cluster"
+	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nfttest"
 )
 
@@ -22,8 +24,8 @@ type neighbor struct {
 	// off is the way of manifests/README.md to turn its masquerading off.
 	off         func(l *lab)
 	masquerades masquerades
-	// named is what status says about its rules.
-	named []string
+	// named is the beginning of what a trace says of its rule that masquerades, for each family.
+	named [2]string
 }
 
 // podInterface is where packets of the pods of a network arrive.
@@ -76,19 +78,24 @@ func (l *lab) labMatrix(t *testing.T, name string, masq masquerades, p policy) {
 	}
 }
 
-const remedy = "Turn off masquerading in that program, or set enforceNonMasquerade"
-
-// says compares what status says of other programs' rules.
-func (l *lab) says(t *testing.T, name string, want ...string) {
+// says compares what status says of connections that another program decides, and which rule a trace names for each
+// family, with what is so.
+func (l *lab) says(t *testing.T, name string, named [2]string) {
 	t.Helper()
+	const contradicted = "that began under this policy contradict it: another program decides"
 	out, _ := l.ask("status")
-	text := strings.Join(strings.Fields(out), " ")
-	if len(want) == 0 && strings.Contains(text, remedy) {
-		t.Errorf("%s: status names rules:\n%s", name, out)
+	others := named != [2]string{}
+	if strings.Contains(strings.Join(strings.Fields(out), " "), contradicted) != others {
+		t.Errorf("%s: another program decides is %t, and status says:\n%s", name, others, out)
 	}
-	for _, part := range want {
-		if !strings.Contains(text, part) || !strings.Contains(text, remedy) {
-			t.Errorf("%s: status lacks %q:\n%s", name, part, out)
+	if !others {
+		return
+	}
+	for i, f := range l.families {
+		to := netip.AddrPortFrom(exempt(f, policies[0]), 8080)
+		got, seen := l.trace(t, "near", false, f.source("near"), "tcp", to)
+		if got.SeenAs != conntrack.HostPort(seen) || !strings.HasPrefix(decided(got), "other: "+named[i]) {
+			t.Errorf("%s: the far end sees %s, the rule is in %s, and the trace says:\n%s", name, seen, named[i], got)
 		}
 	}
 }
@@ -113,11 +120,11 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 			name := nb.name + ", kube-proxy " + mode + ", " + p.name
 			l.enforce(p.config)
 			l.labMatrix(t, name, nb.masquerades, p)
-			var named []string
+			var named [2]string
 			if !strings.Contains(p.config, "enforceNonMasquerade") {
 				named = nb.named
 			}
-			l.says(t, name, named...)
+			l.says(t, name, named)
 		}
 		if nb.restart != nil {
 			l.watch(t, list[3], l.families, func() { nb.restart(l) })
@@ -130,7 +137,7 @@ func (l *lab) next(t *testing.T, nb neighbor) {
 		l.startProxies(proxyModes()[0])
 		l.enforce(list[0].config)
 		l.labMatrix(t, nb.name+", turned off", masquerades{}, list[0])
-		l.says(t, nb.name+", turned off")
+		l.says(t, nb.name+", turned off", [2]string{})
 		if text := l.masquerading(t); text != "" {
 			t.Errorf("%s: left:\n%s", nb.name, text)
 		}
@@ -210,9 +217,10 @@ func TestNextTo(t *testing.T) {
 // pluginNeighbors are those of a CNI plugin that masquerades.
 func pluginNeighbors(name string) (all []neighbor) {
 	for _, backend := range backends {
-		named := []string{"inet cni_plugins_masquerade masq_checks"}
+		const table = "inet cni_plugins_masquerade masq_checks"
+		named := [2]string{table, table}
 		if backend == "iptables" {
-			named = []string{"ip nat CNI-", "ip6 nat CNI-"}
+			named = [2]string{"ip nat CNI-", "ip6 nat CNI-"}
 		}
 		with := plugin(name, backend, true)
 		all = append(all, neighbor{
@@ -256,9 +264,10 @@ func kindnetNeighbors() []neighbor {
 		nfttest.NFT(l.t, l.inside[0], "add table inet kindnet-ipmasq\ndelete table inet kindnet-ipmasq\n"+string(rules),
 			"-f", "-")
 	}
+	const chain = "inet kindnet-ipmasq postrouting"
 	return []neighbor{{
 		name: "kindnet's rules", pods: plugin("ptp", "nftables", false), masquerades: masquerades{exempt: true},
-		named: []string{"inet kindnet-ipmasq postrouting"},
+		named: [2]string{chain, chain},
 		start: func(l *lab) { l.routePods(); load(l) },
 		restart: func(l *lab) { // as at each change of a Node
 			for range 50 {
