@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"text/tabwriter"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"nft-masq-agent/config"
 )
@@ -121,26 +121,33 @@ func Fit(text string) string {
 // JSON writes an answer as one line of JSON. Characters that a terminal does not show are escaped, as JSON
 // escapes control characters: all of them are in strings.
 func JSON(w io.Writer, answer any) error {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	err := encoder.Encode(answer)
-	if err != nil {
-		return fmt.Errorf("output: %w", err)
-	}
-	return Print(w, false, func(t Text) {
-		for {
-			r, _, err := text.ReadRune()
-			if err != nil {
-				return
-			}
-			if r < 0x7f || unicode.IsPrint(r) {
-				_, _ = t.out.WriteRune(r)
-				continue
-			}
-			for _, unit := range utf16.AppendRune(nil, r) {
-				_, _ = fmt.Fprintf(t.out, `\u%04x`, unit)
-			}
-		}
+	var failed error
+	err := Print(w, false, func(t Text) {
+		encoder := json.NewEncoder(printable{t.out})
+		encoder.SetEscapeHTML(false)
+		failed = encoder.Encode(answer)
 	})
+	if failed != nil {
+		return fmt.Errorf("output: %w", failed)
+	}
+	return err
+}
+
+// A printable writer escapes what a terminal does not show. Nobody writes a part of a character to it.
+type printable struct{ out *bufio.Writer }
+
+func (p printable) Write(text []byte) (int, error) {
+	written := len(text)
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		text = text[size:]
+		if r < 0x7f || unicode.IsPrint(r) {
+			_, _ = p.out.WriteRune(r)
+			continue
+		}
+		for _, unit := range utf16.AppendRune(nil, r) {
+			_, _ = fmt.Fprintf(p.out, `\u%04x`, unit)
+		}
+	}
+	return written, nil
 }
