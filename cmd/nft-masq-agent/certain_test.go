@@ -121,7 +121,9 @@ func TestOnlyWhatContradictsThePolicyIsListedAndDeleted(t *testing.T) {
 			}
 			t.Run(s.place+" "+string(mode), func(t *testing.T) {
 				t.Parallel()
-				(&opening{trafficNode: newTrafficNode(t), situation: s, flag: "--mode=" + string(mode), port: 5000}).play()
+				n := newTrafficNode(t)
+				n.lasting()
+				(&opening{trafficNode: n, situation: s, flag: "--mode=" + string(mode), port: 5000}).play()
 			})
 		}
 	}

@@ -40,6 +40,19 @@ func newTrafficNode(t *testing.T) trafficNode {
 	return trafficNode{nodeIn(t, top.Node), top, new(uint16), new([]string)}
 }
 
+// lasting makes timeouts of connections longer, which are shorter than a test on a slow machine. A user namespace may
+// lack them.
+func (n trafficNode) lasting() {
+	for _, name := range []string{
+		"udp_timeout", "udp_timeout_stream", "sctp_timeout_cookie_wait", "sctp_timeout_cookie_echoed",
+		"sctp_timeout_established", "sctp_timeout_closed", "sctp_timeout_shutdown_sent", "sctp_timeout_shutdown_recd",
+		"sctp_timeout_shutdown_ack_sent", "tcp_timeout_close", "tcp_timeout_time_wait", "tcp_timeout_fin_wait",
+		"tcp_timeout_close_wait", "tcp_timeout_last_ack",
+	} {
+		_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600")
+	}
+}
+
 // enforce applies the rules of a config, and leaves its file for the commands.
 func (n trafficNode) enforce(text string, flags ...string) nft.Ruleset {
 	n.t.Helper()
@@ -130,15 +143,7 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
 	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
-	// They are shorter than the test on a slow machine. A user namespace may lack them.
-	for _, name := range []string{
-		"udp_timeout", "udp_timeout_stream", "sctp_timeout_cookie_wait", "sctp_timeout_cookie_echoed",
-		"sctp_timeout_established", "sctp_timeout_closed", "sctp_timeout_shutdown_sent", "sctp_timeout_shutdown_recd",
-		"sctp_timeout_shutdown_ack_sent", "tcp_timeout_close", "tcp_timeout_time_wait", "tcp_timeout_fin_wait",
-		"tcp_timeout_close_wait", "tcp_timeout_last_ack",
-	} {
-		_ = n.top.Node.Sysctl("net.netfilter.nf_conntrack_"+name, "600")
-	}
+	n.lasting()
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
 	n.enforce("", "--enable-ipv6")
 	for _, proto := range protocols {
