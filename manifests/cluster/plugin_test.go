@@ -24,8 +24,8 @@ func TestPluginAnswersByPodName(t *testing.T) {
 	ask("status "+w.nodes[1].Name, "in sync: ")
 	for _, f := range w.families {
 		pod := "\n" + f.near.String() + " is the pod default/near\n"
-		ask("explain --pod default/near "+f.masqueraded.String(), f.masqueraded.String()+" sees "+f.node1.String(), pod)
-		ask("explain --pod default/near "+f.exempt.String(), f.exempt.String()+" sees "+f.near.String(), pod)
+		ask("explain --pod default/near "+f.masqueraded.String(), f.masqueraded.String()+" should see "+f.node1.String(), pod)
+		ask("explain --pod default/near "+f.exempt.String(), f.exempt.String()+" should see "+f.near.String(), pod)
 		seen, err := dialOnce(w.hosts["near"], f.near, "udp", netip.AddrPortFrom(f.masqueraded, 8080), patience)
 		must(t, err)
 		ask("connections --seen-as "+seen.Addr().String(), "on the node "+w.nodes[0].Name+":\n", pod)
