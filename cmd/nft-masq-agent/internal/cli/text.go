@@ -123,7 +123,7 @@ func Fit(text string) string {
 func JSON(w io.Writer, answer any) error {
 	var failed error
 	err := Print(w, false, func(t Text) {
-		encoder := json.NewEncoder(printable{t.out})
+		encoder := json.NewEncoder(printable(t))
 		encoder.SetEscapeHTML(false)
 		failed = encoder.Encode(answer)
 	})
