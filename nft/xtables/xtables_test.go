@@ -325,7 +325,10 @@ func TestJumpThatHasChangedSinceStays(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
 	const other = "ip saddr 10.9.0.0/16 "
-	for _, does := range []string{"replace rule ip nat POSTROUTING handle HANDLE " + other + "accept", "delete table ip nat"} {
+	for _, does := range []string{
+		"replace rule ip nat POSTROUTING handle HANDLE " + other + "accept",
+		"delete table ip nat",
+	} {
 		n, want := modes.New(t, xtables.Read), wanted("A", nil)
 		n.Apply(t, want, nft.Contents)
 		n.Load(t, "add rule ip nat POSTROUTING "+other+"jump A")
