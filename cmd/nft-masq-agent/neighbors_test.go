@@ -284,7 +284,7 @@ func (l *lab) goes(t *testing.T, nb neighbor, p labPolicy, w way) {
 		Src: netip.AddrPortFrom(w.src, 20000+l.sent), Dst: netip.AddrPortFrom(w.dst, 9000),
 	}
 	meets := !p.apart || w.to != l.another
-	traced := meets && ((int(l.sent)+l.asked)%8 == 3 || nfttest.Long() || *update)
+	traced := meets && ((int(l.sent)+l.asked)%8 == 3 || nfttest.Long())
 	send := nfttest.Send
 	if traced {
 		send = func(flow nfttest.Flow) (nfttest.Sighting, error) { return l.traces(t, p.config+w.name, flow) }
