@@ -495,9 +495,9 @@ func dial(ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort) (see
 const patience = 20 * time.Second
 
 func dialOnce(
-	ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort, patience time.Duration,
+	ns *nfttest.NS, from netip.Addr, proto string, to netip.AddrPort, timeout time.Duration,
 ) (seen netip.AddrPort, err error) {
-	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	d := net.Dialer{Timeout: timeout, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
 	if proto == "udp" {
 		d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
 	}
@@ -506,7 +506,7 @@ func dialOnce(
 		return seen, err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return seen, err
 	}
 	if proto == "udp" {

@@ -305,29 +305,12 @@ func TestTheTraceSaysWhatTheFarEndSeesAndWhichRuleDecided(t *testing.T) {
 	checkSituations(t, nfttest.NewTopology(t))
 }
 
-// bridged makes the pod's link a port of a bridge, which has the node's addresses for pods.
-const bridged = `link add cni0 address 02:00:00:00:01:01 type bridge
-link set pod0 address 02:00:00:00:01:09
-address flush dev pod0
-link set cni0 up
-link set pod0 master cni0
-link set pod0 type bridge_slave hairpin on
-address add 10.244.1.1/32 dev cni0
-address add fd00:10:244:1::1/128 dev cni0 nodad
-route replace 10.244.1.2/32 dev cni0
-route del fd00:10:244:1::2/128 dev pod0
-route add fd00:10:244:1::2/128 dev cni0
-neighbor replace 10.244.1.2 lladdr 02:00:00:00:01:02 dev cni0
-neighbor replace fd00:10:244:1::2 lladdr 02:00:00:00:01:02 dev cni0
-`
-
 // With br_netfilter, which kubeadm asks for, a packet meets the chains of prerouting at the bridge, and the others as
 // one of the bridge's own interface.
 func TestTheTraceFollowsAPacketThroughABridge(t *testing.T) {
 	t.Parallel()
 	top := nfttest.NewTopology(t)
-	nfttest.Run(t, top.Node, bridged, "ip", "-batch", "-")
-	nfttest.NoError(t, top.Node.AwaitCarrier("cni0"))
+	top.Bridge(t)
 	for _, name := range []string{"iptables", "ip6tables"} {
 		err := top.Node.Sysctl("net.bridge.bridge-nf-call-"+name, "1")
 		if err != nil && os.Getenv("REQUIRE_KERNEL") != "1" {

@@ -37,6 +37,26 @@ func IP(t *testing.T, ns *NS, commands ...string) {
 	run()
 }
 
+// Bridge connects the pod as bridge CNI plugins do it: its link becomes a port of cni0, which has the node's addresses
+// for pods.
+func (t *Topology) Bridge(tb *testing.T) {
+	tb.Helper()
+	IP(tb, t.Node, `link add cni0 address 02:00:00:00:01:01 type bridge
+link set pod0 address 02:00:00:00:01:09
+address flush dev pod0
+link set cni0 up
+link set pod0 master cni0
+link set pod0 type bridge_slave hairpin on
+address add 10.244.1.1/32 dev cni0
+address add fd00:10:244:1::1/128 dev cni0 nodad
+route replace 10.244.1.2/32 dev cni0
+route del fd00:10:244:1::2/128 dev pod0
+route add fd00:10:244:1::2/128 dev cni0
+neighbor replace 10.244.1.2 lladdr 02:00:00:00:01:02 dev cni0
+neighbor replace fd00:10:244:1::2 lladdr 02:00:00:00:01:02 dev cni0`)
+	NoError(tb, t.Node.AwaitCarrier("cni0"))
+}
+
 // In calls a function in a namespace.
 func In[T any](t *testing.T, ns *NS, fn func() (T, error)) T {
 	t.Helper()

@@ -121,16 +121,17 @@ func Fit(text string) string {
 // JSON writes an answer as one line of JSON. Characters that a terminal does not show are escaped, as JSON
 // escapes control characters: all of them are in strings.
 func JSON(w io.Writer, answer any) error {
-	var failed error
-	err := Print(w, false, func(t Text) {
-		encoder := json.NewEncoder(printable(t))
-		encoder.SetEscapeHTML(false)
-		failed = encoder.Encode(answer)
-	})
-	if failed != nil {
-		return fmt.Errorf("output: %w", failed)
+	out := bufio.NewWriter(w)
+	encoder := json.NewEncoder(printable{out})
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(answer)
+	if err == nil {
+		err = out.Flush()
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	return nil
 }
 
 // A printable writer escapes what a terminal does not show. Nobody writes a part of a character to it.
