@@ -237,6 +237,7 @@ func TestLargestConfigMapIsParsed(t *testing.T) {
 }
 
 func TestTooManyValuesAreAnError(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	// One node for each of the mapping, the key, its list and what countNodes begins with.
 	const entries = maxNodes - 4
 	repeat := strings.Repeat

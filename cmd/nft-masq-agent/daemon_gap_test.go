@@ -37,6 +37,7 @@ var absences = []struct {
 // the directory is what is gone.
 func TestVanishedConfigIsAProblemUntilItIsBack(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	config := exempting("10.1.0.0/16")
 	kinds := map[string]func(n *testNode) (flag, gone string){
 		"the file":                  func(n *testNode) (string, string) { return n.path, n.path },

@@ -81,6 +81,7 @@ func TestSecondAgentIsReported(t *testing.T) {
 // As kubectl exec POD -- /nft-masq-agent does.
 func TestNameAloneNextToAnAgentIsAnError(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for name, tt := range map[string]struct {
 		socket, stopped, hidden bool
 	}{
@@ -222,6 +223,7 @@ func TestWaitForRulesDoesNotWaitForAValidConfig(t *testing.T) {
 // The second of two signals kills it at once: both are pending when it continues. Its successor finds the rules.
 func TestRulesStayWhenTheAgentExits(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		d := n.start(flag)

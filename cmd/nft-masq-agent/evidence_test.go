@@ -377,9 +377,7 @@ func TestConnectionsThatABridgePassesOnAreNoEvidence(t *testing.T) {
 	n.check(other.AddAddr("eth0", netip.MustParsePrefix("10.244.1.3/24")))
 	nfttest.Run(t, n.top.Pod, "", "ip", "route", "add", "10.244.1.3/32", "dev", "eth0")
 	n.check(n.top.Pod.AddNeighbour("eth0", netip.MustParseAddr("10.244.1.3"), there.MAC))
-	if err := n.NS.Sysctl("net.bridge.bridge-nf-call-iptables", "1"); err != nil {
-		t.Skip("the kernel has no br_netfilter")
-	}
+	nfttest.PassBridgedPackets(t, n.NS)
 	want := n.enforce("nonMasqueradeCIDRs: [10.0.0.0/8]\n")
 	nfttest.MustSend(t, n.top, nfttest.Flow{
 		Proto: nfttest.UDP, From: n.top.Pod, To: other, Dst: netip.MustParseAddrPort("10.244.1.3:5001"),

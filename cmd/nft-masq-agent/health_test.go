@@ -243,6 +243,7 @@ func TestCommandsAnswerOnANode(t *testing.T) {
 
 func TestCommandsAnswerNextToAStandIn(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	playOnNodes(t, "quick")
 }
 

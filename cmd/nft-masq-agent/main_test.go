@@ -132,6 +132,7 @@ func testEnvironment(t *testing.T, stdout, stderr io.Writer) environment {
 }
 
 func TestWithoutTheCapabilityEachCommandSaysHowToGiveIt(t *testing.T) {
+	nfttest.SkipIfShort(t)
 	node := nodeOfTranscripts(t)
 	for _, line := range []string{
 		"status", "diff", "connections", "connections --stale", "explain 203.0.113.9", "explain 203.0.113.9 --trace",

@@ -103,6 +103,7 @@ func TestExplainTracesTheNextConnection(t *testing.T) {
 // The next trace deletes what a killed one left, and so does cleanup.
 func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	deletes := [][]string{{"explain", "10.9.0.9", "--trace=1ms"}, {"cleanup"}}
 	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGKILL, unix.SIGKILL} {
@@ -127,6 +128,7 @@ func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 
 func TestATraceIsNoDriftToTheAgent(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		const config = "nonMasqueradeCIDRs: [10.0.0.0/8]\n"

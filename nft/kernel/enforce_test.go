@@ -138,6 +138,7 @@ func TestExemptionsHoldAgainstAChainThatIsRegisteredAgainAndAgain(t *testing.T) 
 // destination without ct status dnat, as the second one does before conntrack sees the packet.
 func TestHairpinsWithoutAMarkAreLeftToOtherPrograms(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for name, rules := range rulesByName(t, "hairpins.txt") {
 		for status, translate := range rulesByName(t, "services.txt") {

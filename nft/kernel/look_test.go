@@ -271,6 +271,7 @@ func TestCountersAreReadWhileTheKernelIsBusy(t *testing.T) {
 // no elements of sets with the right number.
 func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	ns := nfttest.NewNS(t, "node")
 	reads := 0

@@ -254,6 +254,7 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 // replace our table, nor to reject a change.
 func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -421,6 +422,7 @@ func TestManyRulesAreChangedRestoredAndRemovedNextToACommittingProgram(t *testin
 // takes longer than the time between another program's transactions. Mode iptables-nft also reads its own jumps.
 func TestOlderAgentsAreRemovedNextToACommittingProgram(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range []string{"ip-masq-agent-v2.9", "ip-masq-agent-custom-chain"} {
 		agent := loadOlder(t, name)

@@ -38,6 +38,7 @@ func xtOf(c config.Config) nft.Ruleset {
 // A ruleset that was saved and is loaded again, by iptables or by nft, is replaced by our rules. Those of others stay.
 func TestSavedRulesetIsReplacedAtTheStart(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-save", "iptables-nft-restore", "ip6tables-nft-save", "ip6tables-nft-restore")
 	want := cases.Load(t, "both-families").Compile(nft.ModeIPTables)
 	reload := map[string]func(ns *nfttest.NS){
@@ -169,6 +170,7 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 // not delete another program's chain.
 func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables),
 		cases.Load(t, "both-families").Compile(nft.ModeNFTables)
@@ -395,6 +397,7 @@ var meddling = []string{
 // removes our chain once, although rules of others in it make it an older agent's, too.
 func TestRulesAreRestoredWhateverOthersDoToTheSharedTable(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft")
 	wants := []nft.Ruleset{
 		cases.Load(t, "to-ports-several").Compile(nft.ModeIPTables), cases.Load(t, "ipv6").Compile(nft.ModeIPTables),
@@ -520,6 +523,7 @@ func TestLongRulesHideNothing(t *testing.T) {
 
 func TestIPTablesPrintsTheDocumentedView(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft", "iptables-nft-save")
 	defaults, only10 := config.Default(config.Defaults{}), config.Config{NonMasqueradeCIDRs: cases.CIDRs("10.0.0.0/8")}
 	six := config.Config{NonMasqueradeCIDRs: cases.CIDRs("fd00:10::/32"), EnableIPv6: true}

@@ -309,15 +309,10 @@ func TestTheTraceSaysWhatTheFarEndSeesAndWhichRuleDecided(t *testing.T) {
 // one of the bridge's own interface.
 func TestTheTraceFollowsAPacketThroughABridge(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	top.Bridge(t)
-	for _, name := range []string{"iptables", "ip6tables"} {
-		err := top.Node.Sysctl("net.bridge.bridge-nf-call-"+name, "1")
-		if err != nil && os.Getenv("REQUIRE_KERNEL") != "1" {
-			t.Skip("br_netfilter is not loaded")
-		}
-		nfttest.NoError(t, err)
-	}
+	nfttest.PassBridgedPackets(t, top.Node)
 	checkSituations(t, top)
 }
 

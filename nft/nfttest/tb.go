@@ -101,6 +101,19 @@ func Require(tb testing.TB, programs ...string) {
 			err = Command(name).Err
 		}
 	}
+	canRun(tb, err)
+}
+
+// PassBridgedPackets makes what a bridge passes on meet the chains of IP, as kubeadm asks for. Like [Require], it skips
+// the test on a kernel without br_netfilter.
+func PassBridgedPackets(tb testing.TB, n *NS) {
+	tb.Helper()
+	canRun(tb, n.Sysctl("net.bridge.bridge-nf-call-iptables", "1"))
+	canRun(tb, n.Sysctl("net.bridge.bridge-nf-call-ip6tables", "1"))
+}
+
+func canRun(tb testing.TB, err error) {
+	tb.Helper()
 	switch {
 	case err == nil:
 	case os.Getenv("REQUIRE_KERNEL") == "1":

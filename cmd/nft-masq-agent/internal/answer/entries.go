@@ -33,12 +33,13 @@ func entries(p nft.Policy) (list []Entry) {
 		list = append(list, Entry{key, family, value, place, titles[key]})
 	}
 	for _, f := range p.Families {
-		family := nft.FamilyKey(f.IPv6)
 		for _, c := range f.SNATAddresses().Addresses.CIDRs {
-			add(config.KeySNATAddresses, family, c.Text(), c.Pos)
+			add(config.KeySNATAddresses, nft.FamilyKey(f.IPv6), c.Text(), c.Pos)
 		}
+	}
+	for _, f := range p.Families {
 		for _, r := range f.SNATRules() {
-			add(config.KeySNATRules, family, r.String(), r.Pos)
+			add(config.KeySNATRules, nft.FamilyKey(f.IPv6), r.String(), r.Pos)
 		}
 	}
 	if p.Enforce != nil {
