@@ -40,13 +40,13 @@ func Main(m *testing.M) int {
 // the environment is LONG=1.
 func Long() bool { return os.Getenv("LONG") == "1" }
 
-// Patient returns how long to wait for something that should happen within d: as many
-// times d as SLOW says in the environment, for a machine that is emulated, and at least eight
-// times d, for one on which other programs are busy. Only a test that fails waits that long.
+// Patient returns how long to wait for something that should happen within d: eight times d, because other programs may
+// be busy, and as many times that as SLOW says in the environment, for a machine that is emulated. Only a test that
+// fails waits that long.
 func Patient(d time.Duration) time.Duration {
 	const busy = 8
 	slow, _ := strconv.Atoi(os.Getenv("SLOW"))
-	return time.Duration(max(slow, busy)) * d
+	return time.Duration(max(slow, 1)*busy) * d
 }
 
 // Until waits for something that no event tells.
