@@ -109,7 +109,7 @@ func (r reader) masquerade(dst netip.Addr, next hop) netip.Addr {
 		}
 		addresses = append(addresses, a.Local)
 	}
-	if dst.Is6() && len(addresses) > 1 {
+	if dst.Is6() {
 		own := r.route(query{dst: dst, oif: next.index})
 		chosen := own.Address(unix.RTA_PREFSRC)
 		if slices.Contains(addresses, chosen) {

@@ -160,6 +160,12 @@ func TestRouteTypesAreThoseOfTheKernel(t *testing.T) {
 			t.Errorf("%s: %+v, want type %d", a, got, typ)
 		}
 	}
+	// The kernel does not say how it would forward IPv6 multicast.
+	group := Query{Src: top.PodV6, Dst: netip.MustParseAddr("ff05::7")}
+	got := nfttest.In(t, top.Node, func() (Route, error) { return Lookup(group) })
+	if got.Type != unix.RTN_MULTICAST {
+		t.Errorf("%s: %+v", group.Dst, got)
+	}
 }
 
 func TestLocalPrefixesAreTheNodesAddresses(t *testing.T) {
@@ -240,6 +246,7 @@ func TestMasqueradingAssignsTheExpectedAddress(t *testing.T) {
 	}{
 		{"one address", "", v4, v6},
 		{"others of its network", add + "192.0.2.7/24 dev eth0\n" + add + "2001:db8::7/64 dev eth0 nodad", v4, "the same"},
+		{"of two networks, the one near the destination", add + "2001:db8:8000::7/64 dev eth0 nodad", v4, v6},
 		{"another network first", without + other + add + "192.0.2.1/24 dev eth0\n" + onLink, v4, v6},
 		{"no network of the gateway", without + other + onLink, "198.51.100.7", v6},
 		{
