@@ -30,10 +30,11 @@ func TestPodsAreBehindInterfacesThatLeadIntoTheNode(t *testing.T) {
 	)
 	for ipv6, want := range map[bool][]Pod{
 		false: {
-			{netip.MustParseAddr("10.244.1.5"), "cni0"}, {netip.MustParseAddr("10.244.1.7"), "cni0"},
+			{netip.MustParseAddr("10.244.1.5"), "cni0"},
+			{netip.MustParseAddr("10.244.1.7"), "cni0"},
 			{netip.MustParseAddr("10.244.2.7"), "cali1"},
 		},
-		true:  {{netip.MustParseAddr("fd00:1::5"), "cni0"}},
+		true: {{netip.MustParseAddr("fd00:1::5"), "cni0"}},
 	} {
 		pods := nfttest.In(t, ns, func() ([]Pod, error) { return Pods(ipv6) })
 		if !slices.Equal(pods, want) {
