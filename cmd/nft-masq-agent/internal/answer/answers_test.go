@@ -137,6 +137,8 @@ func TestConfigsAreReadFromFilesManifestsAndStandardInput(t *testing.T) {
 		{path: filepath.Join(dir, "missing")},
 		{path: filepath.Join(dir, "missing"), mustExist: true, fails: true},
 		{path: "-", input: file, files: "standard input"},
+		{path: "-", input: "\n", problems: 1},
+		{path: "-"}, // a daemon waits for that file
 		{path: "/dev/stdin", input: file, files: "standard input"},
 		{path: "-", input: manifest, fails: true},
 		{path: "-", input: manifest, manifest: true, files: "standard input", problems: 1},

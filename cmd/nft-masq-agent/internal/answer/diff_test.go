@@ -166,7 +166,7 @@ func TestDiffCountsConnectionsByTheEntryThatWouldDecide(t *testing.T) {
 	if count.Unjudged != 1 {
 		t.Errorf("%d are not judged, want the one in a zone", count.Unjudged)
 	}
-	plain := conntrack.NewComparison(testPolicy(t, ""), &conntrack.Node{})
+	plain := conntrack.NewComparison(testPolicy(t, "nonMasqueradeCIDRs: [203.0.113.0/24]"), &conntrack.Node{})
 	leaving := conntrack.NewComparison(testPolicy(t, "masqueradeOutInterfaces: [eth0]"), &conntrack.Node{})
 	for _, policies := range [][2]*conntrack.Comparison{{plain, leaving}, {leaving, plain}} {
 		e := exampleOf("192.0.2.1", "").Entry

@@ -87,6 +87,8 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		Agrees: 1, Answered: 1, Overruled: 2,
 		Examples: []conntrack.Example{exampleOf("192.0.2.77", conntrack.AgeOverruled)},
 	}
+	answered := exampleOf("192.0.2.77", conntrack.AgeOverruled)
+	answered.Status = conntrack.SeenReply
 	for _, tt := range []struct {
 		name, config, to string
 		facts            func(f *ExplainFacts)
@@ -205,8 +207,6 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "answered ones contradict", code: Contradicted, sees: "192.0.2.77", should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
-				answered := exampleOf("192.0.2.77", conntrack.AgeOverruled)
-				answered.Status = conntrack.SeenReply
 				f.evidenceOf(conntrack.Count{Overruled: 1, Examples: []conntrack.Example{answered}}, agree)
 			},
 			headline: "1 connection to 203.0.113.9:443 shows 192.0.2.77, not 192.0.2.1, the address of eth0: another " +
@@ -215,13 +215,19 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 		{
 			name: "answered ones contradict, and others agree", code: Contradicted, should: "192.0.2.1",
 			facts: func(f *ExplainFacts) {
-				answered := exampleOf("192.0.2.77", conntrack.AgeOverruled)
-				answered.Status = conntrack.SeenReply
 				f.evidenceOf(conntrack.Count{
 					Agrees: 1, Overruled: 2, Examples: []conntrack.Example{answered, answered},
 				}, agree)
 			},
 			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1",
+		},
+		{
+			name: "an answered one contradicts, and another one shows another address", code: Contradicted,
+			should: "192.0.2.1", facts: func(f *ExplainFacts) {
+				other := exampleOf("192.0.2.78", conntrack.AgeOverruled)
+				f.evidenceOf(conntrack.Count{Overruled: 2, Examples: []conntrack.Example{answered, other}}, agree)
+			},
+			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, 192.0.2.78, not 192.0.2.1",
 		},
 		{
 			name: "they contradict, and it is not known when they began", code: Contradicted,
