@@ -155,13 +155,17 @@ func TestNodesAreJudgedAsTheirRowsSay(t *testing.T) {
 // What cannot be read is said, and claims nothing.
 func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	n := Node{Proc: t.TempDir()}
-	f := Facts{Pods: []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "veth1"}}}
-	f.CannotRead("the interfaces", errors.New("broken"))
+	var limit unix.Rlimit // of open files
+	nfttest.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	nfttest.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}))
+	f := n.Read(t.Context(), n.Proc)
+	nfttest.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	f.Pods = []routes.Pod{{Address: netip.MustParseAddr("10.244.1.2"), Interface: "veth1"}}
 	// It is a file, and whether the node forwards packets is in another one.
 	nfttest.NoError(t, os.MkdirAll(filepath.Join(n.Proc, "thread-self/net/ip_tables_names"), 0o700))
 	n.readProc(&f)
 	found := f.Problems(nft.Policy{})
-	if len(found) != 3 || found.Worst() != config.Warning {
+	if len(found) != 7 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {

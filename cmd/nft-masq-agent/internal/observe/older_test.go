@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,18 +113,26 @@ func TestConnectionsOfTheKernelAreReadAndDeleted(t *testing.T) {
 		c := nfnetlink.Dial()
 		defer func() { _ = c.Close() }()
 		k := Kernel{kernel.New(c)}
+		sockets := func() int { // of this network namespace
+			return strings.Count(string(nfttest.Must(os.ReadFile("/proc/thread-self/net/netlink"))), "\n")
+		}
+		before := sockets()
 		older, olderErr := k.Older(t.Context(), inForce)
+		if n := sockets(); n != before {
+			t.Errorf("%d netlink sockets after a search, %d before", n, before)
+		}
 		stats, statsErr := k.Stats()
 		noted, full, noteErr := k.Note(t.Context(), inForce.Policy)
 		e, gatherErr := k.Gather(t.Context(), inForce.Policy, conntrack.History{Earlier: noted})
 		if len(older) != 1 || stats.Entries != 2 || len(noted) != 2 || full || len(e.Counts) != 1 || e.Counts[0].Stale != 2 {
 			t.Errorf("older %v, %+v, noted %v, full %t, %+v", older, stats, noted, full, e)
 		}
+		none, noneErr := k.Flush(t.Context(), inForce.Policy, inForce.Policy, config.StaleAll)
 		udp, udpErr := k.Flush(t.Context(), prior, inForce.Policy, config.StaleUDP)
 		all, allErr := k.Flush(t.Context(), prior, inForce.Policy, config.StaleAll)
-		if udp != 1 || all != 1 {
-			t.Errorf("deleted %d of UDP, then %d", udp, all)
+		if none != 0 || udp != 1 || all != 1 {
+			t.Errorf("deleted %d without a change, %d of UDP, then %d", none, udp, all)
 		}
-		return nil, errors.Join(olderErr, statsErr, noteErr, gatherErr, udpErr, allErr)
+		return nil, errors.Join(olderErr, statsErr, noteErr, gatherErr, noneErr, udpErr, allErr)
 	})
 }
