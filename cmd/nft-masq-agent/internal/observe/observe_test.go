@@ -103,7 +103,7 @@ func (w *world) Note(ctx context.Context, _ nft.Policy) (earlier map[uint32]bool
 		w.notes++
 		err = w.unread
 	})
-	return map[uint32]bool{7: true, 8: true}, false, errors.Join(ctx.Err(), err)
+	return map[uint32]bool{7: true, 8: true}, true, errors.Join(ctx.Err(), err)
 }
 
 func (w *world) Gather(ctx context.Context, _ nft.Policy, _ conntrack.History) (e conntrack.Evidence, err error) {
@@ -267,8 +267,8 @@ func (w *world) ask() string {
 	}
 	var h conntrack.History
 	nfttest.Check(json.Unmarshal([]byte(text), &h))
-	return fmt.Sprintf("since %t, at the start %t, %d noted, %d recently overruled", !h.Since.IsZero(), h.AtStart,
-		len(h.Earlier), len(h.Recent))
+	return fmt.Sprintf("since %t, at the start %t, %d noted, incomplete %t, %d recently overruled", !h.Since.IsZero(),
+		h.AtStart, len(h.Earlier), h.Incomplete, len(h.Recent))
 }
 
 func TestObserversDoWhatTheirScriptsSay(t *testing.T) {
