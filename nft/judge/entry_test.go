@@ -27,7 +27,7 @@ func TestRulingIsTheLastStepOfTheExplanation(t *testing.T) {
 		}
 		for _, conn := range someConnections(m, ipv6, c, c) {
 			conn.Src, conn.Dst = conn.Src.Unmap(), conn.Dst.Unmap()
-			if conn.InInterface == "" {
+			if conn.InInterface == "" && !conn.FromNode {
 				conn.InInterface = "eth9"
 			}
 			if conn.OutInterface == "" {

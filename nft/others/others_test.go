@@ -87,6 +87,7 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip saddr . ip daddr { 10.9.0.0/24 . 10.244.0.0/24 } accept", false},
 		{"ip saddr . ip daddr { 0.0.0.0/0 . 0.0.0.0/0 } accept", false},
 		{"ip protocol tcp accept", false},
+		{"ct state established accept", false},
 		{"ip6 daddr fd00::1 accept", false},
 		{"ip daddr vmap { 10.1.0.0 : accept, * : drop }", false},
 	}
@@ -197,11 +198,14 @@ func TestNamesOfOtherProgramsAreEscaped(t *testing.T) {
 		b := &nfnetlink.Batch{}
 		b.AddTable(nfnetlink.IPv4, "t\x1b")
 		b.AddChain(nfnetlink.Chain{Family: nfnetlink.IPv4, Table: "t\x1b", Name: "c\x1b"})
-		b.AddRule(nfnetlink.Rule{
+		r := nfnetlink.Rule{
 			Family: nfnetlink.IPv4, Table: "t\x1b", Chain: "c\x1b",
 			Exprs: nfnetlink.Marshal(nfnetlink.IPv4, nfnetlink.AddressPayload(false, false),
 				&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{10, 9, 0, 9}}),
-		})
+		}
+		b.AddRule(r)
+		r.UserData = nfnetlink.Signature() // it is none of another program
+		b.AddRule(r)
 		return nil, c.Commit(b)
 	})
 	want := []others.Rule{{Table: `ip $'t\033'`, Chain: `$'c\033'`, Handle: 2, Command: "nft -a list ruleset ip"}}
