@@ -7,12 +7,14 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/mdlayher/netlink/nltest"
 	"golang.org/x/sys/unix"
 
 	"nft-masq-agent/nft/nfttest"
@@ -27,8 +29,8 @@ func awaits(t *testing.T, changes <-chan Change) func(want string) {
 		for timeout := time.After(nfttest.Patient(30 * time.Second)); got != want; {
 			select {
 			case c := <-changes:
-				if got = texts(c.Addresses); c.Err != nil {
-					t.Fatal(c.Err)
+				if got = texts(c.Addresses); c.Err != nil || c.At.IsZero() {
+					t.Fatalf("%+v", c)
 				}
 			case <-timeout:
 				t.Fatalf("addresses are %s, want %s", got, want)
@@ -110,6 +112,32 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 }
 
 // A socket that fails is reported, and opened again.
+// The kernel drops events of which there are too many, and reports that. A list follows each report, and no other one.
+func TestEachListIsFollowedByAWait(t *testing.T) {
+	t.Parallel()
+	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
+	waits := make(chan struct{})
+	changes := follow(t.Context(), func(groups uint32) (*netlink.Conn, error) {
+		if groups == 0 {
+			return dialIn(ns)(0)
+		}
+		return nltest.Dial(func([]netlink.Message) ([]netlink.Message, error) {
+			select {
+			case waits <- struct{}{}:
+			case <-t.Context().Done():
+			}
+			return nil, unix.ENOBUFS
+		}), nil
+	}, shortest/10)
+	for range 3 {
+		<-waits
+		c := <-changes
+		if c.Err != nil || texts(c.Addresses) != "198.51.100.11" {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 func TestFollowingContinuesAfterAnError(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")
@@ -196,4 +224,19 @@ address add 203.0.113.1/24 dev eth1`)
 	})
 	want := "10.1.1.1 198.51.100.11 198.51.100.12 198.51.100.13 2001:db8::11 2001:db8::12"
 	nfttest.Same(t, "(-want +got)", want, texts(nfttest.In(t, ns, Addresses)))
+	six, err := Read(dialIn(ns), "addresses", func(r *Reader) []Address { return r.Addresses(unix.AF_INET6) })
+	nfttest.NoError(t, err)
+	if slices.ContainsFunc(six, func(a Address) bool { return a.Local.Is4() }) || len(six) < 2 {
+		t.Errorf("of IPv6: %v", six)
+	}
+}
+
+func TestNumbersOfAttributes(t *testing.T) {
+	b, err := netlink.MarshalAttributes([]netlink.Attribute{Numbered(7, 5), {Type: 8, Data: []byte{1}}})
+	nfttest.NoError(t, err)
+	for typ, want := range map[uint16]uint32{6: 0, 7: 5, 8: 0} {
+		if got := (Message{Attrs: b}).Number(typ); got != want {
+			t.Errorf("attribute %d: %d, want %d", typ, got, want)
+		}
+	}
 }
