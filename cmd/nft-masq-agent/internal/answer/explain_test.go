@@ -388,6 +388,7 @@ func TestTextOfAnExplanation(t *testing.T) {
 	f.Why = "no permission"
 	f.ToAddress.Stale = 2
 	f.Packet.Protocol = unix.IPPROTO_TCP
+	f.Packet.Chosen = true
 	for i := range 9 {
 		f.Others = append(f.Others, others.Rule{Table: "ip x", Chain: "y", Handle: uint64(i), Command: "nft -a"})
 	}

@@ -137,6 +137,14 @@ func TestEachProblemFollowsFromTheFacts(t *testing.T) {
 			},
 		},
 		{
+			name: "a rejected config and no agent", id: "config-rejected", details: "fix /its/config\n",
+			first: "config rejected; an earlier config (12345678) is installed, mode nftables", facts: func(f *StatusFacts) {
+				f.Config.Accepted = false
+				f.Kernel = Kernel{Hash: "12345678", Mode: "nftables"}
+				f.Agent = nil
+			},
+		},
+		{
 			name: "a rejected config, as older agents read it", id: "config-rejected",
 			first: "config rejected; the older agents' reading of it (12345678) is installed", facts: func(f *StatusFacts) {
 				f.Config.Accepted = false
