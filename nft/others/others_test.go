@@ -75,6 +75,7 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr 10.8.0.0/16 accept", false},
 		{"ip saddr 10.9.0.9 accept", false},
 		{"ip daddr { 0.0.0.0/0 } accept", false},
+		{"ip daddr { 0.0.0.0/1, 255.0.0.0/8 } accept", false},
 		{"ip daddr { 0.0.0.0/1, 128.0.0.0/1 } accept", false},
 		{"ip daddr & 0.0.0.0 == 0.0.0.0 accept", false},
 		{"ip daddr & 0.0.0.0 == 10.9.0.9 accept", false},
