@@ -126,6 +126,11 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 				"no open connection shows it.",
 		},
 		{
+			name: "the address of the interface is not known", code: Should,
+			facts:    func(f *ExplainFacts) { f.Route.Address = netip.Addr{} },
+			headline: "203.0.113.9:443 should see this node's address: masqueraded by this agent;",
+		},
+		{
 			name: "snatRules", code: Should, should: "198.51.100.7",
 			config: file + "snatRules: [{from: [10.244.0.0/16], addresses: [198.51.100.9]}, " +
 				"{from: [10.244.1.0/24], addresses: [198.51.100.7]}]\n",
@@ -219,7 +224,7 @@ func TestEachHeadlineFollowsFromTheFacts(t *testing.T) {
 					Agrees: 1, Overruled: 2, Examples: []conntrack.Example{answered, answered},
 				}, agree)
 			},
-			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1",
+			headline: "2 connections to 203.0.113.9:443 show 192.0.2.77, not 192.0.2.1", details: "--trace names each rule",
 		},
 		{
 			name: "an answered one contradicts, and another one shows another address", code: Contradicted,
