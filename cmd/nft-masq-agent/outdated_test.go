@@ -44,6 +44,7 @@ func TestDaemonDeletesWhatAChangeOutdates(t *testing.T) {
 					node = newBridgeNode
 				}
 				o := &opening{trafficNode: node(t), situation: s, port: 5000}
+				o.lasting()
 				o.changes(which)
 			})
 		}

@@ -47,7 +47,6 @@ const (
 	tracePolicy          = 16
 
 	endsWithPolicy = 1
-	endsWithReturn = 2 // in Linux 5.10 also because of a rule, which the event then names
 )
 
 func parseEvent(m netlink.Message) (event, bool) {
@@ -82,7 +81,7 @@ const (
 )
 
 // drops reports whether the packet ends here.
-func (e event) drops() bool { return e.kind != endsWithReturn && e.code == drop }
+func (e event) drops() bool { return e.code == drop }
 
 // parseHead reads the beginning of a packet: RFC 791, section 3.1, and RFC 8200, section 3. The kernel
 // skips extension headers of IPv6, whose protocol is then not known.

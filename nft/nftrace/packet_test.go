@@ -19,7 +19,11 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
-const matchesRule = 3 // NFT_TRACETYPE_RULE
+// Of enum nft_trace_types. On Linux 5.10 a chain ends also because of a rule that returns, which the event then names.
+const (
+	endsWithReturn = 2
+	matchesRule    = 3
+)
 
 // The answer is the packet that came first, and never one of which more may come.
 func TestTheAnswerIsTheFirstPacketThatEnded(t *testing.T) {
@@ -78,7 +82,7 @@ func TestEventsBelongToPacketsThatBeganInTheTable(t *testing.T) {
 		{packet: 5, chain: own(afterTracking + "prerouting"), code: accept, head: seen("10.0.0.5:1")},
 		{packet: 5, chain: own(endOf + "postrouting"), code: accept, head: seen("10.0.0.5:1")},
 		{packet: 6, chain: own(afterTracking + "prerouting"), code: accept, head: seen("10.0.0.5:1")}, // sent again
-		{packet: 6, chain: foreign, kind: endsWithReturn},
+		{packet: 6, chain: foreign, kind: endsWithReturn, code: unix.NFT_CONTINUE},
 		{packet: 6, chain: foreign, kind: matchesRule, code: drop},
 		{packet: 7, chain: own(afterTracking + "prerouting"), code: accept, head: seen("10.0.0.7:1")},
 		{packet: 8, chain: own(afterRouting + "forward"), code: accept, head: seen("10.0.0.7:1")}, // a bridge handed it on
@@ -118,7 +122,7 @@ func TestWhatIsKeptOfPacketsIsBounded(t *testing.T) {
 		t.Errorf("%d packets, %d events", len(packets), len(packets[1].events))
 	}
 	take(packets, event{packet: 1, chain: foreign, code: drop}) // the end is not missed
-	take(packets, event{packet: 1, chain: foreign, kind: endsWithReturn})
+	take(packets, event{packet: 1, chain: foreign, kind: endsWithReturn, code: unix.NFT_CONTINUE})
 	if answer(packets, false) != packets[1] {
 		t.Error("a packet with more events has no end")
 	}
@@ -182,7 +186,7 @@ func TestEventsAreReadFromMessages(t *testing.T) {
 	}{
 		{event{kind: matchesRule, code: drop}, true},
 		{event{kind: endsWithPolicy, code: drop}, true},
-		{event{kind: endsWithReturn, code: drop}, false},
+		{event{kind: endsWithReturn, code: unix.NFT_CONTINUE}, false},
 		{event{kind: matchesRule, code: accept}, false},
 	} {
 		if tt.drops() != tt.want {

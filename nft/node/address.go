@@ -52,7 +52,7 @@ type Address struct {
 	Local   netip.Addr
 	Network netip.Prefix // the network on the link; that of the other end, if the link is point-to-point
 	Scope   byte
-	Flags   uint32 // IFA_F_…
+	Flags   byte // IFA_F_…, those of the header
 }
 
 // Addresses returns the addresses of a family, without those whose duplicate address detection has not succeeded.
@@ -63,12 +63,9 @@ func (r *Reader) Addresses(family byte) (addresses []Address) {
 	for _, m := range r.Request(unix.RTM_GETADDR, netlink.Dump, head) {
 		peer := m.Address(unix.IFA_ADDRESS)
 		a := Address{
-			Index: Number(m.Head[indexAt:]), Scope: m.Head[scopeAt], Flags: uint32(m.Head[flagsAt]),
+			Index: Number(m.Head[indexAt:]), Scope: m.Head[scopeAt], Flags: m.Head[flagsAt],
 			Local:   cmp.Or(m.Address(unix.IFA_LOCAL), peer), // IPv6 has both only if the link is point-to-point
 			Network: netip.PrefixFrom(peer, int(m.Head[bitsAt])).Masked(),
-		}
-		if flags := m.Attr(unix.IFA_FLAGS); flags != nil {
-			a.Flags = Number(flags)
 		}
 		if a.Flags&(unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 {
 			addresses = append(addresses, a)

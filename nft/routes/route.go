@@ -95,7 +95,7 @@ func (r reader) lookup(q Query) Route {
 // selects one of several for the destination (ipv6_dev_get_saddr), as for the node's own connections, unless their
 // route names one.
 func (r reader) masquerade(dst netip.Addr, next hop) netip.Addr {
-	never := uint32(unix.IFA_F_SECONDARY)
+	never := byte(unix.IFA_F_SECONDARY)
 	if dst.Is6() {
 		never = unix.IFA_F_DEPRECATED // unless there is no other
 	}

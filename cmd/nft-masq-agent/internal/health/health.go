@@ -79,6 +79,13 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 	return f
 }
 
+// isMounted reports whether a file is the root of a mount. One that cannot be read is a rejected config.
+func isMounted(path string) bool {
+	var s unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_TYPE, &s)
+	return err == nil && s.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 && s.Mode&unix.S_IFMT == unix.S_IFREG
+}
+
 // readProc reads the facts that are in procfs; the pods are known.
 func (n Node) readProc(f *Facts) {
 	var err error

@@ -2,7 +2,6 @@ package observe
 
 import (
 	"cmp"
-	"maps"
 	"time"
 
 	"go.uber.org/zap"
@@ -40,7 +39,6 @@ func newTold() told {
 
 // tell logs what is new.
 func (t *told) tell(a *agent.Agent, e conntrack.Evidence) {
-	t.forget()
 	stale := 0
 	undated := 0
 	for _, c := range e.Counts {
@@ -91,16 +89,12 @@ func (t *told) once(a *agent.Agent, subject string, level zapcore.Level, event, 
 	a.Log(level, event, text, fields...)
 }
 
-// forget forgets entries that were not overruled recently.
-func (t *told) forget() {
-	maps.DeleteFunc(t.overruled, func(_ judge.Entry, o overruled) bool { return time.Since(o.seen) > recently })
-}
-
 // recent returns the last counts of the entries that were overruled recently.
 func (t *told) recent() (counts []conntrack.Count) {
-	t.forget()
 	for _, o := range t.overruled {
-		counts = append(counts, o.Count)
+		if time.Since(o.seen) <= recently {
+			counts = append(counts, o.Count)
+		}
 	}
 	return counts
 }
