@@ -79,10 +79,14 @@ func (p *fakePath) check(read bool, known files) (r reading, deliver func()) {
 	return r, deliver
 }
 
-// present returns how many files have something in them: none with an empty content, or one that is gone.
+// present returns how many files have something in them: none with an empty content, or one that is gone. It is not
+// known with one that cannot be read.
 func present(content string, all files) (n int) {
-	if content == "" || content == "gone" {
+	switch content {
+	case "", "gone":
 		return 0
+	case "unreadable":
+		return unknown
 	}
 	for _, f := range all {
 		if f.stat.Ino != 0 {
