@@ -58,6 +58,7 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip daddr { 10.8.0.0/16, 10.9.0.0/24 } accept", true},
 		{"ip daddr { 10.8.0.0-10.9.0.9 } accept", true},
 		{"ip daddr { 10.9.0.0/24, 255.0.0.0/8 } accept", true},
+		{"ip daddr { 0.0.0.0/8, 10.9.0.0/24 } accept", true},
 		{"ip daddr { 10.9.0.9-10.9.0.20, 10.8.0.0/16 } accept", true},
 		{"ip daddr . tcp dport { 10.9.0.9 . 80, 10.9.0.8 . 80 } accept", true},
 		{"tcp dport . ip daddr { 80 . 10.9.0.9 } accept", true},

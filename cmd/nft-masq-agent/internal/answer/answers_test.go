@@ -154,7 +154,8 @@ func TestConfigsAreReadFromFilesManifestsAndStandardInput(t *testing.T) {
 		l, err := Load(o)
 		read := tt.fails || len(l.Ruleset.Policy.Families[0].List(config.KeyNonMasqueradeCIDRs).CIDRs) == 2
 		right := strings.Join(l.Files, " ") == tt.files && read == (tt.files != "") && len(l.Problems) == tt.problems
-		if (err != nil) != tt.fails || err == nil && !right {
+		check := NewCheck(cli.NewHead("check"), o, l, err)
+		if (err != nil) != tt.fails || (len(check.Errors) > 0) != tt.fails || err == nil && !right {
 			t.Errorf("%+v: %v, %v: %v", tt, l.Files, l.Problems, err)
 		}
 	}
