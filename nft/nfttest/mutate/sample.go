@@ -116,17 +116,21 @@ func (s *sample) build(dir string, batch []mutation) []mutation {
 func (s *sample) program(dir string) string { return filepath.Join(dir, filepath.Base(s.pkg)+".test") }
 
 // test runs the package's fast tests with one mutation turned on, in a network namespace
-// without links, and returns the processor time that they used, and what they print.
+// of their own, and returns the processor time that they used, and what they print.
 func (s *sample) test(dir string, number int) (result string, used time.Duration, out []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), s.wait)
 	defer cancel()
 	limits := fmt.Sprintf("ulimit -v %d; ulimit -t %d; exec \"$@\"", memory, int(s.limit.Seconds()))
+	root := os.Geteuid() == 0
+	if root {
+		limits = "ip link set lo up; " + limits
+	}
 	cmd := exec.CommandContext(ctx, "sh", "-c", limits, "sh", s.program(dir), "-test.short", "-test.failfast",
 		"-test.timeout", s.wait.String())
 	cmd.Dir = s.pkg
 	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(number))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if os.Geteuid() == 0 {
+	if root {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -37,6 +37,22 @@ func TestFailedOutputIsAnError(t *testing.T) {
 	}
 }
 
+func TestTextHasProblemsAsLines(t *testing.T) {
+	problem := config.Problem{Level: config.Warning, ID: "w", Msg: strings.Repeat("word ", 20) + "end", Details: "do\nthis"}
+	for terminal, want := range map[bool]string{
+		false: problem.Msg + "\n  do\n  this\n\nNotes:\n  note\n",
+		true:  Fit(problem.Msg) + "  do\n  this\n\nNotes:\n  note\n",
+	} {
+		var got bytes.Buffer
+		nfttest.NoError(t, Print(&got, terminal, func(t Text) {
+			t.Problems(config.Problems{problem})
+			t.List("Warnings:", nil)
+			t.List("Notes:", config.Problems{{Level: config.Note, ID: "n", Msg: "note"}})
+		}))
+		nfttest.Same(t, "(-want +got)", want, got.String())
+	}
+}
+
 func TestLinesAreWrappedAtEightyColumns(t *testing.T) {
 	words := func(n, length int) string {
 		return strings.TrimSuffix(strings.Repeat(strings.Repeat("x", length)+" ", n), " ")
