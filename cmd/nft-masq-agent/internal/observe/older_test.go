@@ -56,8 +56,8 @@ func TestPassesGiveWayToAnotherPolicy(t *testing.T) {
 				})
 				w.Gets("11.0.0.0/8")
 				w.Locked(func() {
-					if passes.ended != 1 {
-						t.Errorf("%+v, want one that ended with the policy", *passes)
+					if passes.ended != 1 || w.Logs.FilterMessageSnippet("cannot").Len() > 0 {
+						t.Errorf("%+v, want one that ended with the policy: %q", *passes, w.Messages())
 					}
 				})
 				w.Pass(2 * time.Minute)
