@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nfttest.Main(m)) }
 
-// listenAsNobody listens as another user. It must be called on a locked thread.
-func listenAsNobody(address string) (net.Listener, error) {
+// asNobody does something as another user. It must be called on a locked thread.
+func asNobody[T any](do func() (T, error)) (T, error) {
 	const keep, nobody = ^uintptr(0), 65534
 	become := func(uid uintptr) error {
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uid, keep); errno != 0 {
@@ -26,10 +26,26 @@ func listenAsNobody(address string) (net.Listener, error) {
 		return nil
 	}
 	if err := become(nobody); err != nil {
-		return nil, err
+		return *new(T), err
 	}
-	l, err := net.Listen("unix", address)
-	return l, errors.Join(err, become(0))
+	v, err := do()
+	return v, errors.Join(err, become(0))
+}
+
+func listenAsNobody(address string) (net.Listener, error) {
+	return asNobody(func() (net.Listener, error) { return net.Listen("unix", address) })
+}
+
+// checkHolderAsNobody checks that another user finds the process that has the lock.
+func checkHolderAsNobody(t *testing.T, whose string) {
+	t.Helper()
+	pid, err := asNobody(func() (int, error) {
+		pid, _ := running.Holder()
+		return pid, nil
+	})
+	if err != nil || pid != os.Getpid() {
+		t.Errorf("another user finds holder %d of the lock of %s: %v", pid, whose, err)
+	}
 }
 
 func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
@@ -44,6 +60,10 @@ func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
 		if pid, ok := running.Holder(); !ok || pid != os.Getpid() {
 			t.Errorf("holder %d, %v", pid, ok)
 		}
+		if pid, ok := running.Agent(); !ok || pid != os.Getpid() {
+			t.Errorf("agent %d, %v", pid, ok)
+		}
+		checkHolderAsNobody(t, "root")
 		if _, err := running.Lock(); err == nil {
 			t.Error("taken twice")
 		}
@@ -58,6 +78,7 @@ func TestOneAgentOfANetworkNamespaceHasTheLock(t *testing.T) {
 		if _, err := running.Lock(); err == nil {
 			t.Error("another user does not have it")
 		}
+		checkHolderAsNobody(t, "that user")
 		if pid, ok := running.Holder(); ok {
 			t.Errorf("another user's process %d counts as an agent", pid)
 		}

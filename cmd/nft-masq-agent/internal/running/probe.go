@@ -51,8 +51,8 @@ func second(r Report) int {
 	if !r.HasLock {
 		other = Holder
 	}
-	pid, found := other()
-	if !found || !r.HasLock && pid == r.PID {
+	pid, _ := other()
+	if !r.HasLock && pid == r.PID {
 		return 0
 	}
 	return pid

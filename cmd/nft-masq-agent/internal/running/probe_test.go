@@ -1,13 +1,16 @@
 package running_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -94,6 +97,47 @@ func TestAgentIsNotItsOwnSecondAgent(t *testing.T) {
 		return nil
 	})
 	nfttest.NoError(t, err)
+}
+
+// The test program, started again, is the other process.
+func TestSecondAgentOfOneWithoutTheLockIsTheOneThatHasIt(t *testing.T) {
+	if os.Getenv("HAS_LOCK") != "" {
+		_ = nfttest.Must(running.Lock())
+		fmt.Println("taken")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	socket := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) })
+	err := nfttest.NewNS(t, "agent").Do(func() error {
+		other := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		other.Env = append(os.Environ(), "HAS_LOCK=1")
+		stdin := nfttest.Must(other.StdinPipe())
+		stdout := nfttest.Must(other.StdoutPipe())
+		if err := other.Start(); err != nil {
+			return err
+		}
+		_, err := bufio.NewReader(stdout).ReadString('\n')
+		r, askErr := running.Ask(socket)
+		if r.SecondAgent != other.Process.Pid {
+			t.Errorf("second agent %d, want %d", r.SecondAgent, other.Process.Pid)
+		}
+		_ = stdin.Close()
+		return errors.Join(err, askErr, other.Wait())
+	})
+	nfttest.NoError(t, err)
+}
+
+func TestTextOfAReport(t *testing.T) {
+	for want, got := range map[string]string{
+		"the running agent (pid 5, without flags)": running.Report{PID: 5}.String(),
+		`the running agent (pid 5: --x=\u202e -v)`: running.Report{PID: 5, Args: []string{"--x=\u202e", "-v"}}.String(),
+		"pid 5":       running.Process(5),
+		"pid unknown": running.Process(running.Hidden),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
 }
 
 func TestAnswersThatAreNoReportAreErrors(t *testing.T) {
