@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/config"
 	"nft-masq-agent/nft"
@@ -120,18 +118,17 @@ func (o *connections) handle(ctx context.Context, p *period, stale config.Stale)
 	o.note(ctx, p)
 	o.begin(p)
 	o.flush(ctx, p, stale)
-	failed := ""
+	var failed failure
 	for ctx.Err() == nil {
 		start := time.Now()
 		e, err := o.host.Gather(ctx, p.rules.Policy, p.history)
 		if ctx.Err() != nil {
 			return
 		}
+		failed.log(o.Agent, "connections_unreadable", "cannot read connections", err)
 		if err != nil {
 			o.begin(p) // what was known may not be true any more
-			o.unreadable(err, &failed)
 		} else {
-			failed = ""
 			o.keep(p, e)
 		}
 		pause := gatherLater
@@ -190,13 +187,5 @@ func (o *connections) Collect(e agent.Exporter) {
 	o.mu.Unlock()
 	if last != nil {
 		export(e, *last)
-	}
-}
-
-// unreadable logs that connections cannot be read, once until the error changes.
-func (o *connections) unreadable(err error, failed *string) {
-	if text := err.Error(); text != *failed {
-		*failed = text
-		o.Log(zap.WarnLevel, "connections_unreadable", "cannot read connections", "error", err)
 	}
 }

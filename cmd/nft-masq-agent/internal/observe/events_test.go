@@ -25,7 +25,7 @@ func TestReadmeListsTheEventsOfTheLog(t *testing.T) {
 			for event := range loop.Documented() {
 				seen[event] = seen[event] || strings.Contains(string(text), `"`+event+`"`)
 			}
-			for _, m := range regexp.MustCompile(`(?:Level, |add\(level, |"event", |event = |event, text := )"([a-z_]+)"`).FindAllStringSubmatch(string(text), -1) {
+			for _, m := range regexp.MustCompile(`(?:Level, |log\(.\.Agent, |add\(level, |"event", |event = |event, text := )"([a-z_]+)"`).FindAllStringSubmatch(string(text), -1) {
 				if _, ok := loop.Documented()[m[1]]; !ok {
 					t.Errorf("%s: the README has no event %s", name, m[1])
 				}

@@ -19,7 +19,7 @@ func (o *connections) flush(ctx context.Context, p *period, stale config.Stale) 
 	o.Log(zap.InfoLevel, "stale_connections_deleting", "deleting connections that the new policy outdates",
 		"protocols", string(stale), "hash", p.rules.Hash())
 	deleted := 0
-	failed := ""
+	var failed failure
 	for tries := 1; ; tries++ {
 		n, err := o.host.Flush(ctx, *p.previous, p.rules.Policy, stale)
 		deleted += n
@@ -31,11 +31,7 @@ func (o *connections) flush(ctx context.Context, p *period, stale config.Stale) 
 				string(stale), "hash", p.rules.Hash(), "connections", deleted, "complete", err == nil)
 			return
 		}
-		if text := err.Error(); text != failed {
-			failed = text
-			o.Log(zap.WarnLevel, "stale_connections_kept", "cannot delete connections that the new policy outdates",
-				"error", err)
-		}
+		failed.log(o.Agent, "stale_connections_kept", "cannot delete connections that the new policy outdates", err)
 		agent.Wait(ctx, agent.Backoff(tries))
 	}
 }

@@ -5,7 +5,10 @@ package observe
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+
+	"go.uber.org/zap"
 
 	"nft-masq-agent/cmd/nft-masq-agent/internal/agent"
 	"nft-masq-agent/cmd/nft-masq-agent/internal/cli"
@@ -26,5 +29,17 @@ func All(
 	a.ServeOnSocket("GET "+HistoryPath, http.HandlerFunc(evidence.serveHistory))
 	return []agent.Observer{
 		&olderAgents{Agent: a, host: h, o: o}, evidence, healthy,
+	}
+}
+
+// A failure is the text of the last error.
+type failure string
+
+// log logs an error, nil for none, once until it changes.
+func (f *failure) log(a *agent.Agent, event, text string, err error) {
+	last := *f
+	*f = failure(fmt.Sprint(err))
+	if err != nil && *f != last {
+		a.Log(zap.WarnLevel, event, text, "error", err)
 	}
 }

@@ -46,6 +46,7 @@ type world struct {
 
 	older     []xtables.OlderChain
 	xtables   []xtables.LegacyTable
+	hidden    error    // why they cannot be read
 	search    task     // for older agents
 	searching int      // searches that are running
 	passes    []string // what each pass does: LISTED:DELETED:ERROR, -1 if it lists none; without, it does not end
@@ -89,8 +90,11 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 }
 
 func (w *world) LegacyTables() (found []xtables.LegacyTable, err error) {
-	w.Locked(func() { found = w.xtables })
-	return found, nil
+	w.Locked(func() {
+		found = w.xtables
+		err = w.hidden
+	})
+	return found, err
 }
 
 func (w *world) Stats() (s conntrack.Stats, err error) {
@@ -180,6 +184,8 @@ func (w *world) scrape() string {
 	return text
 }
 
+var errnos = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}
+
 // steps are those about other programs and the node.
 func (w *world) steps() loop.Steps {
 	set := func(use func(rest string)) func(*loop.World, string) string {
@@ -198,6 +204,7 @@ func (w *world) steps() loop.Steps {
 		"takeover": set(func(string) { w.all[0].(*olderAgents).o.TakeOver = true }),
 		"tables": set(func(list string) {
 			w.xtables = nil
+			w.hidden = errnos[list]
 			for table := range strings.FieldsSeq(list) {
 				w.xtables = append(w.xtables, xtables.LegacyTable{Family: nfnetlink.IPv4, Table: table, Older: true})
 			}
@@ -205,7 +212,7 @@ func (w *world) steps() loop.Steps {
 		"passes":      set(func(list string) { w.passes = strings.Fields(list) }),
 		"evidence":    set(w.show),
 		"search-cost": set(func(cost string) { w.search.cost = nfttest.Must(time.ParseDuration(cost)) }),
-		"unread":      set(func(why string) { w.unread = map[string]error{"EPERM": unix.EPERM, "ENXIO": unix.ENXIO}[why] }),
+		"unread":      set(func(why string) { w.unread = errnos[why] }),
 		"problems": set(func(list string) {
 			w.problems = nil
 			for id := range strings.FieldsSeq(list) {

@@ -26,6 +26,7 @@ type olderAgents struct {
 	searched agent.View // about which the last search was; the zero view: none
 	started  time.Time  // the last search
 	duration time.Duration
+	failed   failure
 	count    atomic.Pointer[int]
 
 	tables []xtables.LegacyTable // that were found
@@ -76,9 +77,9 @@ func (s *olderAgents) search(ctx context.Context, v agent.View) {
 		s.searched = agent.View{}
 		return
 	}
+	s.failed.log(s.Agent, "legacy_rules_unreadable", "cannot search for rules of iptables-based agents", err)
 	if err != nil {
 		s.searched.Generation = 0 // so that they are read again
-		s.Log(zap.WarnLevel, "legacy_rules_unreadable", "cannot search for rules of iptables-based agents", "error", err)
 		return
 	}
 	n := len(chains) + len(tables)
