@@ -38,10 +38,18 @@ func (t LegacyTable) Command() string {
 // not exist would create it. If there are any, it needs NET_ADMIN.
 func LegacyTables(dir string) (found []LegacyTable, err error) {
 	for _, family := range []nfnetlink.Family{nfnetlink.IPv4, nfnetlink.IPv6} {
+		f := xtFamilies[family]
+		names, err := os.ReadFile(filepath.Join(dir, f.names))
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return nil, err
+		}
 		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
-			entries, err := legacyTable(dir, family, table)
-			if err != nil {
-				return nil, err
+			if !slices.Contains(strings.Fields(string(names)), table) {
+				continue
+			}
+			entries, err := f.read(table)
+			if err != nil && !nfnetlink.IsAny(err, unix.ENOENT, unix.ENOPROTOOPT) { // it may have gone meanwhile
+				return nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)
 			}
 			if len(entries) == 0 {
 				continue
@@ -59,23 +67,6 @@ func LegacyTables(dir string) (found []LegacyTable, err error) {
 func OlderTables(dir string) ([]LegacyTable, error) {
 	all, err := LegacyTables(dir)
 	return slices.DeleteFunc(all, func(t LegacyTable) bool { return !t.Older }), err
-}
-
-// legacyTable reads the entries of a table of a family: none, if nobody has added any, or it does not exist.
-func legacyTable(dir string, family nfnetlink.Family, table string) ([]byte, error) {
-	f := xtFamilies[family]
-	tables, err := os.ReadFile(filepath.Join(dir, f.names))
-	var entries []byte
-	if slices.Contains(strings.Fields(string(tables)), table) {
-		entries, err = f.read(table)
-	}
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT): // it may have gone meanwhile
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("legacy ip_tables: table %s %s: %w", family, table, err)
-	}
-	return entries, nil
 }
 
 type xtFamily struct {
