@@ -67,6 +67,9 @@ func (n Node) Read(ctx context.Context, path string) Facts {
 		}
 		pods, err := routes.Pods(ipv6)
 		f.CannotRead("the pods of this node", err)
+		if err != nil {
+			break
+		}
 		f.Pods = append(f.Pods, pods...)
 	}
 	var err error

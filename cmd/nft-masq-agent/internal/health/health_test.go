@@ -165,7 +165,7 @@ func TestWhatCannotBeReadIsAProblemOfItsOwn(t *testing.T) {
 	nfttest.NoError(t, os.MkdirAll(filepath.Join(n.Proc, "thread-self/net/ip_tables_names"), 0o700))
 	n.readProc(&f)
 	found := f.Problems(nft.Policy{})
-	if len(found) != 7 || found.Worst() != config.Warning {
+	if len(found) != 6 || found.Worst() != config.Warning {
 		t.Errorf("%v", found)
 	}
 	for _, p := range found {
