@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"nft-masq-agent/nft/kernel"
 	"nft-masq-agent/nft/nfnetlink"
 	"nft-masq-agent/nft/nftrace"
 	"nft-masq-agent/nft/nfttest"
@@ -21,6 +22,7 @@ import (
 var hostile = []string{
 	"t;touch${IFS}x", "$(touch x)", "`touch x`", "a';touch x;'b", "a\ntouch x\n", "|touch x", "x; flush ruleset", "#",
 	`"`, "two words", "-f", "\x1b[2J\x1b[8m", "\u009b1m", "\u202eabc", "a\xff", "\r10.9.0.9 sees nothing", "plain",
+	kernel.TraceTable,
 }
 
 // masquerading returns the transaction that creates a table with a base chain, which jumps to a chain that masquerades.
