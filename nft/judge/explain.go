@@ -67,8 +67,8 @@ func newStep(condition *nft.Condition, c nft.Connection) Step {
 // in chains after [nft.EnforcePriority]. One of a pod to itself, through a Service or a host
 // port, does not: with its own address as source it would not work.
 func Enforced(p nft.Policy, c nft.Connection) bool {
-	f, enabled := p.Family(c.Dst.Is6())
-	if !enabled || !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
+	f, _ := p.Family(c.Dst.Is6()) // one that is off enforces nothing
+	if !p.Enforces(f) || c.Src == c.Dst || !IsPod(f, c) {
 		return false
 	}
 	_, verdict := Explain(p, c)

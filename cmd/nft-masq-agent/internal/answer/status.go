@@ -99,7 +99,7 @@ type StatusFacts struct {
 	Agent *running.Report
 	// Kernel is compared with the config.
 	Kernel Kernel
-	// Unknown is why no known policy is in force, a sentence without its end.
+	// Unknown is why no known policy is in force, a sentence without its end; "" if one is, or none at all.
 	Unknown string
 	Counts  []nft.Counts
 	// Policy in force, or else that of the config.
@@ -269,7 +269,7 @@ func (f *StatusFacts) ofRules() (found config.Problems) {
 		found = append(found, statusProblem("out-of-sync", fmt.Sprintf("expected: %s, mode %s, from %s\n%s", f.Config.Hash,
 			f.Config.Mode, f.source(), remedy), "out of sync: %s", f.installed()))
 	}
-	if f.Unknown != "" && !f.InForce {
+	if f.Unknown != "" {
 		found = append(found, cli.Problem(config.Note, "stale-unknown", "%s: which connections are stale is unknown.",
 			f.Unknown))
 	}

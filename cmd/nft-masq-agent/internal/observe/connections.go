@@ -82,7 +82,7 @@ func (o *connections) Run(ctx context.Context) {
 			return
 		}
 		if current == nil || current.changes != v.Changes {
-			current = newPeriod(v, current == nil)
+			current = newPeriod(v)
 		}
 		var this context.Context
 		this, end = context.WithCancel(ctx)
@@ -92,10 +92,10 @@ func (o *connections) Run(ctx context.Context) {
 	running.Wait()
 }
 
-func newPeriod(v agent.View, first bool) *period {
+func newPeriod(v agent.View) *period {
 	p := &period{
 		rules: *v.Installed, changes: v.Changes, flushed: config.StaleKeep,
-		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now(), AtStart: first && v.Replaced == nil},
+		history: conntrack.History{Hash: v.Installed.Hash(), Since: time.Now(), AtStart: v.Replaced == nil},
 		told:    newTold(),
 	}
 	if v.Replaced != nil && !v.Replaced.Same(*v.Installed) { // otherwise rules were restored
