@@ -23,7 +23,7 @@ func Counters(c *nfnetlink.Conn, chain string) ([]nft.Counts, error) {
 			}
 			return nil
 		})
-		if err != nil && !nfnetlink.IsNotExist(err) {
+		if err != nil {
 			return nil, err
 		}
 		if present {

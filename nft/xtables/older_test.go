@@ -269,6 +269,25 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 }
 
 // A chain of the wanted ruleset is ours, whoever wrote its rules, and one that has a rule of ours.
+// The table goes with our chains if it has nothing of others.
+func TestATableGoesOnlyIfAllOfItIsOurs(t *testing.T) {
+	nfttest.Require(t, "nft")
+	for _, others := range []string{
+		"", "chain MINE { }", "set s { type ipv4_addr; }", "chain POSTROUTING { counter; }",
+		"chain PREROUTING { type nat hook prerouting priority -100; }",
+	} {
+		n := modes.New(t, xtables.Read)
+		n.Apply(t, wanted("A", nil), nft.Contents)
+		n.Load(t, "table ip nat {\n"+others+"\n}")
+		found := find(t, n.Conn)
+		remove(t, n.Conn, found)
+		list := nfttest.ListRuleset(t, n.NS)
+		if gone := !strings.Contains(list, "table ip nat"); gone != (others == "") || strings.Contains(list, "chain A") {
+			t.Errorf("next to %q, of %v is left:\n%s", others, found, list)
+		}
+	}
+}
+
 func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	of := func(chain string) nft.Ruleset {
@@ -320,7 +339,7 @@ func TestLegacyTablesThatDecideAndAgentsThereAreFound(t *testing.T) {
 			{"raw", "-A PREROUTING -p udp -j CT --notrack", false},
 			{"mangle", "-A FORWARD -j MARK --set-mark 1", false},
 			{"filter", "-A FORWARD -j DROP", false},
-			{"filter", "-N MINE", false},
+			{"filter", "-N IP-MASQ", false},
 			{"nat", "-A POSTROUTING -j MASQUERADE", false},
 			{"nat", "-N IP-MASQ-AGENT2", false},
 			{"nat", "-N IP-MASQ", true},

@@ -227,6 +227,9 @@ func TestChangeCountsFromZeroAndLeavesOthersCounters(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "iptables-nft-save", "iptables-nft-restore")
 	n := modes.New(t, xtables.Read)
+	if counts, err := xtables.Counters(n.Conn, "B"); err != nil || counts != nil {
+		t.Errorf("without a table: %v, %v", counts, err)
+	}
 	n.Apply(t, wanted("B", nil), nft.Contents)
 	restore(t, n, "*nat\n:X - [0:0]\n-A X -j B\nCOMMIT\n") // another program's
 	count(t, n)
