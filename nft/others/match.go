@@ -13,13 +13,13 @@ func (s *search) names(r nfnetlink.Rule) (bool, error) {
 	if r.Family == nfnetlink.IPv4 && s.query.Destination.Is6() || r.Family == nfnetlink.IPv6 && s.query.Destination.Is4() {
 		return false, nil
 	}
-	var registers map[uint32][]byte // what the packet has of an address; most rules load none
+	var registers map[int][]byte // what the packet has of an address; most rules load none
 	for _, e := range r.Exprs {
 		switch e.Name {
 		case "payload":
 			if address := s.load(e); address != nil {
 				if registers == nil {
-					registers = map[uint32][]byte{}
+					registers = map[int][]byte{}
 				}
 				registers[register(e.Uint32(unix.NFTA_PAYLOAD_DREG))] = address
 			}
@@ -32,13 +32,13 @@ func (s *search) names(r nfnetlink.Rule) (bool, error) {
 			}
 		case "cmp":
 			address := registers[register(e.Uint32(unix.NFTA_CMP_SREG))]
-			if address != nil && bytes.Equal(address, e.Value(unix.NFTA_CMP_DATA)) {
+			if bytes.Equal(address, e.Value(unix.NFTA_CMP_DATA)) {
 				return true, nil
 			}
 		case "lookup":
 			for number, address := range registers {
 				position := number - register(e.Uint32(unix.NFTA_LOOKUP_SREG))
-				found, err := s.contains(lookup{r.Family, r.Table, e.Set(), 4 * int(position), string(address)})
+				found, err := s.contains(lookup{r.Family, r.Table, e.Set(), 4 * position, string(address)})
 				if err != nil || found {
 					return found, err
 				}
@@ -48,17 +48,18 @@ func (s *search) names(r nfnetlink.Rule) (bool, error) {
 	return false, nil
 }
 
-// register returns the number of a 32-bit register: those of 128 bits have numbers of their own.
-func register(number uint32) uint32 {
+// register returns the number of a 32-bit register: those of 128 bits have numbers of their own. What has none, as
+// whatever writes to a packet, is before the first one.
+func register(number uint32) int {
 	if number >= unix.NFT_REG32_00 {
-		return number - unix.NFT_REG32_00
+		return int(number) - unix.NFT_REG32_00
 	}
-	return (number - unix.NFT_REG_1) * 4
+	return (int(number) - unix.NFT_REG_1) * 4
 }
 
 // load returns what an expression loads of an address of the query: RFC 791, section 3.1, and RFC 8200, section 3.
 func (s *search) load(e nfnetlink.Expr) []byte {
-	if e.Attr(unix.NFTA_PAYLOAD_DREG) == nil || e.Uint32(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
+	if e.Uint32(unix.NFTA_PAYLOAD_BASE) != unix.NFT_PAYLOAD_NETWORK_HEADER {
 		return nil
 	}
 	source := uint32(12)

@@ -16,7 +16,7 @@ type lookup struct {
 
 // contains reports whether a set has an element or an interval with the address. Each set is read once.
 func (s *search) contains(l lookup) (bool, error) {
-	if found, known := s.known[l]; known || s.elements >= maxElements {
+	if found, known := s.known[l]; known || s.elements >= maxElements || l.position < 0 {
 		return found, nil
 	}
 	found, err := s.read(l)
@@ -28,10 +28,11 @@ func (s *search) contains(l lookup) (bool, error) {
 }
 
 // read reads the elements of a set. An interval set has the bounds of each interval as elements, in any order: the
-// address is in one if the nearest bound at or before it begins an interval. One that begins with the zero address is
-// as good as a catch-all.
+// address is in one if the nearest bound at or before it begins an interval. The interval of all addresses, which names
+// none, is alone and has no end.
 func (s *search) read(l lookup) (found bool, err error) {
-	zero := strings.Repeat("\x00", len(l.address))
+	lowest := strings.Repeat("\x00", len(l.address))
+	highest := strings.Repeat("\xff", len(l.address))
 	end := l.position + len(l.address)
 	intervals := false
 	nearest := ""
@@ -47,7 +48,9 @@ func (s *search) read(l lookup) (found bool, err error) {
 		key := string(e.Key[l.position:end])
 		intervals = intervals || e.End
 		if len(e.Last) >= end {
-			found = found || key != zero && key <= l.address && l.address <= string(e.Last[l.position:end])
+			last := string(e.Last[l.position:end])
+			everything := key == lowest && last == highest
+			found = found || !everything && key <= l.address && l.address <= last
 			return nil
 		}
 		found = found || key == l.address && !e.End
@@ -57,5 +60,5 @@ func (s *search) read(l lookup) (found bool, err error) {
 		}
 		return nil
 	})
-	return found || intervals && begins && nearest != zero, err
+	return found || intervals && begins, err
 }

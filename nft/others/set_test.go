@@ -7,6 +7,14 @@ import (
 	"nft-masq-agent/nft/nfttest"
 )
 
+// An address in a register before the first one of the lookup is no part of what is looked up.
+func TestAnAddressBeforeTheKeysIsInNoSet(t *testing.T) {
+	s := &search{known: map[lookup]bool{}}
+	if found, err := s.contains(lookup{name: "a", position: -4, address: "\x0a\x09\x00\x09"}); found || err != nil {
+		t.Errorf("found %t: %v", found, err)
+	}
+}
+
 func TestNoMoreElementsAreReadThanTheLimit(t *testing.T) {
 	t.Parallel()
 	n := nfttest.NewNode(t)
