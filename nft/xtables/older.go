@@ -161,13 +161,13 @@ func readChain(c *nfnetlink.Conn, table nfnetlink.Table, name string, jumps []ui
 	return chain, err
 }
 
-// belongsToAgent reports whether the chain has a rule of an agent, or an agent's jump leads to it. An empty chain of an
-// agent's name to which others refer is none: it had to stay when it was emptied.
+// belongsToAgent reports whether a chain to which an agent's jump leads, or that has an agent's name, is one. An empty
+// one to which others refer is none: it had to stay when it was emptied.
 func (l OlderChain) belongsToAgent() bool {
 	if l.Hook != nil {
 		return false
 	}
-	return l.Ours || len(l.jumps) > 0 || slices.Contains(agentChains, l.Name) && (l.Rules > 0 || l.Use == 0)
+	return l.Ours || len(l.jumps) > 0 || l.Rules > 0 || l.Use == 0
 }
 
 // Removable returns the chains that are certainly an agent's.

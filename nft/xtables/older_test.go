@@ -276,10 +276,13 @@ func TestATableGoesOnlyIfAllOfItIsOurs(t *testing.T) {
 		"", "chain MINE { }", "set s { type ipv4_addr; }", "chain POSTROUTING { counter; }",
 		"chain PREROUTING { type nat hook prerouting priority -100; }",
 	} {
-		n := modes.New(t, xtables.Read)
-		n.Apply(t, wanted("A", nil), nft.Contents)
+		n, want := modes.New(t, xtables.Read), wanted("A", nil)
+		n.Apply(t, want, nft.Contents)
 		n.Load(t, "table ip nat {\n"+others+"\n}")
 		found := find(t, n.Conn)
+		if len(found) != 2 || found[0].Hash != want.Hash() {
+			t.Errorf("found %+v, want two chains of %s", found, want.Hash())
+		}
 		remove(t, n.Conn, found)
 		list := nfttest.ListRuleset(t, n.NS)
 		if gone := !strings.Contains(list, "table ip nat"); gone != (others == "") || strings.Contains(list, "chain A") {
