@@ -66,7 +66,7 @@ func (s *State) fill(ctx context.Context, commit nft.Commit, limit int) error {
 	for _, w := range lacking {
 		for position := 0; position < w.Len(); position += limit {
 			end := min(position+limit, w.Len())
-			if b.Elements > 0 && b.Elements+end-position > limit {
+			if b.Elements+end-position > limit {
 				if err := send(ctx, commit, b); err != nil {
 					return err
 				}
