@@ -268,3 +268,23 @@ func TestStoppedLoopIsNotAlive(t *testing.T) {
 		t.Errorf("Alive() = %v", err)
 	}
 }
+
+func TestObserversSeeRepairsAndTheirPassEndsBeforeAnotherPolicyIsWritten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.Settle()
+		pass, end := w.agent.WithPolicy(t.Context(), w.agent.Current())
+		defer end()
+		w.Locked(func() { w.Cost = time.Second })
+		for range 2 { // the second one is not followed by a check of elements
+			w.Tamper()
+			w.Pass(2 * time.Second)
+		}
+		if n := w.agent.published.Load().repairs; n != 2 || pass.Err() != nil {
+			t.Errorf("%d repairs, %v, want that the pass goes on after two", n, pass.Err())
+		}
+		w.Gets("11.0.0.0/8")
+		if v := w.agent.Current(); !v.Pending || v.InForce || pass.Err() == nil {
+			t.Errorf("pending %t, in force %t, %v while it is written", v.Pending, v.InForce, pass.Err())
+		}
+	})
+}

@@ -148,7 +148,11 @@ func TestClientsBeingServedKeepTheirConnections(t *testing.T) {
 func TestIdleClientsAreDisconnected(t *testing.T) {
 	serveInBubble(t, func(http.ResponseWriter, *http.Request) {}, func(t *testing.T, l *pipeListener, _ func()) {
 		start := time.Now()
-		if _, err := l.dial().Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(start) != readTimeout {
+		first := l.dial()
+		for range maxConnections - 1 {
+			l.dial()
+		}
+		if _, err := first.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(start) != readTimeout {
 			t.Errorf("%v after %s, want the close after %s", err, time.Since(start), readTimeout)
 		}
 	})
@@ -240,10 +244,14 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 		free := newPipeListener()
 		tries := 0
 		listen := func(address string) (net.Listener, error) {
-			if tries++; tries > 3 {
-				return free, nil
+			switch tries++; {
+			case tries <= 3:
+				return ListenTCP(address)
+			case tries <= 5:
+				_ = first.Close()
+				return first, nil
 			}
-			return ListenTCP(address)
+			return free, nil
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := Serve(ctx, listen, address, http.NotFoundHandler(), log)
@@ -251,8 +259,10 @@ func TestPortInUseIsLoggedAndRetried(t *testing.T) {
 			!strings.Contains(line, "address already in use") {
 			t.Errorf("logged is %s, want that the address is in use, and that it is tried again", line)
 		}
-		if line := <-lines; !strings.Contains(line, "serving HTTP") {
-			t.Errorf("logged is %s, want that HTTP is served once the address is free", line)
+		for _, want := range []string{"serving", "cannot listen", "serving", "cannot listen", "serving"} {
+			if line := <-lines; !strings.Contains(line, want) {
+				t.Errorf("logged is %s, want %s HTTP once the address is free, and each end of that", line, want)
+			}
 		}
 		if code := ask(t, free.dial(), plainRequest); code != http.StatusNotFound {
 			t.Errorf("status %d, want %d of the handler", code, http.StatusNotFound)

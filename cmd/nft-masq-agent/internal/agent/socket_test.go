@@ -40,6 +40,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		failure: errors.New("broken"),
 	})
 	a.second.hasLock.Store(true)
+	a.ServeOnSocket("GET /more", probe(a.Alive))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := Serve(ctx, ListenSocket, path, a.SocketHandler(), zap.NewNop())
 	for range 200 { // none of them sends a request
@@ -67,7 +68,7 @@ func TestSocketAnswersProbesAndCommandsDespiteIdleClients(t *testing.T) {
 		cmp.Comparer(func(a, b config.Problem) bool { return a == b })); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
-	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true} {
+	for probe, yes := range map[string]bool{"/readyz": false, "/healthz": true, "/more": true} {
 		if reason, err := running.Probe("unix", path, probe); err != nil || (reason == "") != yes {
 			t.Errorf("%s: %q, %v", probe, reason, err)
 		}

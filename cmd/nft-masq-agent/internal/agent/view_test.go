@@ -20,7 +20,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 	away := nft.Build(config.Defaults{}, testSettings().NFT, source).Ruleset
 	here := away.WithAddresses([]netip.Addr{netip.MustParseAddr("198.51.100.11")})
 	differences := func(n int, tookOver ...string) kernel.Applied {
-		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver}
+		return kernel.Applied{Differences: make([]string, n), TookOver: tookOver, Generation: 7}
 	}
 	const again, others = "rules restored, differences: 2", "source addresses replaced by those that this node has"
 	accepted := view{installed: one, installedAccepted: true}
@@ -61,7 +61,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		if got.attempt.cause != tt.cause || got.history.Change != tt.what {
 			t.Errorf("%s: cause %d, %q", name, got.attempt.cause, got.history.Change)
 		}
-		if !got.inForce() || got.failure != nil || got.ready() == nil {
+		if !got.inForce() || got.generation != 7 || got.failure != nil || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
 		byOthers := got.history.Reason == "changed by another program"
