@@ -4,6 +4,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -33,6 +35,12 @@ func testSettings() Settings {
 	}
 }
 
+// A place is that of the second agent.
+type place struct{ *loop.World }
+
+func (p place) take() (io.Closer, error) { p.Late = os.Getpid(); return p, nil }
+func (p place) Close() error             { p.Late = 0; return nil }
+
 // inBubble runs the loop; test runs while the loop waits for events.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
@@ -54,7 +62,7 @@ func named(t *testing.T, name string, test func(t *testing.T, w *world)) {
 		n.Options, n.Deliver = settings.NFT, func(s []config.Source, err error) { files <- Files{s, err} }
 		w.agent = New(Inputs{
 			Files: files, Hangup: n.Hangup, Reread: n.Reread, Generation: n.Generation, Processor: n.Processor,
-			Addresses: n.Addresses, Follow: n.Follow, Lock: n.Lock, Announce: n.Lock, Holder: n.Holder,
+			Addresses: n.Addresses, Follow: n.Follow, Lock: n.Lock, Announce: place{n}.take, Holder: n.Holder,
 			Announced: n.Latecomer,
 		}, n, settings, log)
 		return w.agent
@@ -275,6 +283,7 @@ func TestObserversSeeRepairsAndTheirPassEndsBeforeAnotherPolicyIsWritten(t *test
 		pass, end := w.agent.WithPolicy(t.Context(), w.agent.Current())
 		defer end()
 		w.Locked(func() { w.Cost = time.Second })
+		w.Gets("10.0.0.0/8")
 		for range 2 { // the second one is not followed by a check of elements
 			w.Tamper()
 			w.Pass(2 * time.Second)
@@ -282,6 +291,13 @@ func TestObserversSeeRepairsAndTheirPassEndsBeforeAnotherPolicyIsWritten(t *test
 		if n := w.agent.published.Load().repairs; n != 2 || pass.Err() != nil {
 			t.Errorf("%d repairs, %v, want that the pass goes on after two", n, pass.Err())
 		}
+		w.Reject(unix.EPERM)
+		w.Tamper()
+		w.Pass(restoredWithin)
+		if w.agent.published.Load().inForce() {
+			t.Error("rules that cannot be restored are in force")
+		}
+		w.Reject(nil)
 		w.Gets("11.0.0.0/8")
 		if v := w.agent.Current(); !v.Pending || v.InForce || pass.Err() == nil {
 			t.Errorf("pending %t, in force %t, %v while it is written", v.Pending, v.InForce, pass.Err())

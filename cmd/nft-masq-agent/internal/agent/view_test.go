@@ -56,12 +56,12 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 		},
 	} {
 		v := tt.before
-		v.policy.want, v.history.Since, v.attempt.reason = tt.want, start, onResync
+		v.policy.want, v.history.Since, v.attempt.reason, v.tries = tt.want, start, onResync, 3
 		got := v.withApplied(tt.applied, start.Add(time.Second))
 		if got.attempt.cause != tt.cause || got.history.Change != tt.what {
 			t.Errorf("%s: cause %d, %q", name, got.attempt.cause, got.history.Change)
 		}
-		if !got.inForce() || got.generation != 7 || got.failure != nil || got.ready() == nil {
+		if !got.inForce() || got.generation != 7 || got.failure != nil || got.tries > 0 || got.ready() == nil {
 			t.Errorf("%s: in force %t, %v, ready %v before any config was read", name, got.inForce(), got.failure, got.ready())
 		}
 		byOthers := got.history.Reason == "changed by another program"
