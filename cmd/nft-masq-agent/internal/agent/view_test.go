@@ -73,7 +73,7 @@ func TestEffectOfAnApplyIsKnownFromTheViewBeforeIt(t *testing.T) {
 			since = start.Add(time.Second)
 		}
 		if !got.history.Since.Equal(since) || (got.repairs == 1) != (tt.cause == changedByOthers) ||
-			(got.changes == 1) != (tt.what != "") {
+			(got.changes == 1) != (tt.what != "") || tt.what != "" && got.replaced != v.installed {
 			t.Errorf("%s: since %s, %d repairs, %d changes", name, got.history.Since.Sub(start), got.repairs, got.changes)
 		}
 	}
