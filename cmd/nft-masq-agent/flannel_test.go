@@ -10,6 +10,7 @@ import (
 
 func TestCommandsForRulesThatFlannelLeavesDeleteThem(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	iptables := readDocument(t, "testdata/foreign/flannel-iptables/rules.iptables")
 	nfttest.Run(t, n.NS, iptables, "iptables-nft-restore")

@@ -174,6 +174,7 @@ func TestATraceIsNoDriftToTheAgent(t *testing.T) {
 
 func TestABrokenPipeLeavesNoTable(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	n := nodeIn(t, top.Node)
 	broken := func() *os.File {
@@ -199,6 +200,7 @@ func TestABrokenPipeLeavesNoTable(t *testing.T) {
 
 func TestATraceSaysWhyThereIsNone(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	for _, tt := range []struct {
 		args, want string
@@ -235,6 +237,7 @@ func TestATraceSaysWhyThereIsNone(t *testing.T) {
 
 func TestATraceDoesNotPrintNamesRaw(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	top := nfttest.NewTopology(t)
 	n := nodeIn(t, top.Node)
 	b := &nfnetlink.Batch{}

@@ -23,6 +23,7 @@ func halves() (whole, halved config.Config) {
 
 func TestReloadsCauseNoWrongSource(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	whole, halved := halves()
 	policies := halved
 	policies.MasqueradeSrcCIDRs = cases.CIDRs("10.244.0.0/16", "fd00:10::/32")

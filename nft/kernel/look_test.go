@@ -315,6 +315,7 @@ func TestNumberOfElementsIsComparedInAFrame(t *testing.T) {
 // A chain with our name is ours, whoever wrote it: it is replaced at every start, and named.
 func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft")
 	ns := nfttest.NewNS(t, "node")
 	loadForeign(t, ns)

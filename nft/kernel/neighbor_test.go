@@ -478,6 +478,7 @@ func commits(t *testing.T, ns *nfttest.NS) func() {
 // the one that was to be deleted.
 func TestRulesThatTookTheHandlesOfOlderAgentsRulesStay(t *testing.T) {
 	t.Parallel()
+	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	agent := loadOlder(t, "ip-masq-agent-v2.9")
 	agent.withIPv6()
