@@ -66,7 +66,13 @@ func named(t *testing.T, name string, test func(t *testing.T, w *world)) {
 			Announced: n.Latecomer,
 		}, n, settings, log)
 		return w.agent
-	}, func(*loop.World) { test(w.T, w) })
+	}, func(*loop.World) {
+		synctest.Wait()
+		if w.Other != 0 && w.Late == 0 {
+			w.Error("the place of the second agent is free")
+		}
+		test(w.T, w)
+	})
 }
 
 func TestLoopDoesWhatItsScriptsSay(t *testing.T) {
@@ -282,6 +288,11 @@ func TestObserversSeeRepairsAndTheirPassEndsBeforeAnotherPolicyIsWritten(t *test
 		w.Settle()
 		pass, end := w.agent.WithPolicy(t.Context(), w.agent.Current())
 		defer end()
+		w.Commit()
+		w.Pass(restoredWithin)
+		if n, _ := w.Generation(); w.agent.published.Load().generation != n {
+			t.Errorf("generation %d is not known to be right", n)
+		}
 		w.Locked(func() { w.Cost = time.Second })
 		w.Gets("10.0.0.0/8")
 		for range 2 { // the second one is not followed by a check of elements
