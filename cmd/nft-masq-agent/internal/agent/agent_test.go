@@ -293,8 +293,8 @@ func TestObserversSeeRepairsAndTheirPassEndsBeforeAnotherPolicyIsWritten(t *test
 		if n, _ := w.Generation(); w.agent.published.Load().generation != n {
 			t.Errorf("generation %d is not known to be right", n)
 		}
-		w.Locked(func() { w.Cost = time.Second })
 		w.Gets("10.0.0.0/8")
+		w.Locked(func() { w.Cost = time.Second })
 		for range 2 { // the second one is not followed by a check of elements
 			w.Tamper()
 			w.Pass(2 * time.Second)
