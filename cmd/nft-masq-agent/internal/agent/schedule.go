@@ -181,9 +181,9 @@ func (a *Agent) plan(v *view, previous view, depth nft.Depth) {
 		s.recordCheck(depth, v.attempt.applied.Read, v.attempt.applied.Generation, now)
 	case kernel.Delayed(v.attempt.err):
 		s.recordCheck(depth, 0, 0, now) // of no generation, so that it is due again within the pace
-	case v.attempt.err != nil: // sets may be filled only in part
+	case v.attempt.err != nil: // sets may be filled only in part, and what is left of others was not looked for
 		generation, _ := a.in.Generation()
-		s.recordCheck(depth, 0, generation, now)
+		s.recordCheck(min(depth, nft.Contents), 0, generation, now)
 	}
 	v.attempt.slowed = s.charge(v.attempt, depth, now)
 

@@ -184,10 +184,10 @@ func (v view) causeOf(want nft.Ruleset, a kernel.Applied) cause {
 	if len(a.Differences) == 0 {
 		return noCause
 	}
-	if v.hash() != want.Hash() {
+	if v.installed == nil || !want.SamePolicy(*v.installed) {
 		return policyChanged
 	}
-	if want.Policy.HasSNAT() && !want.Same(*v.installed) {
+	if !want.Same(*v.installed) {
 		return addressesChanged
 	}
 	rejected := v.failure != nil && !kernel.Delayed(v.failure)
