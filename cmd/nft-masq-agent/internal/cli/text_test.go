@@ -38,7 +38,8 @@ func TestFailedOutputIsAnError(t *testing.T) {
 }
 
 func TestTextHasProblemsAsLines(t *testing.T) {
-	problem := config.Problem{Level: config.Warning, ID: "w", Msg: strings.Repeat("word ", 20) + "end", Details: "do\nthis"}
+	msg := strings.Repeat("word ", 20) + "end"
+	problem := config.Problem{Level: config.Warning, ID: "w", Msg: msg, Details: "do\nthis"}
 	for terminal, want := range map[bool]string{
 		false: problem.Msg + "\n  do\n  this\n\nNotes:\n  note\n",
 		true:  Fit(problem.Msg) + "  do\n  this\n\nNotes:\n  note\n",
