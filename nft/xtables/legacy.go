@@ -43,8 +43,9 @@ func LegacyTables(dir string) (found []LegacyTable, err error) {
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, err
 		}
+		existing := strings.Fields(string(names))
 		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
-			if !slices.Contains(strings.Fields(string(names)), table) {
+			if !slices.Contains(existing, table) {
 				continue
 			}
 			entries, err := f.read(table)
