@@ -111,7 +111,6 @@ func TestManyEventsLeadToFewListsOfWhichTheLastIsRight(t *testing.T) {
 	}
 }
 
-// A socket that fails is reported, and opened again.
 // The kernel drops events of which there are too many, and reports that. A list follows each report, and no other one.
 func TestEachListIsFollowedByAWait(t *testing.T) {
 	t.Parallel()
@@ -138,6 +137,7 @@ func TestEachListIsFollowedByAWait(t *testing.T) {
 	}
 }
 
+// A socket that fails is reported, and opened again.
 func TestFollowingContinuesAfterAnError(t *testing.T) {
 	t.Parallel()
 	ns := nfttest.NewNode(t, nfttest.Links("eth0"), "address add 198.51.100.11/24 dev eth0")

@@ -268,7 +268,6 @@ func TestWhatHasChangedSinceItWasFoundStays(t *testing.T) {
 	}
 }
 
-// A chain of the wanted ruleset is ours, whoever wrote its rules, and one that has a rule of ours.
 // The table goes with our chains if it has nothing of others.
 func TestATableGoesOnlyIfAllOfItIsOurs(t *testing.T) {
 	nfttest.Require(t, "nft")
@@ -291,6 +290,7 @@ func TestATableGoesOnlyIfAllOfItIsOurs(t *testing.T) {
 	}
 }
 
+// A chain of the wanted ruleset is ours, whoever wrote its rules, and one that has a rule of ours.
 func TestOurChainsAreNotOlder(t *testing.T) {
 	nfttest.Require(t, "iptables-nft", "iptables-nft-restore")
 	of := func(chain string) nft.Ruleset {
@@ -342,6 +342,7 @@ func TestLegacyTablesThatDecideAndAgentsThereAreFound(t *testing.T) {
 			{"raw", "-A PREROUTING -p udp -j CT --notrack", false},
 			{"mangle", "-A FORWARD -j MARK --set-mark 1", false},
 			{"filter", "-A FORWARD -j DROP", false},
+			{"filter", "-N MINE", false},
 			{"filter", "-N IP-MASQ", false},
 			{"nat", "-A POSTROUTING -j MASQUERADE", false},
 			{"nat", "-N IP-MASQ-AGENT2", false},
