@@ -17,12 +17,15 @@ func (s *search) names(r nfnetlink.Rule) (bool, error) {
 	for _, e := range r.Exprs {
 		switch e.Name {
 		case "payload":
+			delete(registers, register(e.Uint32(unix.NFTA_PAYLOAD_DREG)))
 			if address := s.load(e); address != nil {
 				if registers == nil {
 					registers = map[int][]byte{}
 				}
 				registers[register(e.Uint32(unix.NFTA_PAYLOAD_DREG))] = address
 			}
+		case "meta", "ct", "fib", "rt", "exthdr":
+			delete(registers, register(e.Uint32(unix.NFTA_META_DREG))) // the same number in each
 		case "bitwise":
 			input := register(e.Uint32(unix.NFTA_BITWISE_SREG))
 			address := masked(registers[input], e.Value(unix.NFTA_BITWISE_MASK))

@@ -95,6 +95,9 @@ func TestRulesThatNameAnAddressAreFound(t *testing.T) {
 		{"ip saddr . ip daddr { 0.0.0.0/0 . 0.0.0.0/0 } accept", false},
 		{"ip protocol tcp accept", false},
 		{"ct state established accept", false},
+		{"ip daddr 10.8.0.0/16 tcp dport { 1-60000, 60010 } accept", false}, // 10.9 would be a port of these
+		{"ip daddr 10.9.0.8 meta mark { 0x0a000000-0x0affffff, 1 } accept", false},
+		{"ip daddr 10.9.0.8 ct mark { 0x0a000000-0x0affffff, 1 } accept", false},
 		{"ip6 daddr fd00::1 accept", false},
 		{"ip daddr vmap { 10.1.0.0 : accept, * : drop }", false},
 	}

@@ -93,7 +93,7 @@ func isMounted(path string) bool {
 func (n Node) readProc(f *Facts) {
 	var err error
 	f.Legacy, err = xtables.LegacyTables(filepath.Join(n.Proc, "thread-self/net"))
-	f.CannotRead("legacy ip_tables", err)
+	f.CannotRead("rules of iptables", err)
 	f.NotForwarding = n.notForwarding(f.Pods)
 	if len(f.Pods) > 0 {
 		_, err = os.Stat(filepath.Join(n.Proc, "sys/net/ipv4/ip_forward"))
