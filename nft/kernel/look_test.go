@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"nft-masq-agent/nft/nfttest"
 	"nft-masq-agent/nft/nfttest/cases"
 	"nft-masq-agent/nft/nfttest/modes"
+	"nft-masq-agent/nft/xtables"
 )
 
 func TestConcurrentAgentsLeaveOneRuleset(t *testing.T) {
@@ -180,7 +182,8 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	c := tamperConfig(10)
 	c.SNATAddresses = cases.CIDRs("198.51.100.208/29")
 	want := nft.Compile(c, nft.Options{Layout: native.Layout{}})
-	want = want.WithAddresses(cases.Addrs("198.51.100.211", "198.51.100.212"))
+	addresses := cases.Addrs("198.51.100.211", "198.51.100.212")
+	want = want.WithAddresses(addresses)
 	k := open(t, ns)
 	apply(t, k, want, nft.Contents)
 	for _, tt := range []struct{ do, finds string }{
@@ -204,15 +207,32 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 		}
 		inSync(t, ns, want)
 	}
-	// What was right for another policy, or before an error, is not trusted.
-	other := nft.Compile(tamperConfig(11), nft.Options{Layout: native.Layout{}})
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := k.Apply(ended, other, nft.Contents); err == nil {
-		t.Error("applied although the context has ended")
-	}
+	// What was right for another policy, or before an error, is not trusted, also if the number of elements is right.
+	another := tamperConfig(10)
+	another.NonMasqueradeCIDRs[0] = cases.CIDRs("198.51.100.0/24")[0]
+	another.SNATAddresses = c.SNATAddresses
+	other := nft.Compile(another, nft.Options{Layout: native.Layout{}}).WithAddresses(addresses)
 	apply(t, k, other, nft.Frame)
 	inSync(t, ns, other)
+	f := &faults{dial: dialIn(ns)}
+	k = f.open()
+	apply(t, k, other, nft.Contents)
+	f.at = f.calls
+	f.fault = fault{rejecting, unix.ENOMEM}
+	for _, fails := range []bool{true, false} {
+		attack(t, ns, "delete element TABLE non-masq-v4-? { 10.0.2.0/24 }; add element TABLE non-masq-v4-? { 10.0.0.0/24 }")
+		ctx, cancel := context.WithCancel(t.Context())
+		if !fails {
+			cancel()
+		}
+		if _, err := k.Apply(ctx, other, nft.Contents); err == nil {
+			t.Error("applied although nothing is written or read")
+		}
+		cancel()
+		f.at = 0
+		apply(t, k, other, nft.Frame)
+		inSync(t, ns, other)
+	}
 }
 
 func TestHintNamesTheMissingKernelFeature(t *testing.T) {
@@ -238,6 +258,10 @@ func TestHintNamesTheMissingKernelFeature(t *testing.T) {
 		err := fmt.Errorf("apply: %w", fmt.Errorf("%s: %w", tt.what, &netlink.OpError{Op: "receive", Err: tt.errno}))
 		if op, rejected := strings.CutPrefix(tt.what, "rejected: "); rejected {
 			err = fmt.Errorf("apply: %w", &nfnetlink.RejectedError{Op: nfnetlink.Op(op), Err: tt.errno})
+		}
+		rejected := tt.errno == unix.EMSGSIZE || strings.HasPrefix(tt.what, "rejected: ")
+		if Rejected(err) != rejected || Rejected(fmt.Errorf("%w: %w", nfnetlink.ErrBusy, err)) {
+			t.Errorf("%v: is rejected %t, want %t", err, Rejected(err), rejected)
 		}
 		if got := Hint(err); !strings.Contains(got, tt.names) || (tt.names == "") != (got == "") {
 			t.Errorf("%v: hint %q, want one with %q", err, got, tt.names)
@@ -336,5 +360,65 @@ func TestChainOfAnotherProgramIsReplaced(t *testing.T) {
 		nfttest.Same(t, "replaced (-want +got)", says, a.Overwritten)
 		inSync(t, ns, want)
 		nfttest.Same(t, "what is not ours (-before +after)", before, notOurs(t, ns, cases.DefaultChain))
+	}
+}
+
+// What a killed trace left is removed; the table of one that runs is not.
+func TestTableOfAnAbandonedTraceIsRemoved(t *testing.T) {
+	nfttest.Require(t, "nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	leave := func() { nfttest.NFT(t, ns, "", "add", "table", "inet", TraceTable) }
+	locked := func() io.Closer { return nfttest.In(t, ns, LockTrace) }
+	cleanUp := func(removal Removal, want ...string) {
+		t.Helper()
+		removed := nfttest.In(t, ns, func() ([]string, error) { return k.Cleanup(t.Context(), removal) })
+		nfttest.Same(t, "removed (-want +got)", want, removed)
+	}
+	cleanUp(WithOlder)
+	leave()
+	for removal, want := range map[Removal][]string{Ours: {traceName}, WithOlder: {traceName}, OlderOnly: nil} {
+		found, err := k.Removable(t.Context(), removal)
+		nfttest.NoError(t, err)
+		nfttest.Same(t, "removable (-want +got)", want, found)
+	}
+	lock := locked()
+	cleanUp(Ours)
+	nfttest.NoError(t, lock.Close())
+	cleanUp(OlderOnly)
+	cleanUp(Ours, traceName)
+	lock = locked()
+	nfttest.NoError(t, lock.Close())
+	leave()
+	nfttest.In(t, ns, func() (Applied, error) {
+		return k.Apply(t.Context(), cases.Load(t, "default").Compile(nft.ModeNFTables), nft.WithLeftovers)
+	})
+	cleanUp(Ours, "table inet "+nft.TableName)
+}
+
+func TestEachKernelFindsLegacyTables(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-legacy")
+	ns := nfttest.NewNS(t, "node")
+	nfttest.Run(t, ns, "", "iptables-legacy", "-t", "nat", "-N", cases.DefaultChain)
+	k := Open()
+	t.Cleanup(func() { _ = k.Close() })
+	want := []xtables.LegacyTable{{Family: nfnetlink.IPv4, Table: xtables.NATTable, Older: true}}
+	for _, k := range []*Kernel{k, k.Another()} {
+		nfttest.Same(t, "tables (-want +got)", want, nfttest.In(t, ns, k.LegacyTables))
+	}
+}
+
+func TestRejectedTransactionIsAnErrorAndChangesNothing(t *testing.T) {
+	for _, mode := range cases.Modes() {
+		ns := nfttest.NewNS(t, "node")
+		before := cases.Load(t, "default").Compile(mode)
+		apply(t, open(t, ns), before, nft.Contents)
+		after := cases.Load(t, "all-policies").Compile(mode)
+		k := (&faults{dial: dialIn(ns), at: 1, fault: fault{rejecting, unix.EINVAL}}).open()
+		if _, err := k.Apply(t.Context(), after, nft.Contents); !Rejected(err) {
+			t.Errorf("mode %s: %v, want a rejection", mode, err)
+		}
+		inSync(t, ns, before)
 	}
 }

@@ -254,7 +254,6 @@ func TestTableIsNotReplacedWhileAnotherAgentCreatesSets(t *testing.T) {
 // replace our table, nor to reject a change.
 func TestUnfinishedTransactionIsAwaited(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	for _, mode := range cases.Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()

@@ -170,7 +170,6 @@ func TestConcurrentForeignWriterIsNotDisturbed(t *testing.T) {
 // not delete another program's chain.
 func TestPostroutingWithAnotherHookIsReported(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft")
 	want, nf := cases.Load(t, "both-families").Compile(nft.ModeIPTables),
 		cases.Load(t, "both-families").Compile(nft.ModeNFTables)

@@ -242,6 +242,9 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 			if decides, err := k.OlderDecides(t.Context()); !decides || err != nil {
 				t.Errorf("the older agent decides: %t, %v", decides, err)
 			}
+			if found, err := k.Doubtful(t.Context()); len(found) > 0 || err != nil {
+				t.Errorf("in doubt are %v, %v", found, err)
+			}
 			if removed, err := k.Cleanup(t.Context(), Ours); err != nil || len(removed) != 1 {
 				t.Errorf("removed %q, %v", removed, err)
 			}
@@ -250,6 +253,36 @@ func TestOlderAgentsRulesWithOurTextAreNotOurs(t *testing.T) {
 			nfttest.Same(t, "after the take-over", empty, notOurs(t, ns, ""))
 		})
 	}
+}
+
+func TestChainThatMayBeSomebodyElsesStays(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	ns := nfttest.NewNS(t, "node")
+	k := open(t, ns)
+	want := cases.Load(t, "default").Compile(nft.ModeNFTables)
+	apply(t, k, want, nft.TakeOver)
+	decides := func() {
+		t.Helper()
+		if decides, err := k.OlderDecides(t.Context()); decides || err != nil {
+			t.Errorf("an older agent decides: %t, %v", decides, err)
+		}
+	}
+	decides()
+	iptables(t, ns, nfnetlink.IPv4, "-N", "MINE")
+	iptables(t, ns, nfnetlink.IPv4, "-A", "MINE", "-d", "192.0.2.0/24", "-j", "RETURN")
+	iptables(t, ns, nfnetlink.IPv4, "-A", "POSTROUTING", "-j", "MINE", "-m", "comment", "--comment",
+		"site: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom MINE chain")
+	before := notOurs(t, ns, "")
+	decides()
+	if found, err := k.Doubtful(t.Context()); len(found) != 1 || err != nil {
+		t.Errorf("in doubt are %v, %v", found, err)
+	}
+	apply(t, k, want, nft.TakeOver)
+	if removed, err := k.Cleanup(t.Context(), WithOlder); len(removed) != 1 || err != nil {
+		t.Errorf("removed %q, %v, want our table", removed, err)
+	}
+	nfttest.Same(t, "what is not ours (-before +after)", before, notOurs(t, ns, ""))
 }
 
 // It is not ours then: cleanup leaves it, and an agent that runs writes its own again.
