@@ -328,23 +328,28 @@ func TestMapsAndChainsOutliveTheRulesThatReferToThem(t *testing.T) {
 func TestBaseChainsStayEmpty(t *testing.T) {
 	t.Parallel()
 	n := modes.New(t, native.Read)
-	n.Apply(t, small(), nft.Contents)
-	handle := func() string {
+	c := config.Config{MasqueradeSrcCIDRs: cases.CIDRs("10.244.0.0/16"), Enforce: true, DropInvalid: true}
+	both := nft.Compile(c, nft.Options{Layout: native.Layout{}})
+	n.Apply(t, both, nft.Contents)
+	handles := func() []string {
 		text := nfttest.NFT(t, n.NS, "", "-a", "list", "ruleset")
-		return regexp.MustCompile(`chain enforce \{ # handle \d+`).FindString(text)
+		return regexp.MustCompile(`chain (enforce|untranslated) \{ # handle \d+`).FindAllString(text, -1)
 	}
-	before := handle()
+	before := handles()
 	plain := nft.Compile(config.Default(config.Defaults{}), nft.Options{Layout: native.Layout{}})
 	n.Apply(t, plain, nft.Contents)
-	for _, does := range []string{"add rule TABLE enforce accept", "add chain TABLE enforce { policy drop; }"} {
-		n.Load(t, strings.ReplaceAll(does, "TABLE", "inet nft-masq-agent"))
-		if found := n.Apply(t, plain, nft.Contents); !slices.Equal(found, []string{"chain enforce is not in the config"}) {
-			t.Errorf("%s: found %q", does, found)
+	for _, chain := range []string{"enforce", "untranslated"} {
+		want := []string{"chain " + chain + " is not in the config"}
+		for _, does := range []string{"rule TABLE CHAIN accept", "chain TABLE CHAIN { policy drop; }"} {
+			n.Load(t, "add "+strings.NewReplacer("TABLE", "inet nft-masq-agent", "CHAIN", chain).Replace(does))
+			if found := n.Apply(t, plain, nft.Contents); !slices.Equal(found, want) {
+				t.Errorf("%s in %s: found %q", does, chain, found)
+			}
 		}
 	}
-	n.Apply(t, small(), nft.Contents)
-	if after := handle(); before == "" || after != before {
-		t.Errorf("before it was %q, now %q", before, after)
+	n.Apply(t, both, nft.Contents)
+	if after := handles(); len(before) != 2 || !slices.Equal(after, before) {
+		t.Errorf("before they were %q, now %q", before, after)
 	}
 	n.Apply(t, nft.Ruleset{}, nft.WithLeftovers)
 	if left := nfttest.ListRuleset(t, n.NS); left != "" {
