@@ -50,7 +50,7 @@ var elsewhere = map[string]string{
 		"key",
 	"skopeo copy --all oci:dist/image:v1.0.0 docker://registry.example/nft-masq-agent:v1.0.0": "needs a registry",
 	"helm push dist/nft-masq-agent-1.0.0.tgz oci://registry.example/charts":                   "needs a registry",
-	"cosign sign-blob --yes --bundle dist/SHA256SUMS.sigstore.json dist/SHA256SUMS":           "needs an identity",
+	"cosign sign-blob --yes --bundle SHA256SUMS.sigstore.json dist/SHA256SUMS":                "needs an identity",
 	"cosign sign --yes registry.example/nft-masq-agent@$(jq -r '.manifests[0].digest' dist/image/index.json)": "needs " +
 		"an identity",
 	"ctr --namespace k8s.io images import bin/image.tar":      "TestImageIsImportedWithoutARegistry runs it",

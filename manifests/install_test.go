@@ -116,7 +116,7 @@ func TestInstallCommandsOfTheDocumentsRun(t *testing.T) {
 			}
 		}
 		line := strings.ReplaceAll(d.line, "=NODE ", "=node-1 ")
-		line = strings.NewReplacer(" NAMESPACE SELECTOR", "").Replace(line)
+		line = strings.NewReplacer(" NAMESPACE SELECTOR", "", " NAMESPACE ", " kube-system ").Replace(line)
 		if d.document == "manifests/helm/README.md" {
 			line = "cd bin/chart && " + line
 		}
@@ -186,6 +186,11 @@ func TestInstallPolicyLetsOneGroupChangeTheConfig(t *testing.T) {
 			t.Errorf("%s: allowed %t, want %t\n%s", line, err == nil, allowed, out)
 		}
 	}
+	all := " delete --raw '/api/v1/namespaces/kube-system/configmaps?dryRun=All'" // one request
+	if out, err := c.Try(somebody + all); err == nil || !strings.Contains(out, denied) {
+		t.Errorf("deleted all: %v\n%s", err, out)
+	}
+	c.Sh(member + all)
 	c.Sh(member + " delete configmap ip-masq-agent")
 	if out, err := c.Try(somebody + " create configmap ip-masq-agent"); err == nil || !strings.Contains(out, denied) {
 		t.Errorf("created: %v\n%s", err, out)
