@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -171,6 +174,38 @@ func TestCleanupAnswersAndWaitsForTheSignal(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+func TestCleanupRemovesWhatItIsAskedFor(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-nft")
+	n := newNode(t)
+	n.swap("")
+	const ours = "table inet nft-masq-agent"
+	const older = "another agent's chain IP-MASQ in table ip nat: 0 rules, to which no other rule leads"
+	for _, tt := range []struct {
+		flag    string
+		removed []string
+	}{
+		{"--legacy", []string{older, ours}},
+		{"--legacy-only", []string{older}},
+		{"--legacy=false", []string{ours}},
+	} {
+		_, err := n.kernel().Apply(t.Context(), nft.Compile(config.Default(config.Defaults{}), nft.Options{
+			Layout: cases.Layout(nft.ModeNFTables, ""),
+		}), nft.Contents)
+		n.check(err)
+		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "IP-MASQ")
+		for _, dryRun := range []bool{true, false} {
+			got := n.run("cleanup", tt.flag, fmt.Sprintf("--dry-run=%t", dryRun), "-o", "json")
+			var answered cleanupAnswer
+			n.check(json.Unmarshal([]byte(got.stdout), &answered))
+			if got.code != exitDone || answered.DryRun != dryRun || !slices.Equal(answered.Removed, tt.removed) {
+				t.Errorf("%s: %+v", tt.flag, got)
+			}
+		}
+		nfttest.NFT(t, n.NS, "", "flush", "ruleset")
+	}
 }
 
 // What cannot be read of other agents does not hide what was removed.
