@@ -188,6 +188,13 @@ func TestAListOfConnectionsIsBounded(t *testing.T) {
 	if len(r.Connections) != maxListed || r.Total != maxListed+5 || len(r.Notes) != 1 || r.Notes[0].ID != "limited" {
 		t.Errorf("%d connections of %d: %v", len(r.Connections), r.Total, r.Notes)
 	}
+	for _, stale := range []bool{false, true} {
+		none := answer.Connections{Head: cli.NewHead("connections")}
+		(&listing{connectionsFlags: &connectionsFlags{stale: stale}}).show(&none)
+		if len(none.Connections) > 0 || len(none.Notes) > 0 != stale {
+			t.Errorf("none, stale %t: %+v", stale, none)
+		}
+	}
 }
 
 func TestOwnConnectionsOfTheNodeAreNotStale(t *testing.T) {
