@@ -302,10 +302,13 @@ func (n *testNode) startCommand(cmd *exec.Cmd) *daemon {
 	return &daemon{Agent: agent.Run(n.t, n.NS, cmd), testNode: n, args: cmd.Args[1:]}
 }
 
-// signal sends a signal.
+// signal sends a signal. One that stops the agent has stopped all of its threads when this returns.
 func (d *daemon) signal(s unix.Signal) {
 	d.t.Helper()
 	d.check(d.Signal(s))
+	if s == unix.SIGSTOP {
+		d.check(unix.Waitid(unix.P_PID, d.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil))
+	}
 }
 
 // stop stops the agent like a rolling update.
