@@ -170,7 +170,7 @@ func TestNothingChangesWhileTheConfigIsReplacedInSteps(t *testing.T) {
 
 // staysWhileReplaced replaces the config of a new node in steps, and reports false if one of them took too long.
 func staysWhileReplaced(t *testing.T, replace func(n *testNode, text string)) bool {
-	const gone = 2 * time.Second // for less than the three seconds after which a config has vanished
+	const longest = 2 * time.Second // a config has vanished after three
 	good, bad, other := exempting("10.1.0.0/16"), exempting("10.1.0.1/16"), exempting("10.2.0.0/16")
 	n := newNode(t)
 	n.swap(good)
@@ -199,7 +199,7 @@ func staysWhileReplaced(t *testing.T, replace func(n *testNode, text string)) bo
 	} {
 		begin := time.Now()
 		replace(n, step.text)
-		if time.Since(begin) > gone {
+		if time.Since(begin) > longest {
 			d.stop()
 			return false
 		}

@@ -23,7 +23,6 @@ import (
 	"nft-masq-agent/nft"
 	"nft-masq-agent/nft/conntrack"
 	"nft-masq-agent/nft/nfttest"
-	"nft-masq-agent/nft/nfttest/cases"
 )
 
 // follow is what a command line makes of an agent's report.
@@ -191,9 +190,7 @@ func TestCleanupRemovesWhatItIsAskedFor(t *testing.T) {
 		{"--legacy-only", []string{older}},
 		{"--legacy=false", []string{ours}},
 	} {
-		_, err := n.kernel().Apply(t.Context(), nft.Compile(config.Default(config.Defaults{}), nft.Options{
-			Layout: cases.Layout(nft.ModeNFTables, ""),
-		}), nft.Contents)
+		_, err := n.kernel().Apply(t.Context(), wants(t, ""), nft.Contents)
 		n.check(err)
 		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "IP-MASQ")
 		for _, dryRun := range []bool{true, false} {
@@ -213,9 +210,7 @@ func TestCleanupSaysWhatItRemovedIfLegacyTablesAreUnreadable(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.swap("")
-	_, err := n.kernel().Apply(t.Context(), nft.Compile(config.Default(config.Defaults{}), nft.Options{
-		Layout: cases.Layout(nft.ModeNFTables, ""),
-	}), nft.Contents)
+	_, err := n.kernel().Apply(t.Context(), wants(t, ""), nft.Contents)
 	n.check(err)
 	proc := t.TempDir()
 	n.check(os.MkdirAll(filepath.Join(proc, "thread-self/net/ip_tables_names"), 0o700)) // it is no file

@@ -214,21 +214,17 @@ func TestFrameLeavesOutOnlyTheElements(t *testing.T) {
 	other := nft.Compile(another, nft.Options{Layout: native.Layout{}}).WithAddresses(addresses)
 	apply(t, k, other, nft.Frame)
 	inSync(t, ns, other)
-	f := &faults{dial: dialIn(ns)}
+	f := &faults{dial: dialIn(ns), fault: fault{rejecting, unix.ENOMEM}}
 	k = f.open()
 	apply(t, k, other, nft.Contents)
-	f.at = f.calls
-	f.fault = fault{rejecting, unix.ENOMEM}
-	for _, fails := range []bool{true, false} {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, ctx := range []context.Context{t.Context(), ended} { // what is written is rejected, and nothing is read
 		attack(t, ns, "delete element TABLE non-masq-v4-? { 10.0.2.0/24 }; add element TABLE non-masq-v4-? { 10.0.0.0/24 }")
-		ctx, cancel := context.WithCancel(t.Context())
-		if !fails {
-			cancel()
-		}
+		f.at = f.calls
 		if _, err := k.Apply(ctx, other, nft.Contents); err == nil {
 			t.Error("applied although nothing is written or read")
 		}
-		cancel()
 		f.at = 0
 		apply(t, k, other, nft.Frame)
 		inSync(t, ns, other)
