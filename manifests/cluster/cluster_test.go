@@ -35,8 +35,6 @@ type world struct {
 	// ask runs a command of the agent on node1, with flags.
 	ask   func(args ...string) (string, error)
 	flags []string
-	// condition is the rule of routing by mark, on which answers of explain depend.
-	condition string
 
 	families []family
 	hosts    map[string]*nfttest.NS // by the names of rows

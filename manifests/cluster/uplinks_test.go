@@ -21,7 +21,6 @@ iifname { "cni0", "cni1", "veth*" } ip6 daddr 2001:db8:1::7 meta mark set meta m
 func uplinks(t *testing.T) {
 	l := newLab(t)
 	l.routePods()
-	l.condition = "ip rule 101"
 	node := l.inside[0]
 	must(t, netns.AddVeth(netns.End{NS: l.outside, Dev: "second", MAC: mac(20)},
 		netns.End{NS: node, Dev: "eth1", MAC: mac(21)}))
