@@ -112,7 +112,6 @@ func (o *opening) play() {
 
 func TestOnlyWhatContradictsThePolicyIsListedAndDeleted(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "iptables-nft", "ip6tables-nft")
 	for _, s := range situations(t, "stale") {
 		for _, mode := range modes {

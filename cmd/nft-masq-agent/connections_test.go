@@ -141,7 +141,6 @@ const service = `table inet service {
 
 func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	n := newTrafficNode(t)
 	n.lasting()
 	nfttest.NFT(t, n.top.Node, service, "-f", "-")
@@ -178,8 +177,61 @@ func TestConnectionsAreFoundByTheSourceThatTheDestinationSees(t *testing.T) {
 	}
 }
 
+// A port without a connection is answered by its block: next to the rules by a pod of this node, if the node has the
+// address, and elsewhere by the config alone.
+func TestAPortWithoutAConnectionIsAnsweredByItsBlock(t *testing.T) {
+	t.Parallel()
+	const plain = "masqueradeSrcCIDRs: [10.244.0.0/16]\n"
+	const blocks = plain + "portsPerPod: 250\n"
+	byPod := wants(t, blocks).Policy.PortBlocks(false)
+	port := byPod.Block(byPod.BlockOfPod(netip.MustParseAddr("10.244.1.2"))).Min
+	block := fmt.Sprintf("192.0.2.1:%d", port)
+	for _, tt := range []struct {
+		rules, config, args string
+		code                int
+		said                string // IDs of problems and notes
+		pods                []string
+	}{
+		{blocks, blocks, "--seen-as " + block, exitDone, "no-match own-traffic", []string{"10.244.1.2"}},
+		{blocks, blocks, "--seen-as 192.0.2.1", exitFailed, "no-match", nil},
+		{plain, plain, "--seen-as " + block, exitFailed, "no-match", nil},
+		{blocks, blocks, fmt.Sprintf("--seen-as 192.0.2.77:%d", port), exitFailed, "no-address", nil},
+		{"", blocks, "--seen-as " + block, exitDone, "another-node own-traffic", nil},
+		{"", blocks, "--seen-as " + block + " --from 10.244.1.2", exitFailed, "no-match", nil},
+		{"", blocks, "--seen-as " + block + " 203.0.113.9", exitFailed, "no-match", nil},
+		{"", blocks, "--seen-as 192.0.2.1", exitFailed, "no-match", nil},
+		{"", plain, "--seen-as " + block, exitFailed, "no-match", nil},
+	} {
+		t.Run(tt.args+" of "+tt.rules+tt.config, func(t *testing.T) {
+			t.Parallel()
+			n := newTrafficNode(t)
+			if tt.rules != "" {
+				n.enforce(tt.rules)
+				n.open(nfttest.UDP, "10.9.0.9:53") // the node knows its pod
+			}
+			n.swap(tt.config)
+			got := n.run(append(strings.Fields("connections -o json --config "+n.path), strings.Fields(tt.args)...)...)
+			var c answer.Connections
+			n.check(json.Unmarshal([]byte(got.stdout), &c))
+			var said, pods []string
+			for _, p := range slices.Concat(c.Errors, c.Warnings, c.Notes) {
+				said = append(said, p.ID)
+			}
+			slices.Sort(said)
+			if c.Block != nil {
+				pods = c.Block.Pods
+			}
+			if got.code != tt.code || strings.Join(said, " ") != tt.said || !slices.Equal(pods, tt.pods) {
+				t.Errorf("%q and pods %v, want %q and %v: %+v", said, pods, tt.said, tt.pods, got)
+			}
+		})
+	}
+}
+
 func TestAListOfConnectionsIsBounded(t *testing.T) {
 	l := listing{connectionsFlags: new(connectionsFlags)}
+	nfttest.NoError(t, l.add(&conntrack.Entry{}))
+	l.begin() // a dump that was interrupted begins anew
 	for range maxListed + 5 {
 		nfttest.NoError(t, l.add(&conntrack.Entry{}))
 	}
@@ -194,6 +246,20 @@ func TestAListOfConnectionsIsBounded(t *testing.T) {
 		if len(none.Connections) > 0 || len(none.Notes) > 0 != stale {
 			t.Errorf("none, stale %t: %+v", stale, none)
 		}
+	}
+}
+
+// Which connections are stale is not known next to rules that do not say of which policy they are.
+func TestStaleConnectionsNextToRulesWithoutAHashAreUnknown(t *testing.T) {
+	t.Parallel()
+	n := newTrafficNode(t)
+	n.swap("")
+	n.nft("table inet nft-masq-agent { chain postrouting { type nat hook postrouting priority 95; masquerade; }; }")
+	got := n.run("connections", "--stale", "--config", n.path)
+	const want = "nft-masq-agent connections: The kernel has rules of this agent without the hash of their policy: " +
+		"which connections are stale is unknown"
+	if got.code != exitFailed || !strings.HasPrefix(got.stderr, want) {
+		t.Errorf("%+v, want %q", got, want)
 	}
 }
 

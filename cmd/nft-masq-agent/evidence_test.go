@@ -214,7 +214,6 @@ const besideEvidence = `table inet beside {
 // kube-proxy is not among them: it needs a kernel with ip_vs.
 func TestWhatIsNoEvidenceIsCountedByReason(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	nfttest.Require(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
 	for _, name := range []string{
 		"kube-proxy-iptables", "kube-proxy-nftables", "cni-portmap", "docker-iptables", "docker-nftables", "cni-bridge",

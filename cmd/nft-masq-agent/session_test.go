@@ -205,6 +205,23 @@ func TestCleanupRemovesWhatItIsAskedFor(t *testing.T) {
 	}
 }
 
+// Rules in legacy ip_tables stay, and are named with the command that shows them.
+func TestCleanupNamesWhatItCannotRemove(t *testing.T) {
+	t.Parallel()
+	nfttest.Require(t, "iptables-legacy", "iptables-legacy-restore", "iptables-legacy-save")
+	n := newNode(t)
+	n.swap("")
+	loadOlder(t, "ip-masq-agent-v2.11"+inLegacy).install(n)
+	const want = "legacy ip_tables (table ip nat) has rules of an iptables-based agent, which this program does not " +
+		"remove: iptables-legacy -t nat -S"
+	for flag, named := range map[string]bool{"--legacy": true, "--legacy-only": true, "--legacy=false": false} {
+		got := n.run("cleanup", flag)
+		if got.code != exitDone || strings.Contains(got.stderr+got.stdout, want) != named {
+			t.Errorf("%s: %+v, want %t: %q", flag, got, named, want)
+		}
+	}
+}
+
 // What cannot be read of other agents does not hide what was removed.
 func TestCleanupSaysWhatItRemovedIfLegacyTablesAreUnreadable(t *testing.T) {
 	t.Parallel()

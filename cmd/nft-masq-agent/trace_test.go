@@ -128,7 +128,6 @@ func TestTheTableOfATraceGoesHoweverTheCommandEnds(t *testing.T) {
 
 func TestATraceIsNoDriftToTheAgent(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	inEachMode(t, func(t *testing.T, _ nft.Mode, flag string) {
 		n := newNode(t)
 		const config = "nonMasqueradeCIDRs: [10.0.0.0/8]\n"
@@ -200,7 +199,6 @@ func TestABrokenPipeLeavesNoTable(t *testing.T) {
 
 func TestATraceSaysWhyThereIsNone(t *testing.T) {
 	t.Parallel()
-	nfttest.SkipIfShort(t)
 	n := newNode(t)
 	for _, tt := range []struct {
 		args, want string
