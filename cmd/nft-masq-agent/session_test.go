@@ -238,6 +238,18 @@ func TestCleanupSaysWhatItRemovedIfLegacyTablesAreUnreadable(t *testing.T) {
 	}
 }
 
+// Next to an agent without a file, diff says that it is about the defaults.
+func TestDiffWithoutAFileIsAboutTheDefaults(t *testing.T) {
+	t.Parallel()
+	n := &faultyNode{trafficNode: newTrafficNode(t)}
+	defer n.standIn(nil)()
+	got := n.run("diff")
+	want := "There is no config at " + n.path + ": the built-in defaults apply."
+	if got.code != exitDone || !strings.Contains(got.stdout+got.stderr, want) {
+		t.Errorf("%+v, want %q", got, want)
+	}
+}
+
 // What is stale by then is not known without the rules.
 func TestAFlushSaysWhyItDidNotDeleteConnections(t *testing.T) {
 	var stdout, stderr strings.Builder
