@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,17 +25,16 @@ func trace(t *testing.T, top *nfttest.Topology, q nftrace.Query, send func()) (n
 	ctx, cancel := context.WithTimeout(t.Context(), nfttest.Patient(5*time.Second))
 	defer cancel()
 	var traced nftrace.Trace
-	done := make(chan struct{})
-	err := top.Node.Do(func() (err error) {
-		traced, err = nftrace.Run(ctx, q, func() {
-			go func() {
-				defer close(done)
-				send()
-			}()
-		})
+	var sending sync.WaitGroup
+	defer sending.Wait() // for nothing if it failed before
+	err := top.Node.Do(func() error {
+		err := nftrace.ErrRunning
+		// A program that is being started keeps the lock of the trace before open.
+		for errors.Is(err, nftrace.ErrRunning) && ctx.Err() == nil {
+			traced, err = nftrace.Run(ctx, q, func() { sending.Go(send) })
+		}
 		return err
 	})
-	<-done
 	return traced, err
 }
 
