@@ -243,11 +243,31 @@ func TestDiffWithoutAFileIsAboutTheDefaults(t *testing.T) {
 	t.Parallel()
 	n := &faultyNode{trafficNode: newTrafficNode(t)}
 	defer n.standIn(nil)()
-	got := n.run("diff")
+	got := n.run("diff", "-o", "json")
+	var d answer.Diff
+	n.check(json.Unmarshal([]byte(got.stdout), &d))
 	want := "There is no config at " + n.path + ": the built-in defaults apply."
-	if got.code != exitDone || !strings.Contains(got.stdout+got.stderr, want) {
+	if got.code != exitDone || !d.Before.Accepted || len(d.Notes) == 0 || d.Notes[0].Msg != want {
 		t.Errorf("%+v, want %q", got, want)
 	}
+}
+
+// An agent that cannot have the lock, because a process of another user has it, takes the place of a second one.
+func TestAnAgentWithoutTheLockIsNotASecondOneToItself(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.check(n.Do(func() error {
+		place, err := running.Announce()
+		if err != nil {
+			return err
+		}
+		defer place.Close()
+		r := new(session).runningAgent()
+		if r == nil || r.PID != os.Getpid() || r.SecondAgent != 0 {
+			t.Errorf("%+v", r)
+		}
+		return nil
+	}))
 }
 
 // What is stale by then is not known without the rules.
