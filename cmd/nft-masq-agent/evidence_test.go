@@ -373,6 +373,7 @@ func TestConnectionsThatABridgePassesOnAreNoEvidence(t *testing.T) {
 	n.check(n.NS.LinkUp("pod1"))
 	n.check(other.LinkUp("eth0"))
 	n.check(other.AwaitCarrier("eth0"))
+	n.check(n.NS.AwaitCarrier("pod1")) // before, the bridge forwards nothing to it
 	n.check(other.AddAddr("eth0", netip.MustParsePrefix("10.244.1.3/24")))
 	nfttest.Run(t, n.top.Pod, "", "ip", "route", "add", "10.244.1.3/32", "dev", "eth0")
 	n.check(n.top.Pod.AddNeighbour("eth0", netip.MustParseAddr("10.244.1.3"), there.MAC))

@@ -192,20 +192,27 @@ func (n trafficNode) situation(s situation, flag string, port uint16) {
 		if line[0] != "explain" {
 			continue
 		}
-		decided := n.explains(strings.Fields(line[1]), flag, port+uint16(i))
 		want := ""
 		if i+1 < len(s.lines) && s.lines[i+1][0] == ">" {
 			want = s.lines[i+1][1]
 		}
+		within := 5 * time.Second // the trace is told at once
+		if want == noPacket {
+			within = time.Second / 8
+		}
+		decided := n.explains(strings.Fields(line[1]), flag, port+uint16(i), within)
 		if !slices.Contains(strings.Split(want, " or "), decided) { // "or": the endpoint is drawn by lot
 			n.t.Errorf("explain %s: the trace says %q, want %q", line[1], decided, want)
 		}
 	}
 }
 
+// noPacket is that no chain met the packet, because a device drops it.
+const noPacket = "no packet"
+
 // explains asks about a packet before one is sent and afterwards, and compares the answers with what the far end sees.
-// It returns what a trace says of the packet: what happened to it, and the rule that decided.
-func (n trafficNode) explains(words []string, flag string, port uint16) (decided string) {
+// It returns what a trace says of the packet within a time: what happened to it, and the rule that decided.
+func (n trafficNode) explains(words []string, flag string, port uint16, within time.Duration) (decided string) {
 	n.t.Helper()
 	dst, err := netip.ParseAddrPort(words[0])
 	if err != nil {
@@ -231,7 +238,7 @@ func (n trafficNode) explains(words []string, flag string, port uint16) (decided
 	var before, after answer.Explanation
 	n.here(&before, args...)
 	var seen netip.Addr
-	trace, none := n.traced(src, dst, proto, func() { seen = n.sends(proto, src, dst) })
+	trace, none := n.traced(src, dst, proto, within, func() { seen = n.sends(proto, src, dst) })
 	n.sends(proto, src, dst)
 	n.judge(before, seen)
 	if before.Sees.IsValid() {
@@ -248,7 +255,7 @@ func (n trafficNode) explains(words []string, flag string, port uint16) (decided
 	}
 	n.t.Logf("%s: %s should be seen, %s is", after.Why.Code, after.ShouldSee, seen)
 	if none != nil {
-		return "no packet"
+		return noPacket
 	}
 	left, _ := netip.ParseAddrPort(trace.SeenAs)
 	if left.IsValid() && seen.IsValid() && left.Addr() != seen {
@@ -271,10 +278,10 @@ func decision(trace nftrace.Trace) string {
 	return fmt.Sprintf("%s: %s %s %s handle %d", trace.Outcome, r.Family, r.Table, r.Chain, r.Handle)
 }
 
-// traced traces the packet that a function sends.
-func (n trafficNode) traced(src netip.Addr, dst netip.AddrPort, proto nfttest.Proto, send func()) (
-	trace nftrace.Trace, none error,
-) {
+// traced traces the packet that a function sends, within a time.
+func (n trafficNode) traced(
+	src netip.Addr, dst netip.AddrPort, proto nfttest.Proto, within time.Duration, send func(),
+) (trace nftrace.Trace, none error) {
 	n.t.Helper()
 	query := nftrace.Query{From: src, To: dst, Protocol: conntrack.ParseProtocol(string(proto))}
 	ctx, cancel := context.WithCancel(n.t.Context())
@@ -284,8 +291,7 @@ func (n trafficNode) traced(src netip.Addr, dst netip.AddrPort, proto nfttest.Pr
 		go func() {
 			defer close(sent)
 			send()
-			// A packet that a device drops is met by no chain. What others meet is told at once.
-			time.AfterFunc(nfttest.Patient(time.Second/8), cancel)
+			time.AfterFunc(nfttest.Patient(within), cancel)
 		}()
 	}
 	none = n.Do(func() (err error) {
