@@ -210,9 +210,8 @@ func TestAPortWithoutAConnectionIsAnsweredByItsBlock(t *testing.T) {
 				n.open(nfttest.UDP, "10.9.0.9:53") // the node knows its pod
 			}
 			n.swap(tt.config)
-			got := n.run(append(strings.Fields("connections -o json --config "+n.path), strings.Fields(tt.args)...)...)
 			var c answer.Connections
-			n.check(json.Unmarshal([]byte(got.stdout), &c))
+			got := n.here(&c, append([]string{"connections", "--config", n.path}, strings.Fields(tt.args)...)...)
 			var said, pods []string
 			for _, p := range slices.Concat(c.Errors, c.Warnings, c.Notes) {
 				said = append(said, p.ID)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -315,13 +314,11 @@ func (l *lab) traces(t *testing.T, at string, flow nfttest.Flow) (s nfttest.Sigh
 		close(done)
 	}
 	var got nftrace.Trace
-	l.check(l.top.Node.Do(func() (failure error) {
-		failure = nftrace.ErrRunning
-		// A program that is being started keeps the lock of the trace before open.
-		for errors.Is(failure, nftrace.ErrRunning) && ctx.Err() == nil {
+	l.check(l.top.Node.Do(func() error {
+		return nfttest.While(ctx, nftrace.ErrRunning, func() (failure error) {
 			got, failure = nftrace.Run(ctx, nftrace.Query{From: flow.Src.Addr(), To: flow.Dst}, func() { go send() })
-		}
-		return failure
+			return failure
+		})
 	}))
 	<-done
 	translated := got.Outcome == nftrace.Translated

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -194,9 +193,8 @@ func TestCleanupRemovesWhatItIsAskedFor(t *testing.T) {
 		n.check(err)
 		nfttest.Run(t, n.NS, "", "iptables-nft", "-t", "nat", "-N", "IP-MASQ")
 		for _, dryRun := range []bool{true, false} {
-			got := n.run("cleanup", tt.flag, fmt.Sprintf("--dry-run=%t", dryRun), "-o", "json")
 			var answered cleanupAnswer
-			n.check(json.Unmarshal([]byte(got.stdout), &answered))
+			got := n.here(&answered, "cleanup", tt.flag, fmt.Sprintf("--dry-run=%t", dryRun))
 			if got.code != exitDone || answered.DryRun != dryRun || !slices.Equal(answered.Removed, tt.removed) {
 				t.Errorf("%s: %+v", tt.flag, got)
 			}
@@ -243,9 +241,8 @@ func TestDiffWithoutAFileIsAboutTheDefaults(t *testing.T) {
 	t.Parallel()
 	n := &faultyNode{trafficNode: newTrafficNode(t)}
 	defer n.standIn(nil)()
-	got := n.run("diff", "-o", "json")
 	var d answer.Diff
-	n.check(json.Unmarshal([]byte(got.stdout), &d))
+	got := n.here(&d, "diff")
 	want := "There is no config at " + n.path + ": the built-in defaults apply."
 	if got.code != exitDone || !d.Before.Accepted || len(d.Notes) == 0 || d.Notes[0].Msg != want {
 		t.Errorf("%+v, want %q", got, want)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -66,12 +65,13 @@ func (s situation) of(word string) (all []string) {
 }
 
 // here runs a command in this process, in the node's namespace, and reads its answer.
-func (n trafficNode) here(answer any, args ...string) {
+func (n *testNode) here(answer any, args ...string) result {
 	n.t.Helper()
 	got := n.run(append(slices.Clip(args), "-o", "json")...)
 	if err := json.Unmarshal([]byte(got.stdout), answer); err != nil {
 		n.t.Fatalf("%+v: %v", got, err)
 	}
+	return got
 }
 
 // explained runs explain on the node, and returns its answer and its text.
@@ -294,14 +294,11 @@ func (n trafficNode) traced(
 			time.AfterFunc(nfttest.Patient(within), cancel)
 		}()
 	}
-	none = n.Do(func() (err error) {
-		trace, err = nftrace.Run(ctx, query, ready)
-		for errors.Is(err, nftrace.ErrRunning) && ctx.Err() == nil {
-			// A program that is just being started keeps the lock of the trace before open.
-			runtime.Gosched()
+	none = n.Do(func() error {
+		return nfttest.While(ctx, nftrace.ErrRunning, func() (err error) {
 			trace, err = nftrace.Run(ctx, query, ready)
-		}
-		return err
+			return err
+		})
 	})
 	if none != nil && !errors.Is(none, nftrace.ErrNoPacket) {
 		n.t.Fatal(none)

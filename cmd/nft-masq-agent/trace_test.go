@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"encoding/json"
 	"io"
 	"net/netip"
 	"os"
@@ -224,9 +223,8 @@ func TestATraceSaysWhyThereIsNone(t *testing.T) {
 		}
 	}
 	startTrace(t, n, "10.9.0.9", "--trace", "10m")
-	got := n.run("explain", "10.9.0.9", "--trace", "-o", "json")
 	var answer struct{ Errors []struct{ Message string } }
-	n.check(json.Unmarshal([]byte(got.stdout), &answer))
+	got := n.here(&answer, "explain", "10.9.0.9", "--trace")
 	const want = "another trace is running on this node"
 	if len(answer.Errors) != 1 || answer.Errors[0].Message != want || got.code != exitFailed {
 		t.Errorf("a second trace: %+v", got)

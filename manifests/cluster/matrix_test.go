@@ -198,7 +198,7 @@ func TestFarEndSeesWhatExplainPredicts(t *testing.T) {
 		for _, mode := range []string{"nftables", "iptables-nft"} {
 			// The other policies are errors in mode iptables-nft.
 			w.apply(map[string]string{"nftables": policies[0].config, "iptables-nft": exemptCIDRs}[mode])
-			// A new agent does not know whether they are older than its policy.
+			// A new agent does not know whether connections are older than its policy.
 			w.forgetPod(w.nodes[0], "near")
 			w.install(mode)
 			for _, p := range policies {

@@ -28,12 +28,10 @@ func trace(t *testing.T, top *nfttest.Topology, q nftrace.Query, send func()) (n
 	var sending sync.WaitGroup
 	defer sending.Wait() // for nothing if it failed before
 	err := top.Node.Do(func() error {
-		err := nftrace.ErrRunning
-		// A program that is being started keeps the lock of the trace before open.
-		for errors.Is(err, nftrace.ErrRunning) && ctx.Err() == nil {
+		return nfttest.While(ctx, nftrace.ErrRunning, func() (err error) {
 			traced, err = nftrace.Run(ctx, q, func() { sending.Go(send) })
-		}
-		return err
+			return err
+		})
 	})
 	return traced, err
 }

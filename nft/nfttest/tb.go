@@ -1,6 +1,8 @@
 package nfttest
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"os"
 	"regexp"
@@ -47,6 +49,17 @@ func Patient(d time.Duration) time.Duration {
 	const busy = 8
 	slow, _ := strconv.Atoi(os.Getenv("SLOW"))
 	return time.Duration(max(slow, 1)*busy) * d
+}
+
+// While repeats a task while it fails with an error that passes, until the context ends. A program that is being started
+// keeps what this process has had open, such as the lock of a trace, for a moment.
+func While(ctx context.Context, passing error, do func() error) error {
+	err := do()
+	for errors.Is(err, passing) && ctx.Err() == nil {
+		runtime.Gosched()
+		err = do()
+	}
+	return err
 }
 
 // Until waits for something that no event tells.
