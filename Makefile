@@ -107,8 +107,13 @@ lint: ## develop: Check formatting and run the linters
 	$(ACTIONLINT) -shellcheck=
 
 .PHONY: vuln
-vuln: ## develop: Check for known vulnerabilities (needs the vulnerability database)
-	$(GOVULNCHECK) ./...
+vuln: $(VULNDB) ## develop: Check for known vulnerabilities (VULNDB=bin/vulndb takes the database from a Go module)
+	$(GOVULNCHECK) $(VULNDB:%=-db 'file://$(CURDIR)/%') -tags $(TAGS) ./cmd/nft-masq-agent
+
+VULNMODULE = golang.org/x/vulndb
+bin/vulndb:
+	go mod download $(VULNMODULE)@latest
+	go run $(VULNMODULE)/cmd/indexdb@latest -vulns "$$(go list -m -f '{{.Dir}}' $(VULNMODULE)@latest)/data/osv" -out $@
 
 .PHONY: golden
 golden: deps ## develop: Regenerate golden files (review the diff)
