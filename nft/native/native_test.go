@@ -52,7 +52,7 @@ func listing(t testing.TB, n *modes.Node) string {
 }
 
 // Whatever the table had before, it has each case then, as nft writes it: the same text, and
-// no byte of a rule differs.
+// no byte of a rule differs. What nft lists of it can be loaded again.
 func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 	t.Parallel()
 	nfttest.Require(t, "nft")
@@ -76,8 +76,16 @@ func TestEachCaseIsWrittenOverTheOneBefore(t *testing.T) {
 		if found := n.Apply(t, want, nft.Contents); len(found) == 0 {
 			t.Errorf("%s: there were no differences", c.Name)
 		}
-		if diff := cmp.Diff(listing(t, theirs), listing(t, n)); diff != "" {
+		written := listing(t, n)
+		if diff := cmp.Diff(listing(t, theirs), written); diff != "" {
 			t.Errorf("%s: listing (-nft +ours):\n%s", c.Name, diff)
+		}
+		theirs.Load(t, "flush ruleset\n"+nfttest.ListRuleset(t, n.NS))
+		if diff := cmp.Diff(written, listing(t, theirs)); diff != "" {
+			t.Errorf("%s: listing (-ours +loaded again):\n%s", c.Name, diff)
+		}
+		if diffs := modes.Texts(theirs.Read(t, want, nft.Contents)); len(diffs) > 0 {
+			t.Errorf("%s: of what was loaded again differs %q", c.Name, diffs)
 		}
 	}
 }
