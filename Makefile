@@ -111,7 +111,7 @@ vuln: $(VULNDB) ## develop: Check for known vulnerabilities (VULNDB=bin/vulndb t
 	$(GOVULNCHECK) $(VULNDB:%=-db 'file://$(CURDIR)/%') -tags $(TAGS) ./cmd/nft-masq-agent
 
 VULNMODULE = golang.org/x/vulndb
-bin/vulndb:
+bin/vulndb: FORCE
 	go mod download $(VULNMODULE)@latest
 	go run $(VULNMODULE)/cmd/indexdb@latest -vulns "$$(go list -m -f '{{.Dir}}' $(VULNMODULE)@latest)/data/osv" -out $@
 

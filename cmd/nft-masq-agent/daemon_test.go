@@ -311,10 +311,19 @@ func (d *daemon) signal(s unix.Signal) {
 	}
 }
 
-// stop stops the agent like a rolling update.
+// stop stops the agent like a rolling update. It says so in one line.
 func (d *daemon) stop() {
 	d.t.Helper()
 	d.check(d.Stop())
+	var ends []agent.Line
+	for _, line := range d.Untaken() {
+		if line.Event() == "exiting" {
+			ends = append(ends, line)
+		}
+	}
+	if len(ends) != 1 || ends[0].Text("msg") != "exiting; the rules stay" {
+		d.t.Errorf("at its end the agent logs %v", ends)
+	}
 }
 
 // await takes the first log line with one of the events that has not been taken.
