@@ -221,9 +221,10 @@ func TestChangedEntriesOfSNATRulesAreNamedByTheirPlaces(t *testing.T) {
 	}
 }
 
-// What has changed is found at less cost than a policy has, however long the lists are: until then the loop of the agent
-// does nothing else.
-func TestAdditionsCostLessThanThePolicy(t *testing.T) {
+// What has changed is found at about the cost of a policy, however long the lists are: until then the loop of the agent
+// does nothing else. To look for each entry in the whole list costs a hundred times as much, and a collection of
+// garbage at most as much again.
+func TestAdditionsCostNoMoreThanAFewPolicies(t *testing.T) {
 	t.Parallel()
 	const entries, long = 64, 1850
 	with := func(changed byte) config.Config {
@@ -252,7 +253,7 @@ func TestAdditionsCostLessThanThePolicy(t *testing.T) {
 	compared := nfttest.ThreadTime()
 	want := nft.Entries{First: []string{"nonMasqueradeCIDRs: 99.2.0.0/24", "snatRules: entry 64"}, Count: 2}
 	nfttest.Same(t, "added (-want +got)", want, found)
-	if compared-compiled > compiled-begun {
+	if compared-compiled > 5*(compiled-begun) {
 		t.Errorf("the comparison cost %s, and the policy %s", compared-compiled, compiled-begun)
 	}
 }
