@@ -12,6 +12,12 @@ soak: deps ## test: Attack config, rules, log and port of an agent at random for
 test-kernels: ## test: Run the tests and stress on other kernels in qemu (KERNELS='5.10 6.1 6.12 6.18 7.2')
 	.ci/test-kernels 'tests stress' $(or $(KERNELS),5.10 6.1 6.12 6.18 7.2)
 
+# Not each kernel has ip_vs; this one has.
+.PHONY: test-ipvs
+test-ipvs: ## test: Trace connections through kube-proxy in mode ipvs, in qemu
+	$(call need,ipset:ipset openssl:openssl)
+	.ci/test-ipvs 6.12
+
 # 0.9.8, 1.0.6, 1.1.3, and the newest.
 .PHONY: test-nft
 test-nft: export REQUIRE_KERNEL = 1

@@ -50,7 +50,7 @@ var tracedRows = []traced{
 var masqueradesOf = map[string]string{"nftables": "kube-proxy masquerading", "iptables": "nat KUBE-POSTROUTING"}
 
 // What traces say, and which destinations are said not to answer, is what the far end saw. The mode ipvs of kube-proxy
-// is not among them: it needs a kernel with ip_vs.
+// is not among them: it needs a kernel with ip_vs, as make test-ipvs has.
 func TestTracesAndSilenceAreWhatTheFarEndSaw(t *testing.T) {
 	w := newCluster(t)
 	w.serveOutside()
