@@ -15,8 +15,8 @@ test-kernels: ## test: Run the tests and stress on other kernels in qemu (KERNEL
 # Not each kernel has ip_vs; this one has.
 .PHONY: test-ipvs
 test-ipvs: ## test: Trace connections through kube-proxy in mode ipvs, in qemu
-	$(call need,ipset:ipset openssl:openssl)
-	.ci/test-ipvs 6.12
+	$(call need,openssl:openssl)
+	.ci/test-kernels ipvs 6.12
 
 # 0.9.8, 1.0.6, 1.1.3, and the newest.
 .PHONY: test-nft
